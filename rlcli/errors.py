@@ -1,0 +1,58 @@
+"""What a user can cause, each with its mend. Broken invariants are `assert`s, not these."""
+
+from __future__ import annotations
+
+
+class RlcliError(Exception):
+    """A failure that the user can mend: printed as one line, without a traceback, with exit code 2.
+
+    `message` names the field, file or row and its value; `mend` says what to do about it.
+
+    >>> print(RlcliError("data: no such folder 'gsm8k'", "make it with: rlcli prep gsm8k"))
+    data: no such folder 'gsm8k'; make it with: rlcli prep gsm8k
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, mend: str = "") -> None:
+        self.message = message
+        self.mend = mend
+        super().__init__(f"{message}; {mend}" if mend else message)
+
+    def __reduce__(self) -> tuple[type[RlcliError], tuple[str, str]]:
+        # Errors cross process boundaries (Ray, the scoring pool); the default would lose `mend`.
+        return type(self), (self.message, self.mend)
+
+
+class ConfigError(RlcliError):
+    """A key that is unknown, out of bounds, or at odds with another."""
+
+
+class DataError(RlcliError):
+    """A dataset, file, column or row that cannot be used."""
+
+
+class ModelError(RlcliError):
+    """A model folder, tokenizer or chat template that cannot be used."""
+
+
+class SetupError(RlcliError):
+    """The machine lacks something: an extra, a GPU, disk, /dev/shm, a port."""
+
+
+class UnknownName(RlcliError):
+    """A name that no registry entry bears."""
+
+
+class VerifierError(RlcliError):
+    """A verifier that cannot be loaded, or that fails too often to train on."""
+
+
+class EndpointError(RlcliError):
+    """A served model that cannot be reached or answers out of protocol."""
+
+
+class RunFailed(RlcliError):
+    """A run that had started and had to stop: a worker died, the canary fell silent. Exit code 1."""
+
+    exit_code = 1

@@ -1,0 +1,104 @@
+"""The one lazy registry: built-ins and plugins come through the same door, Python entry points."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar, cast
+
+from rlcli.errors import RlcliError, UnknownName
+
+T = TypeVar("T")
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """A «did you mean» for an unknown name, or the list of what there is.
+
+    >>> near("gsm9k", ["gsm8k", "math"])
+    'did you mean gsm8k?'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    return f"there is: {', '.join(known) or 'none'}"
+
+
+class Registry(Generic[T]):
+    """Names of one kind, each loaded when it is first asked for.
+
+    `kind` is the word that errors use; `group` is the entry-point group that packages publish under. A package adds an
+    entry with, in its pyproject.toml:
+
+        [project.entry-points."rlcli.verifiers"]
+        chess = "my_package.chess:verify"
+
+    >>> colours: Registry[str] = Registry("colour", "example.colours")
+    >>> colours.add("upper", "string:ascii_uppercase")
+    >>> colours.get("upper")[:3]
+    'ABC'
+    >>> colours.get("uper")
+    Traceback (most recent call last):
+    rlcli.errors.UnknownName: no colour is called 'uper'; did you mean upper?
+    """
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self.group = group
+        self._added: dict[str, T | str] = {}
+        self._published: dict[str, EntryPoint] | None = None
+
+    def add(self, name: str, target: T | str) -> None:
+        """Register `target`, an object or a lazy `"module:attribute"`. A name can be taken once."""
+        if name in self._added or name in self._entry_points():
+            raise RlcliError(f"the {self.kind} '{name}' is registered twice", "give one of them another name")
+        self._added[name] = target
+
+    def names(self) -> list[str]:
+        """All names, sorted. Loads nothing."""
+        return sorted({*self._added, *self._entry_points()})
+
+    def origin(self, name: str) -> str:
+        """The distribution that published `name` (`rlcli 0.1.0`), or `local`."""
+        entry = self._entry_points().get(name)
+        return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else "local"
+
+    def get(self, name: str) -> T:
+        """The entry called `name`, loaded now if it was not yet.
+
+        Raises `UnknownName` with the near names, or `RlcliError` when a plugin fails to import.
+        """
+        if name in self._added:
+            target = self._added[name]
+            if isinstance(target, str):
+                module, _, attribute = target.partition(":")
+                target = cast(T, getattr(import_module(module), attribute))
+                self._added[name] = target
+            return target
+        entry = self._entry_points().get(name)
+        if entry is None:
+            raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
+        try:
+            return cast(T, entry.load())
+        except Exception as error:
+            raise RlcliError(
+                f"the {self.kind} '{name}' ({self.origin(name)}, {entry.value}) does not load: {error!r}",
+                "reinstall or remove that package",
+            ) from error
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        if self._published is None:
+            found: dict[str, EntryPoint] = {}
+            for entry in entry_points(group=self.group):
+                other = found.get(entry.name)
+                # An editable install can list the same entry twice; two different targets are a clash.
+                if other is not None and other.value != entry.value:
+                    raise RlcliError(
+                        f"the {self.kind} '{entry.name}' is published twice: {other.value} and {entry.value}",
+                        "uninstall one of the two packages",
+                    )
+                found[entry.name] = entry
+            self._published = found
+        return self._published

@@ -1,0 +1,142 @@
+"""What flows through a run. Nothing here imports more than the standard library.
+
+A parquet row becomes a `Prompt`; each of its responses becomes a `Sample` whose tokens stay where they were generated;
+a verifier turns a `VerifyRequest` into a `Verdict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+Message = Mapping[str, str]
+"""One chat message: `{"role": "user", "content": "What is 2+2?"}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of a dataset.
+
+    >>> Prompt(
+    ...     id="openai/gsm8k:train:0",
+    ...     messages=({"role": "user", "content": "What is 2+2?"},),
+    ...     data_source="openai/gsm8k",
+    ...     ability="math",
+    ...     verifier="gsm8k",
+    ...     ground_truth="4",
+    ... ).messages[0]["content"]
+    'What is 2+2?'
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    data_source: str
+    ability: str
+    verifier: str
+    ground_truth: str
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Outcome(StrEnum):
+    """How a verification ended. Only `TIMEOUT` and `CRASH` are the verifier's own failures."""
+
+    OK = "ok"
+    """The answer was found and is right."""
+    WRONG = "wrong"
+    """The answer was found and is not right."""
+    NO_ANSWER = "no_answer"
+    """The response holds no answer in the form that the verifier reads."""
+    TIMEOUT = "timeout"
+    """The verifier ran past its deadline and was killed."""
+    CRASH = "crash"
+    """The verifier raised or its process died."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """What a verifier is given: one response and what its row says."""
+
+    completion: str
+    ground_truth: str
+    prompt: tuple[Message, ...] = ()
+    data_source: str = ""
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier says of one response.
+
+    score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the score,
+    each a metric of its own. detail: why, for a reader (of a crash, the exception). latency_s: seconds it took, filled in
+    by the scoring pool.
+
+    >>> Verdict(score=1.0, outcome=Outcome.OK, answer="42").outcome.value
+    'ok'
+    """
+
+    score: float
+    outcome: Outcome
+    answer: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+    latency_s: float = 0.0
+
+
+class Verifier(Protocol):
+    """A function from a request to a verdict; the entry-point group `rlcli.verifiers` publishes it by name.
+
+    It runs in a process of its own that is killed at a deadline: it may be slow, hang or crash without hurting the run.
+    It never executes or evaluates the model's text.
+
+        def verify(request: VerifyRequest) -> Verdict:
+            right = request.completion.strip() == request.ground_truth
+            return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=request.completion)
+    """
+
+    def __call__(self, request: VerifyRequest, /) -> Verdict: ...
+
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response, without its tokens: those are row `row` of shard `shard`.
+
+    prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens, response_tokens:
+    counts, the end-of-text token included. version: how many weight syncs the engine had seen when it generated this.
+    """
+
+    prompt: int
+    sample: int
+    shard: int
+    row: int
+    prompt_tokens: int
+    response_tokens: int
+    finish_reason: FinishReason
+    verdict: Verdict
+    version: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.response_tokens
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A dataset's way into parquet; the entry-point group `rlcli.data_prep` publishes it by name.
+
+    rows: a function from `ConvertOptions` to the rows of each split (`{"train": [...], "test": [...]}`, iterables of
+    dicts in the parquet schema of `rlcli.data.schema`). options: what `rlcli prep NAME` accepts besides the common
+    flags, name → help text.
+    """
+
+    name: str
+    summary: str
+    source: str
+    verifier: str
+    rows: Callable[[Any], Mapping[str, Any]]
+    options: Mapping[str, str] = field(default_factory=dict)
