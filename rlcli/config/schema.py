@@ -15,15 +15,19 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class Model(Section):
     path: str = Field("", description="Folder or hub id of the model to train.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs. Master weights are float32."
+        "auto",
+        description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs. "
+        "Master weights are float32.",
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass to save memory.")
+    gradient_checkpointing: bool = Field(
+        False, description="Recompute activations in the backward pass to save memory."
+    )
 
 
 class Data(Section):
@@ -36,14 +40,24 @@ class Rollout(Section):
     prompts_per_step: Positive = Field(32, description="Prompts (groups) drawn in one step.")
     samples_per_prompt: Positive = Field(8, description="Responses generated for each prompt.")
     max_response_tokens: Positive = Field(1024, description="Longest response.")
-    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(1.0, description="Sampling temperature; log-probs are taken at it.")
+    temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
+        1.0, description="Sampling temperature; log-probs are taken at it."
+    )
     tensor_parallel: Positive = Field(1, description="Workers that share one vLLM engine.")
     max_concurrent: Positive = Field(256, description="Responses that one engine generates at once.")
-    gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(0.5, description="Share of a GPU's memory that vLLM may take while it generates.")
-    kv_cache_mb: Positive | None = Field(None, description="KV cache of one engine in MiB; unset: by gpu_memory_utilization on GPUs, sized to the workload on CPUs.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        0.5, description="Share of a GPU's memory that vLLM may take while it generates."
+    )
+    kv_cache_mb: Positive | None = Field(
+        None,
+        description="KV cache of one engine in MiB; unset: by gpu_memory_utilization on GPUs, sized to the "
+        "workload on CPUs.",
+    )
     enforce_eager: bool = Field(False, description="No CUDA graphs in vLLM (they are never used on CPUs).")
     canary_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
-        None, description="Largest allowed |engine − trainer| log-prob on the probe after a weight sync; unset: 0.001 in float32, 0.3 in bfloat16."
+        None,
+        description="Largest allowed |engine − trainer| log-prob on the probe after a weight sync; "
+        "unset: 0.001 in float32, 0.3 in bfloat16.",
     )
 
 
@@ -52,8 +66,12 @@ class Algorithm(Section):
     loss: str = Field("ppo", description="The policy loss.")
     clip_low: Fraction = Field(0.2, description="Lower clip of the ratio: 1 − clip_low.")
     clip_high: Annotated[float, Field(ge=0.0)] = Field(0.2, description="Upper clip of the ratio: 1 + clip_high.")
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(None, description="Bound of the loss where the advantage is negative (dual-clip PPO); unset: none.")
-    kl_coef: Annotated[float, Field(ge=0.0)] = Field(0.0, description="β, the weight of the KL to the reference model in the loss; 0 loads no reference.")
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
+        None, description="Bound of the loss where the advantage is negative (dual-clip PPO); unset: none."
+    )
+    kl_coef: Annotated[float, Field(ge=0.0)] = Field(
+        0.0, description="β, the weight of the KL to the reference model in the loss; 0 loads no reference."
+    )
     kl_estimator: str = Field("k3", description="How that KL is estimated.")
     aggregation: str = Field("token-mean", description="How token losses become one number.")
 
@@ -64,13 +82,15 @@ class Train(Section):
     minibatches: Positive = Field(1, description="Optimizer updates in one step.")
     tokens_per_microbatch: Positive = Field(8192, description="Most tokens that one worker forwards at once.")
     lr: Annotated[float, Field(gt=0.0)] = Field(1e-6, description="Peak learning rate (AdamW).")
-    beta1: Fraction = Field(0.9, description="AdamW β1.")
-    beta2: Fraction = Field(0.999, description="AdamW β2.")
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="AdamW β1.")
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.999, description="AdamW β2.")
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="AdamW weight decay.")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps over which the learning rate rises from 0.")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Learning rate after warm-up.")
     min_lr_fraction: Fraction = Field(0.0, description="Where linear and cosine end, as a share of lr.")
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(1.0, description="Gradients are clipped to this global norm.")
+    max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
+        1.0, description="Gradients are clipped to this global norm."
+    )
 
 
 class Lora(Section):
@@ -80,16 +100,28 @@ class Lora(Section):
 
 
 class VerifierSection(Section):
-    name: str = Field("auto", description="Verifier of every row; auto: the one that the row names (reward_model.style).")
-    deadline_s: Annotated[float, Field(gt=0.0)] = Field(5.0, description="Seconds after which a verification is killed.")
-    processes: Annotated[int, Field(ge=0)] = Field(0, description="Scoring processes of each worker; 0: by the number of CPU cores.")
-    max_crash_rate: Fraction = Field(0.1, description="The run stops when a larger share of a step's verifications crash or time out.")
+    name: str = Field(
+        "auto", description="Verifier of every row; auto: the one that the row names (reward_model.style)."
+    )
+    deadline_s: Annotated[float, Field(gt=0.0)] = Field(
+        5.0, description="Seconds after which a verification is killed."
+    )
+    processes: Annotated[int, Field(ge=0)] = Field(
+        0, description="Scoring processes of each worker; 0: by the number of CPU cores."
+    )
+    max_crash_rate: Fraction = Field(
+        0.1, description="The run stops when a larger share of a step's verifications crash or time out."
+    )
 
 
 class Cluster(Section):
     workers: Positive = Field(1, description="Worker processes, one a device; they form one process group.")
-    address: str = Field("", description="Address of a running Ray cluster; unset: RAY_ADDRESS, else a local one for this run.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where workers run; auto: GPUs where there are any.")
+    address: str = Field(
+        "", description="Address of a running Ray cluster; unset: RAY_ADDRESS, else a local one for this run."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where workers run; auto: GPUs where there are any."
+    )
 
 
 class Checkpoint(Section):
@@ -99,7 +131,9 @@ class Checkpoint(Section):
 
 class Evaluation(Section):
     data: str = Field("", description="A parquet file, or a folder with test.parquet; unset: no evaluation.")
-    every: Annotated[int, Field(ge=0)] = Field(0, description="Steps between evaluations; 0: only before the first step and after the last.")
+    every: Annotated[int, Field(ge=0)] = Field(
+        0, description="Steps between evaluations; 0: only before the first step and after the last."
+    )
     samples: Positive = Field(1, description="Responses per prompt.")
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(0.0, description="Sampling temperature; 0 is greedy.")
     max_prompts: Annotated[int, Field(ge=0)] = Field(0, description="Evaluate the first N prompts only; 0: all.")
@@ -137,11 +171,13 @@ class RunConfig(Section):
             ),
             (
                 r.prompts_per_step % t.minibatches == 0,
-                f"train.minibatches = {t.minibatches} does not divide rollout.prompts_per_step = {r.prompts_per_step}",
+                f"train.minibatches = {t.minibatches} does not divide rollout.prompts_per_step = {r.prompts_per_step}; "
+                "give a divisor of it",
             ),
             (
                 c.workers % r.tensor_parallel == 0,
-                f"rollout.tensor_parallel = {r.tensor_parallel} does not divide cluster.workers = {c.workers}",
+                f"rollout.tensor_parallel = {r.tensor_parallel} does not divide cluster.workers = {c.workers}; "
+                "give a divisor of it",
             ),
             (
                 t.tokens_per_microbatch >= longest,
@@ -150,7 +186,7 @@ class RunConfig(Section):
             ),
             (
                 t.warmup_steps <= t.steps,
-                f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}",
+                f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; lower the one or raise the other",
             ),
         ]
         broken = [message for holds, message in rules if not holds]
