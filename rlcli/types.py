@@ -6,7 +6,7 @@ a verifier turns a `VerifyRequest` into a `Verdict`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -125,18 +125,48 @@ class Sample:
         return self.prompt_tokens + self.response_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What `rlcli prep NAME` was given; None where a flag was not, and the converter's own default holds.
+
+    source: a local folder or file to read in place of the hub. difficulty, seed: of generated problems. count,
+    test_count: rows of the train and of the test split.
+    """
+
+    source: str | None = None
+    difficulty: int | None = None
+    seed: int | None = None
+    count: int | None = None
+    test_count: int | None = None
+
+
 @dataclass(frozen=True)
 class Converter:
     """A dataset's way into parquet; the entry-point group `rlcli.data_prep` publishes it by name.
 
-    rows: a function from `ConvertOptions` to the rows of each split (`{"train": [...], "test": [...]}`, iterables of
-    dicts in the parquet schema of `rlcli.data.schema`). options: what `rlcli prep NAME` accepts besides the common
-    flags, name → help text.
+    summary: one line for `rlcli prep list`. source: where the rows come from (a hub id, or "generated"). verifier: the
+    one that scores them. convert: the rows of each split, as prompts in order; it raises `DataError` for a source that it
+    cannot read and `ConfigError` for an option out of bounds. options: which fields of `ConvertOptions` it reads, name →
+    help; `rlcli prep` refuses the others.
+
+        def capitals(options: ConvertOptions) -> dict[str, list[Prompt]]:
+            row = Prompt(
+                id="capitals:train:0",
+                messages=({"role": "user", "content": "The capital of France?"},),
+                data_source="capitals",
+                ability="geography",
+                verifier="my_verifier",
+                ground_truth="Paris",
+                extra_info={"split": "train", "index": 0},
+            )
+            return {"train": [row]}
+
+        CONVERTER = Converter("capitals", "Capitals of the world", "generated", "my_verifier", capitals)
     """
 
     name: str
     summary: str
     source: str
     verifier: str
-    rows: Callable[[Any], Mapping[str, Any]]
+    convert: Callable[[ConvertOptions], Mapping[str, Sequence[Prompt]]]
     options: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,79 @@
+"""Which prompts come next: a seeded walk over the dataset that stops and resumes anywhere."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+
+from rlcli.errors import DataError
+
+
+class CursorState(TypedDict):
+    """Where a cursor stands; goes into checkpoints as JSON."""
+
+    count: int
+    seed: int
+    shuffle: bool
+    epoch: int
+    position: int
+
+
+class PromptCursor:
+    """Indexes of `count` prompts, epoch after epoch; each epoch holds every index once, in an order of its own.
+
+    The order is a function of (seed, epoch) alone: no global random state is read or changed.
+
+    >>> cursor = PromptCursor(count=3, seed=0, shuffle=False)
+    >>> cursor.take(4), cursor.take(2)
+    ([0, 1, 2, 0], [1, 2])
+    """
+
+    def __init__(self, count: int, seed: int, shuffle: bool) -> None:
+        assert count > 0, "a cursor over no prompts"
+        self.count = count
+        self.seed = seed
+        self.shuffle = shuffle
+        self._go_to(epoch=0, position=0)
+
+    def take(self, n: int) -> list[int]:
+        """The next `n` indexes; they may straddle epochs."""
+        taken: list[int] = []
+        while len(taken) < n:
+            if self.position == self.count:
+                self._go_to(self.epoch + 1, 0)
+            end = min(self.count, self.position + n - len(taken))
+            taken += self._order[self.position : end].tolist()
+            self.position = end
+        return taken
+
+    def state(self) -> CursorState:
+        """What `restore` needs to go on exactly from here."""
+        return {
+            "count": self.count,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epoch": self.epoch,
+            "position": self.position,
+        }
+
+    @classmethod
+    def restore(cls, state: CursorState, count: int) -> PromptCursor:
+        """The cursor that `state` was taken from, over a dataset of `count` prompts.
+
+        Raises `DataError` when the dataset has another number of prompts than it had.
+        """
+        if state["count"] != count:
+            raise DataError(
+                f"data: the run began on {state['count']} prompts and the dataset now has {count}",
+                "resume with the same data and the same data.max_prompt_tokens",
+            )
+        cursor = cls(count, state["seed"], state["shuffle"])
+        cursor._go_to(state["epoch"], state["position"])
+        return cursor
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        self.epoch = epoch
+        self.position = position
+        order = np.arange(self.count)
+        self._order = np.random.default_rng([self.seed, epoch]).permutation(order) if self.shuffle else order

@@ -1,0 +1,192 @@
+"""From parquet to prompts, and from prompts to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcli.data.schema import unpack_extra_info
+from rlcli.errors import DataError, ModelError
+from rlcli.types import Message, Prompt
+
+REQUIRED = ("data_source", "prompt", "reward_model")
+TOKENIZE_AT_ONCE = 512
+
+
+def read_prompts(path: str | Path, split: str, verifier: str = "auto") -> list[Prompt]:
+    """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl serve as well.
+
+    verifier: "auto" takes the one that each row names (`reward_model.style`); any other name overrides the rows.
+    A prompt's id is `data_source:split:row`, with rows counted from 0.
+    Raises `DataError` that names the file, the column or the row, and the mend.
+    """
+    file = _find(Path(path), split)
+    rows = _read(file)
+    return [_prompt(file, number, row, split, verifier) for number, row in enumerate(rows)]
+
+
+def _find(path: Path, split: str) -> Path:
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise DataError(f"data: no such file or folder: {path}", f"make it with: rlcli prep NAME --out {path}")
+    file = path / f"{split}.parquet"
+    if not file.is_file():
+        there = ", ".join(sorted(other.name for other in path.glob("*.parquet"))) or "no parquet file"
+        raise DataError(
+            f"data: {path} has no {split}.parquet (it has {there})",
+            f"give a parquet file, or make the folder with: rlcli prep NAME --out {path}",
+        )
+    return file
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    mend = "make the file with: rlcli prep NAME (rlcli prep list shows the names)"
+    try:
+        parquet = pyarrow.parquet.ParquetFile(file)
+        columns: list[str] = parquet.schema_arrow.names
+        missing = [name for name in REQUIRED if name not in columns]
+        if missing:
+            raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", mend)
+        wanted = [name for name in (*REQUIRED, "ability", "extra_info") if name in columns]
+        rows: list[dict[str, Any]] = parquet.read(columns=wanted).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"data: {file} cannot be read as parquet: {error!s:.200}", mend) from error
+    if not rows:
+        raise DataError(f"data: {file} has no rows", mend)
+    return rows
+
+
+def _prompt(file: Path, number: int, row: Mapping[str, Any], split: str, verifier: str) -> Prompt:
+    def bad(what: str, mend: str = "mend that row, or make the file again with: rlcli prep NAME") -> DataError:
+        return DataError(f"data: {file}, row {number} (the first is 0): {what}", mend)
+
+    messages = row["prompt"]
+    if not _is_chat(messages):
+        raise bad(f"'prompt' must be a list of messages with role and content as text, and is {messages!r:.120}")
+    reward = row["reward_model"]
+    if not isinstance(reward, dict) or not isinstance(reward.get("ground_truth"), str):
+        raise bad(f"'reward_model' must hold 'ground_truth' as text, and is {reward!r:.120}")
+    source, ability, extra = row["data_source"], row.get("ability") or "", row.get("extra_info")
+    if not isinstance(source, str) or not isinstance(ability, str):
+        raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
+    if extra is not None and not isinstance(extra, dict):
+        raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
+    style = reward.get("style") if verifier == "auto" else verifier
+    if not isinstance(style, str) or _is_verls(style):
+        raise bad(
+            f"'reward_model.style' is {style!r}, which names no verifier",
+            "give one with: --set verifier.name=NAME (rlcli verifiers list shows the names)",
+        )
+    return Prompt(
+        id=f"{source}:{split}:{number}",
+        messages=tuple({"role": message["role"], "content": message["content"]} for message in messages),
+        data_source=source,
+        ability=ability,
+        verifier=style,
+        ground_truth=reward["ground_truth"],
+        extra_info=unpack_extra_info(extra),
+    )
+
+
+def _is_chat(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
+    )
+
+
+def _is_verls(style: str) -> bool:
+    """verl writes how the reward is had (by a rule, by a model), not who gives it."""
+    return style in ("", "rule", "model") or style.startswith("rule-")
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedPrompts:
+    """Prompts and their token ids, with the chat template applied and the assistant's turn opened.
+
+    prompts: those that fit. too_long: how many did not and were left out. flat: int32[sum of lengths], all token ids in
+    a row. offsets: int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]].
+    """
+
+    prompts: tuple[Prompt, ...]
+    too_long: int
+    flat: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def tokenize(
+        cls,
+        prompts: Sequence[Prompt],
+        tokenizer: Any,
+        max_prompt_tokens: int,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> TokenizedPrompts:
+        """Apply the tokenizer's chat template to each prompt, once; `on_progress(done, all)` is called now and then.
+
+        Raises `ModelError` where there is no chat template or it refuses a prompt, and `DataError` when no prompt is
+        short enough.
+        """
+        if not tokenizer.chat_template:
+            raise ModelError(
+                f"the tokenizer of {tokenizer.name_or_path or 'the model'} has no chat template",
+                "use an instruct model, or put a chat_template.jinja into the model's folder",
+            )
+        ids: list[np.ndarray] = []
+        for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
+            texts = [_render(tokenizer, prompt) for prompt in prompts[start : start + TOKENIZE_AT_ONCE]]
+            encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+            ids += [np.asarray(tokens, dtype=np.int32) for tokens in encoded]
+            if on_progress:
+                on_progress(len(ids), len(prompts))
+        kept = [i for i, tokens in enumerate(ids) if len(tokens) <= max_prompt_tokens]
+        if not kept:
+            shortest = min(map(len, ids), default=0)
+            raise DataError(
+                f"data: all {len(ids)} prompts are longer than data.max_prompt_tokens = {max_prompt_tokens} "
+                f"(the shortest has {shortest} tokens)",
+                f"give --set data.max_prompt_tokens={shortest} or more",
+            )
+        return cls(
+            prompts=tuple(prompts[i] for i in kept),
+            too_long=len(ids) - len(kept),
+            flat=np.concatenate([ids[i] for i in kept]),
+            offsets=np.cumsum([0, *(len(ids[i]) for i in kept)], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def tokens(self, i: int) -> np.ndarray:
+        """The token ids of prompt i: int32[length(i)], a view."""
+        return self.flat[self.offsets[i] : self.offsets[i + 1]]
+
+    def length(self, i: int) -> int:
+        return int(self.offsets[i + 1] - self.offsets[i])
+
+
+def _render(tokenizer: Any, prompt: Prompt) -> str:
+    import jinja2
+
+    messages: list[Message] = list(prompt.messages)
+    try:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except jinja2.TemplateError as error:
+        raise ModelError(
+            f"the chat template of {tokenizer.name_or_path or 'the model'} refuses prompt {prompt.id}: {error}",
+            "give the prompt roles that the template knows, or use another model",
+        ) from error
+    return text
