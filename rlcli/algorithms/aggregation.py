@@ -1,0 +1,85 @@
+"""How token terms become one number.
+
+A function here sees one micro-batch but divides by counts of the whole minibatch, over all its micro-batches and ranks.
+So its results add up: summed over any split, value and gradient are those of the one large batch.
+
+Every function takes `values` (float [T], packed response tokens), `sequence` (int64 [T], which sequence of this
+micro-batch each token belongs to), `lengths` (int64 [S], response tokens of those sequences; 0 for an empty response)
+and the minibatch's `Denominators`, and returns a scalar. An empty response counts among the sequences and adds 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlcli.algorithms.named import Named
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What a minibatch holds, over all micro-batches and ranks, samples that need no forward pass included.
+
+    tokens: response tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
+    """
+
+    tokens: int
+    sequences: int
+    max_length: int
+
+
+AggregationFunction = Callable[[Tensor, Tensor, Tensor, Denominators], Tensor]
+
+_aggregation: Named[AggregationFunction] = Named("aggregation")
+get = _aggregation.get
+names = _aggregation.names
+
+
+@_aggregation("token-mean")
+def token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
+    """Σ / tokens: every token weighs the same, so long responses weigh more. DAPO, arXiv 2503.14476.
+
+    >>> from torch import tensor
+    >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
+    >>> token_mean(values, sequence, lengths, Denominators(tokens=3, sequences=2, max_length=4))  # 12 / 3
+    tensor(4.)
+    """
+    return values.sum() / max(denominators.tokens, 1)
+
+
+@_aggregation("seq-mean-token-sum")
+def seq_mean_token_sum(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
+    """Σ / sequences: the policy gradient of the response as one action. REINFORCE; RLOO, arXiv 2402.14740.
+
+    >>> from torch import tensor
+    >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
+    >>> seq_mean_token_sum(values, sequence, lengths, Denominators(tokens=3, sequences=2, max_length=4))  # 12 / 2
+    tensor(6.)
+    """
+    return values.sum() / denominators.sequences
+
+
+@_aggregation("seq-mean-token-mean")
+def seq_mean_token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
+    """Σ_i (Σ_t / length_i) / sequences: every response weighs the same. GRPO, arXiv 2402.03300.
+
+    >>> from torch import tensor
+    >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
+    >>> seq_mean_token_mean(values, sequence, lengths, Denominators(3, 2, max_length=4))  # (4 / 2 + 8 / 1) / 2
+    tensor(5.)
+    """
+    return (values / lengths[sequence]).sum() / denominators.sequences
+
+
+@_aggregation("seq-mean-token-sum-norm")
+def seq_mean_token_sum_norm(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
+    """Σ / (sequences · max_length): a constant in place of the length, so no length bias. Dr. GRPO, arXiv 2503.20783.
+
+    >>> from torch import tensor
+    >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
+    >>> seq_mean_token_sum_norm(values, sequence, lengths, Denominators(3, 2, max_length=4))  # 12 / (2 · 4)
+    tensor(1.5000)
+    """
+    return values.sum() / (denominators.sequences * denominators.max_length)

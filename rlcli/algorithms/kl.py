@@ -1,0 +1,58 @@
+"""Estimates of KL(π ‖ π_ref) from the sampled tokens alone (Schulman, http://joschu.net/blog/kl-approx.html).
+
+Every function takes `log_probs` (float [T], log π, with gradient) and `reference_log_probs` (float [T], log π_ref) and
+returns one estimate a token (float [T]). d = clamp(log π − log π_ref, ±20); beyond the clamp there is no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlcli.algorithms.named import Named
+
+KlFunction = Callable[[Tensor, Tensor], Tensor]
+
+_kl: Named[KlFunction] = Named("KL estimator")
+get = _kl.get
+names = _kl.names
+
+
+@_kl("k1")
+def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """d: unbiased, of high variance. As a term of the loss its expected gradient is 0: it is there to be measured.
+
+    >>> k1(torch.tensor([0.5, -0.5]), torch.zeros(2))
+    tensor([ 0.5000, -0.5000])
+    """
+    return _difference(log_probs, reference_log_probs)
+
+
+@_kl("k2")
+def k2(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """d² / 2: biased, of low variance; its gradient is that of the KL itself where π is the sampling policy.
+
+    >>> k2(torch.tensor([0.5, -0.5]), torch.zeros(2))
+    tensor([0.1250, 0.1250])
+    """
+    return _difference(log_probs, reference_log_probs).square() / 2
+
+
+@_kl("k3")
+def k3(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """e^(−d) − 1 + d, at most 10: unbiased, never negative, of low variance. The one of GRPO, arXiv 2402.03300.
+
+    At d = ln 2 it is 1/2 − 1 + 0.6931, at d = −ln 2 it is 2 − 1 − 0.6931; e^20 is cut at 10:
+
+    >>> k3(torch.tensor([2.0, 0.5, 1e-30]).log(), torch.zeros(3))
+    tensor([ 0.1931,  0.3069, 10.0000])
+    """
+    difference = _difference(log_probs, reference_log_probs)
+    # expm1 keeps the digits that e^(−d) − 1 loses where the two policies all but agree.
+    return (torch.expm1(-difference) + difference).clamp(-10.0, 10.0)
+
+
+def _difference(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    return (log_probs - reference_log_probs).clamp(-20.0, 20.0)

@@ -1,0 +1,265 @@
+"""The parts of an algorithm against plain-Python references written from the papers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcli.algorithms import advantages, aggregation, kl, losses
+from rlcli.algorithms.aggregation import Denominators
+from rlcli.errors import UnknownName
+
+Group = list[float]
+relaxed = settings(deadline=None)  # the first call of a torch operation is slow
+log_probs = st.floats(-60.0, 0.0)
+rewards = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -0.5]), st.floats(-10.0, 10.0))
+
+
+def float64(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+# --- advantages -------------------------------------------------------------------------------------------------------
+
+
+def grpo_reference(group: Group) -> Group:
+    if len(set(group)) == 1:
+        return [0.0] * len(group)
+    # Exact rationals, so that the reference itself does not round.
+    exact = [Fraction(reward) for reward in group]
+    mean, spread = statistics.mean(exact), math.sqrt(statistics.variance(exact))
+    return [float(reward - mean) / (spread + 1e-6) for reward in exact]
+
+
+def dr_grpo_reference(group: Group) -> Group:
+    exact = [Fraction(reward) for reward in group]
+    return [float(reward - sum(exact) / len(exact)) for reward in exact]
+
+
+def rloo_reference(group: Group) -> Group:
+    if len(group) == 1:
+        return [0.0]
+    exact = [Fraction(reward) for reward in group]
+    return [float(reward - (sum(exact) - reward) / (len(exact) - 1)) for reward in exact]
+
+
+REFERENCES: dict[str, Callable[[Group], Group]] = {
+    "grpo": grpo_reference,
+    "dr_grpo": dr_grpo_reference,
+    "rloo": rloo_reference,
+}
+
+
+@st.composite
+def shuffled_groups(draw: st.DrawFn) -> list[tuple[int, float]]:
+    """(group label, reward) of every response, groups interleaved, labels neither sorted nor dense."""
+    labels = draw(st.lists(st.integers(-(2**40), 2**40), unique=True, min_size=1, max_size=5))
+    pairs = [(label, reward) for label in labels for reward in draw(st.lists(rewards, min_size=1, max_size=6))]
+    return draw(st.permutations(pairs))
+
+
+def test_every_advantage_has_a_reference() -> None:
+    assert advantages.names() == sorted(REFERENCES)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@relaxed
+@given(pairs=shuffled_groups())
+def test_advantage_equals_the_reference_for_groups_in_any_order(name: str, pairs: list[tuple[int, float]]) -> None:
+    members: dict[int, Group] = {}
+    for label, reward in pairs:
+        members.setdefault(label, []).append(reward)
+    by_group = {label: iter(REFERENCES[name](group)) for label, group in members.items()}
+    expected = float64([next(by_group[label]) for label, _ in pairs])
+    labels = torch.tensor([label for label, _ in pairs])
+    got = advantages.get(name)(float64([reward for _, reward in pairs]), labels)
+    # Spreads near the 1e-6 of GRPO's denominator magnify rounding by up to a million.
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-8 if name == "grpo" else 1e-12)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@relaxed
+@given(reward=st.floats(-1e6, 1e6), size=st.integers(1, 9), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_equal_rewards_give_advantages_of_exactly_zero(name: str, reward: float, size: int, dtype: torch.dtype) -> None:
+    got = advantages.get(name)(torch.full((size,), reward, dtype=dtype), torch.zeros(size, dtype=torch.int64))
+    assert got.dtype == dtype
+    assert got.tolist() == [0.0] * size
+
+
+# --- policy loss ------------------------------------------------------------------------------------------------------
+
+
+def ppo_reference(
+    new: float, old: float, advantage: float, low: float, high: float, dual: float | None
+) -> tuple[float, bool, bool]:
+    rho = math.exp(min(20.0, max(-20.0, new - old)))
+    if advantage >= 0:
+        clipped_high = advantage > 0 and rho > 1 + high
+        return -advantage * min(rho, 1 + high), False, clipped_high
+    if dual is not None and rho > dual:
+        return -advantage * dual, False, True
+    return -advantage * max(rho, 1 - low), rho < 1 - low, False
+
+
+ppo_tokens = st.lists(
+    st.tuples(log_probs, log_probs | st.none(), st.sampled_from([0.0, 1.0, -1.0]) | st.floats(-5.0, 5.0)), max_size=8
+)
+
+
+@relaxed
+@given(
+    tokens=ppo_tokens,
+    low=st.sampled_from([0.0, 0.2, 0.8]),
+    high=st.sampled_from([0.0, 0.28, 2.0]),
+    dual=st.none() | st.sampled_from([3.5, 10.0]),
+)
+def test_ppo_equals_the_reference(
+    tokens: list[tuple[float, float | None, float]], low: float, high: float, dual: float | None
+) -> None:
+    # An old log-prob of None: the same as the new one, so that ratios of exactly 1 are common.
+    filled = [(new, new if old is None else old, advantage) for new, old, advantage in tokens]
+    new, old, advantage = (float64([token[i] for token in filled]) for i in range(3))
+    term = losses.get("ppo")(new, old, advantage, clip_low=low, clip_high=high, dual_clip=dual)
+    expected = [ppo_reference(*token, low, high, dual) for token in filled]
+    torch.testing.assert_close(term.loss, float64([loss for loss, _, _ in expected]), rtol=1e-12, atol=1e-12)
+    assert term.clipped_low.tolist() == [clipped for _, clipped, _ in expected]
+    assert term.clipped_high.tolist() == [clipped for _, _, clipped in expected]
+
+
+@pytest.mark.parametrize("dual", [None, 3.0])
+def test_ppo_gradient_is_right_and_stops_exactly_at_clipped_tokens(dual: float | None) -> None:
+    ratios = [0.01, 0.5, 0.79, 0.81, 0.999, 1.001, 1.19, 1.21, 2.0, 2.9, 3.1, 50.0]
+    new = float64(ratios * 2).log().requires_grad_()
+    old, advantage = torch.zeros_like(new), float64([1.5] * len(ratios) + [-0.5] * len(ratios))
+
+    def loss(log_probs: Tensor) -> losses.TokenLoss:
+        return losses.ppo(log_probs, old, advantage, dual_clip=dual)
+
+    assert torch.autograd.gradcheck(lambda x: loss(x).loss, new)
+    term = loss(new)
+    (gradient,) = torch.autograd.grad(term.loss.sum(), new)
+    assert (gradient == 0).tolist() == (term.clipped_low | term.clipped_high).tolist()
+
+
+def test_ppo_at_ratio_one_is_the_policy_gradient_even_without_any_clip_range() -> None:
+    new, advantage = float64([-1.0, -2.0, -3.0]).requires_grad_(), float64([1.0, -2.0, 0.0])
+    term = losses.ppo(new, new.detach(), advantage, clip_low=0.0, clip_high=0.0)
+    (gradient,) = torch.autograd.grad(term.loss.sum(), new)
+    assert gradient.tolist() == [-1.0, 2.0, 0.0]
+    assert not (term.clipped_low | term.clipped_high).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ppo_stays_finite_at_extreme_ratios(dtype: torch.dtype) -> None:
+    new = torch.tensor([-1e4, 0.0, -1e4, 0.0], dtype=dtype, requires_grad=True)
+    old = torch.tensor([0.0, -1e4, 0.0, -1e4], dtype=dtype)
+    loss = losses.ppo(new, old, torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=dtype)).loss
+    (gradient,) = torch.autograd.grad(loss.sum(), new)
+    assert torch.isfinite(loss).all()
+    assert gradient.tolist() == [0.0] * 4
+
+
+# --- KL ---------------------------------------------------------------------------------------------------------------
+
+
+def kl_reference(name: str, new: float, reference: float) -> float:
+    d = min(20.0, max(-20.0, new - reference))
+    if name == "k1":
+        return d
+    if name == "k2":
+        return d * d / 2
+    # The series of e^(−d) − 1 + d: no cancellation near 0.
+    value = sum((-d) ** n / math.factorial(n) for n in range(2, 30)) if abs(d) < 1 else math.exp(-d) - 1 + d
+    return min(10.0, max(-10.0, value))
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+@relaxed
+@given(pairs=st.lists(st.tuples(log_probs, log_probs), max_size=8))
+def test_kl_estimate_equals_the_reference(name: str, pairs: list[tuple[float, float]]) -> None:
+    new, reference = (float64([pair[i] for pair in pairs]) for i in range(2))
+    expected = float64([kl_reference(name, *pair) for pair in pairs])
+    torch.testing.assert_close(kl.get(name)(new, reference), expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_kl_gradient_is_right(name: str) -> None:
+    new = float64([-30.0, -19.0, -5.0, -1.0, -0.1, -1e-4]).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: kl.get(name)(x, torch.full_like(x, -0.5)), new)
+
+
+@pytest.mark.parametrize("name", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased_over_a_whole_vocabulary(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    new, reference = (torch.randn(2, 50, dtype=torch.float64, generator=generator) / 2).log_softmax(-1)
+    exact = (new.exp() * (new - reference)).sum()
+    torch.testing.assert_close((new.exp() * kl.get(name)(new, reference)).sum(), exact)
+
+
+# --- aggregation ------------------------------------------------------------------------------------------------------
+
+
+def aggregation_reference(name: str, responses: list[list[float]], longest: int) -> float:
+    if name == "token-mean":
+        tokens = [value for response in responses for value in response]
+        return sum(tokens) / len(tokens)
+    total = 0.0
+    for response in responses:
+        value = math.fsum(response)
+        if name == "seq-mean-token-mean":
+            value = value / len(response) if response else 0.0
+        if name == "seq-mean-token-sum-norm":
+            value /= longest
+        total += value
+    return total / len(responses)
+
+
+@pytest.mark.parametrize("name", aggregation.names())
+@relaxed
+@given(responses=st.lists(st.lists(st.floats(-9, 9), max_size=6), min_size=1, max_size=6), slack=st.integers(0, 9))
+def test_aggregation_equals_the_reference(name: str, responses: list[list[float]], slack: int) -> None:
+    assume(any(responses))
+    lengths = [len(response) for response in responses]
+    longest = max(lengths) + slack
+    got = aggregation.get(name)(
+        float64([value for response in responses for value in response]),
+        torch.tensor([i for i, length in enumerate(lengths) for _ in range(length)], dtype=torch.int64),
+        torch.tensor(lengths),
+        Denominators(tokens=sum(lengths), sequences=len(lengths), max_length=longest),
+    )
+    assert got.shape == ()
+    assert got.item() == pytest.approx(aggregation_reference(name, responses, longest), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", aggregation.names())
+def test_a_minibatch_of_empty_responses_aggregates_to_zero(name: str) -> None:
+    values = torch.zeros(0, requires_grad=True)
+    nothing = torch.zeros(0, dtype=torch.int64)
+    loss = aggregation.get(name)(values, nothing, torch.zeros(3, dtype=torch.int64), Denominators(0, 3, 8))
+    loss.backward()
+    assert loss.item() == 0.0
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong", "near"),
+    [
+        (advantages, "grpoo", "grpo"),
+        (losses, "pp0", "ppo"),
+        (kl, "k33", "k3"),
+        (aggregation, "token_mean", "token-mean"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_near_ones(module: object, wrong: str, near: str) -> None:
+    with pytest.raises(UnknownName, match=f"'{wrong}'.*{near}"):
+        module.get(wrong)  # type: ignore[attr-defined]
