@@ -1,0 +1,270 @@
+"""Responses from a served model that speaks the OpenAI chat protocol (vLLM, SGLang, llama.cpp, a hosted service)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from anyio.from_thread import start_blocking_portal
+
+from rlcli.errors import EndpointError
+from rlcli.registry import near
+from rlcli.types import Message
+
+TRIES = 6
+BACKOFF_S = 0.5
+LONGEST_WAIT_S = 30.0
+CONNECT_S = 10.0
+LISTING_S = 30.0
+PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
+"""HTTP statuses that may pass if asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One response wanted. `key` is the caller's own and comes back with the result; a seed of None sends none.
+
+    >>> request = ChatRequest(key="gsm8k:0/1", messages=[{"role": "user", "content": "2+2?"}], max_tokens=64, seed=1)
+    """
+
+    key: str
+    messages: Sequence[Message]
+    temperature: float = 0.0
+    max_tokens: int = 1024
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResult:
+    """One response.
+
+    finish_reason: as the server says it (`stop`, `length`, …). completion_tokens: None where the server does not count.
+    latency_s: seconds from the request that succeeded to its answer; failed tries and the waits between are left out.
+    """
+
+    key: str
+    text: str
+    finish_reason: str
+    completion_tokens: int | None
+    latency_s: float
+
+
+class ChatClient:
+    """A client of one endpoint for a caller that is not asynchronous.
+
+    base_url: `http://host:8000` or `http://host:8000/v1`. model: unset takes the only one that the endpoint serves.
+    api_key: unset takes OPENAI_API_KEY; it appears in no message. timeout_s: the longest that one response may take.
+    concurrency: requests under way at once.
+
+        for result in ChatClient("http://localhost:8000").generate(requests):
+            print(result.key, result.text)
+
+    Raises `EndpointError` for an address that is none, an endpoint that does not answer, refuses, does not serve the
+    model, or answers out of protocol. An endpoint that keeps failing is an error, never an empty response.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        concurrency: int = 32,
+    ) -> None:
+        self.base_url = _versioned(base_url)
+        self.model = model
+        self.timeout_s = timeout_s
+        self.concurrency = concurrency
+        self._api_key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
+        if not self._api_key.isascii() or not self._api_key.isprintable():
+            raise EndpointError("OPENAI_API_KEY holds characters that no key has", "set it again")
+        self._reached = False
+
+    def generate(self, requests: Iterable[ChatRequest]) -> Iterator[ChatResult]:
+        """The results, each as it finishes, in any order.
+
+        Requests run on a thread of their own, so they go on while the caller works on a result, and `requests` is read
+        there, no further ahead than `concurrency`. Leaving the loop early, or an error, cancels those under way.
+        """
+        results: queue.SimpleQueue[ChatResult | None] = queue.SimpleQueue()
+        with start_blocking_portal(name="rlcli-endpoint") as portal:
+            running: Future[None] = portal.start_task_soon(self._run, iter(requests), results)
+            running.add_done_callback(lambda _: results.put(None))
+            while (result := results.get()) is not None:
+                yield result
+            running.result()
+
+    async def _run(self, requests: Iterator[ChatRequest], results: queue.SimpleQueue[ChatResult | None]) -> None:
+        limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        # `timeout_s` bounds a whole request (see `_send`); httpx would bound each read of it.
+        timeout = httpx.Timeout(None, connect=CONNECT_S)
+
+        async def work(http: httpx.AsyncClient) -> None:
+            for request in requests:
+                results.put(await self._complete(http, request))
+
+        try:
+            async with httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout) as http:
+                if self.model is None:
+                    self.model = await self._only_model(http)
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self.concurrency):
+                        group.create_task(work(http))
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+
+    async def _complete(self, http: httpx.AsyncClient, request: ChatRequest) -> ChatResult:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [dict(message) for message in request.messages],
+            "temperature": request.temperature,
+            "max_tokens": request.max_tokens,
+        }
+        if request.seed is not None:
+            body["seed"] = request.seed
+        answer, latency_s = await self._send(http, "POST", "chat/completions", body)
+        try:
+            choice = answer["choices"][0]
+            text = choice["message"].get("content") or ""
+            usage = answer.get("usage") or {}
+            tokens = usage.get("completion_tokens")
+            reason = choice.get("finish_reason") or "stop"
+            if not isinstance(text, str) or not isinstance(reason, str) or not isinstance(tokens, int | None):
+                raise TypeError
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise self._out_of_protocol("chat/completions", json.dumps(answer)) from None
+        return ChatResult(request.key, text, reason, tokens, latency_s)
+
+    async def _models(self, http: httpx.AsyncClient) -> list[str]:
+        answer, _ = await self._send(http, "GET", "models")
+        try:
+            return [str(model["id"]) for model in answer["data"]]
+        except (KeyError, TypeError):
+            raise self._out_of_protocol("models", json.dumps(answer)) from None
+
+    async def _only_model(self, http: httpx.AsyncClient) -> str:
+        names = await self._models(http)
+        if len(names) != 1:
+            served = self._line(", ".join(names)) or "no model"
+            raise EndpointError(f"endpoint {self.base_url} serves {served}", "name one with --model")
+        return names[0]
+
+    async def _send(
+        self, http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> tuple[Any, float]:
+        """The JSON that the endpoint answers and the seconds it took; what may pass is tried again."""
+        limit_s = min(self.timeout_s, LISTING_S) if method == "GET" else self.timeout_s
+        tries, left = 0, TRIES
+        while True:
+            tries, start = tries + 1, time.monotonic()
+            asked_s = 0.0
+            try:
+                async with asyncio.timeout(limit_s):
+                    response = await http.request(method, f"{self.base_url}/{path}", json=body)
+                if response.status_code == 200:
+                    self._reached = True
+                    return self._json(path, response), time.monotonic() - start
+                if response.status_code not in PASSING:
+                    raise await self._refusal(http, path, response)
+                left -= 1
+                trouble = f"answers {response.status_code} {self._detail(response)}".rstrip()
+                asked_s = _seconds(response.headers.get("retry-after", ""))
+            except TimeoutError:
+                left -= TRIES // 2  # what was too slow once will rarely be faster: one more try
+                trouble = f"gave no answer in {limit_s:g} s"
+            except httpx.RequestError as error:
+                # Where nothing has answered yet, nothing is there: do not keep the user waiting.
+                left = left - 1 if self._reached else 0
+                trouble = f"cannot be reached ({self._line(str(error) or type(error).__name__)})"
+            if left <= 0:
+                times = f" ({tries} tries)" if tries > 1 else ""
+                raise EndpointError(
+                    f"endpoint {self.base_url} {trouble}{times}", "see that the server runs and keeps up"
+                )
+            await asyncio.sleep(_wait_s(tries, asked_s))
+
+    async def _refusal(self, http: httpx.AsyncClient, path: str, response: httpx.Response) -> EndpointError:
+        status, detail = response.status_code, self._detail(response)
+        where = f"endpoint {self.base_url}"
+        if status in (401, 403):
+            had, mend = ("the API key", "check OPENAI_API_KEY") if self._api_key else ("access", "set OPENAI_API_KEY")
+            return EndpointError(f"{where} refuses {had} ({status} {detail})", mend)
+        if status == 404 and path == "chat/completions":
+            try:
+                names = await self._models(http)
+            except EndpointError:
+                return EndpointError(f"{where} has no /{path} (404 {detail})", "give --endpoint up to and with /v1")
+            return EndpointError(
+                f"{where} serves no model '{self._line(str(self.model))}'", self._line(near(str(self.model), names))
+            )
+        mend = "give --endpoint up to and with /v1" if status == 404 else "change the request or the server accordingly"
+        return EndpointError(f"{where} answers {status} to /{path}: {detail}", mend)
+
+    def _json(self, path: str, response: httpx.Response) -> Any:
+        try:
+            return response.json()
+        except ValueError:  # JSON's and Unicode's errors both
+            raise self._out_of_protocol(path, response.text) from None
+
+    def _out_of_protocol(self, path: str, answer: str) -> EndpointError:
+        return EndpointError(
+            f"endpoint {self.base_url} answers /{path} out of protocol: {self._line(answer) or '(nothing)'}",
+            "see that it is an OpenAI-compatible server",
+        )
+
+    def _detail(self, response: httpx.Response) -> str:
+        """What the server says of an error, in the shapes that servers use."""
+        try:
+            answer = response.json()
+            error = answer.get("error", answer)
+            text = error if isinstance(error, str) else error.get("message") or response.text
+        except (ValueError, AttributeError):
+            text = response.text
+        return self._line(str(text))
+
+    def _line(self, text: str) -> str:
+        """Text from the server as one short printable line, without the key should the server repeat it."""
+        if self._api_key:
+            text = text.replace(self._api_key, "…")
+        line = "".join(character if character.isprintable() else " " for character in text)
+        line = " ".join(line.split())
+        return line if len(line) <= 200 else line[:199] + "…"
+
+
+def _versioned(base_url: str) -> str:
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if url.scheme not in ("http", "https") or not url.host:
+        raise EndpointError(f"endpoint '{base_url}' is no address", "give one like http://localhost:8000/v1")
+    if url.userinfo:
+        raise EndpointError("the endpoint's address holds a password", "give the key in OPENAI_API_KEY instead")
+    address = base_url.rstrip("/")
+    return address if url.path.rstrip("/") else f"{address}/v1"
+
+
+def _seconds(retry_after: str) -> float:
+    """A Retry-After header in seconds; its other form, a date, counts as none."""
+    return float(retry_after) if retry_after.isdecimal() else 0.0
+
+
+def _wait_s(tries: int, asked_s: float) -> float:
+    """Seconds before the next try: doubling, or what the server asks for; jittered so that requests spread out."""
+    return min(max(asked_s, BACKOFF_S * 2.0 ** (tries - 1)), LONGEST_WAIT_S) * random.uniform(1.0, 1.25)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Of the failures of a group of tasks, one that tells the cause."""
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
