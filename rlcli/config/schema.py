@@ -186,7 +186,8 @@ class RunConfig(Section):
             ),
             (
                 t.warmup_steps <= t.steps,
-                f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; lower the one or raise the other",
+                f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; "
+                "lower the one or raise the other",
             ),
         ]
         broken = [message for holds, message in rules if not holds]

@@ -1,0 +1,77 @@
+"""Where output goes: results to standard output, progress and messages to standard error."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+# Rich is imported by the functions: a command whose output is JSON or plain text does not pay for it.
+
+
+@cache
+def stdout() -> Console:
+    """The console of results."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+@cache
+def stderr() -> Console:
+    """The console of progress, notes and errors."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def show(result: RenderableType) -> None:
+    """Print a result: a table, or text with rich markup."""
+    stdout().print(result)
+
+
+def plain(text: str) -> None:
+    """Print a result as it is: no markup, no wrapping."""
+    print(text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+    """A table of results. Cells are shown as they are, without markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for index, column in enumerate(columns):
+        # The first column names the row: shortened, it would be of no use.
+        made.add_column(column, no_wrap=index == 0)
+    for row in rows:
+        made.add_row(*(Text(str(cell)) for cell in row))
+    return made
+
+
+def emit_json(result: object) -> None:
+    """Print `result` as JSON: dataclasses and paths too; NaN and infinities, which JSON lacks, become null."""
+    print(json.dumps(_jsonable(result), indent=2, ensure_ascii=False))
+
+
+def _jsonable(value: object) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _jsonable(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value

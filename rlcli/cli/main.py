@@ -1,0 +1,101 @@
+"""The door: parses the command line, runs one command, turns what a user can cause into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from rlcli import __version__
+from rlcli.cli.doctor import doctor
+from rlcli.cli.eval import evaluate
+from rlcli.cli.prep import prep
+from rlcli.cli.quickstart import quickstart
+from rlcli.cli.recipes import app as recipes_app
+from rlcli.cli.tiny_model import tiny_model
+from rlcli.cli.train import train
+from rlcli.cli.verifiers import app as verifiers_app
+from rlcli.errors import RlcliError
+from rlcli.extras import TRAINING, not_installed
+
+TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
+
+EPILOG = """Examples:
+
+  rlcli quickstart                  watch a tiny model learn, on any machine
+  rlcli prep gsm8k                  make a dataset
+  rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k
+  rlcli eval --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k
+"""
+
+app = typer.Typer(
+    name="rlcli",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EPILOG,
+)
+app.command("train", rich_help_panel=TRAIN)(train)
+app.command("eval", rich_help_panel=TRAIN)(evaluate)
+app.command("quickstart", rich_help_panel=TRAIN)(quickstart)
+app.command("prep", rich_help_panel=DATA)(prep)
+app.add_typer(verifiers_app, name="verifiers", rich_help_panel=DATA)
+app.add_typer(recipes_app, name="recipes", rich_help_panel=DATA)
+app.command("doctor", rich_help_panel=MACHINE)(doctor)
+app.command("tiny-model", rich_help_panel=MACHINE)(tiny_model)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"rlcli {__version__}")
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand anywhere on the line.")] = False,
+) -> None:
+    """Train reasoning models by reinforcement learning with verifiable rewards."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0: done. 1: a run failed after it had started, or a defect. 2: something the user can mend, before any work was
+    done. 130: interrupted.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        app([word for word in words if word != "--debug"], prog_name="rlcli")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        mendable = _mendable(error)
+        print("error:", *str(mendable or _defect(error)).split(), file=sys.stderr)
+        return mendable.exit_code if mendable else 1
+    return 0
+
+
+def _mendable(error: Exception) -> RlcliError | None:
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in TRAINING:
+        return not_installed(error.name.partition(".")[0])
+    return error if isinstance(error, RlcliError) else None
+
+
+def _defect(error: Exception) -> str:
+    said = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{said}; run again with --debug for the traceback"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The catalogue of keys, read off the schema: what `rlcli recipes explain` prints and what errors quote."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.errors import ConfigError
+
+UNSET = "unset"
+"""How a recipe or `--set` spells the absence of a value: TOML has no null."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the configuration.
+
+    >>> keys()["rollout.temperature"].rule
+    'a number > 0 and ≤ 10'
+    """
+
+    name: str
+    rule: str
+    """What it accepts, in words."""
+    default: Any
+    description: str
+    kind: str
+    """The JSON type: string, integer, number, boolean or array."""
+    optional: bool
+    """Whether it may be `unset`."""
+
+
+@cache
+def keys() -> dict[str, Key]:
+    """Every key by its dotted name, in the order of the schema."""
+    found: dict[str, Key] = {}
+    for section, field in RunConfig.model_fields.items():
+        section_class = field.annotation
+        assert section_class is not None
+        properties = section_class.model_json_schema()["properties"]
+        for name, schema in properties.items():
+            found[f"{section}.{name}"] = _key(f"{section}.{name}", schema)
+    return found
+
+
+def describe(prefix: str = "") -> list[Key]:
+    """The keys called `prefix` or of the section `prefix`; all of them without one.
+
+    Raises `ConfigError` with the near names when there is none.
+    """
+    found = [key for key in keys().values() if prefix in ("", key.name, key.name.partition(".")[0])]
+    if not found:
+        raise unknown_key(prefix)
+    return found
+
+
+def unknown_key(name: str, origin: str = "") -> ConfigError:
+    """The error for a key that is not in the schema, with those that were probably meant."""
+    where = f" ({origin})" if origin else ""
+    if name in RunConfig.model_fields:
+        return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
+    leaf = name.rpartition(".")[2]
+    leaves = {known.partition(".")[2] for known in keys()}
+    close_leaves = difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)
+    close = [known for known in keys() if known.partition(".")[2] in close_leaves]
+    close = close or difflib.get_close_matches(name, keys(), n=3, cutoff=0.6)
+    mend = f"did you mean {', '.join(close)}?" if close else "list them with: rlcli recipes explain"
+    return ConfigError(f"no key is called '{name}'{where}", mend)
+
+
+def _key(name: str, schema: dict[str, Any]) -> Key:
+    variants = schema.get("anyOf", [schema])
+    optional = {"type": "null"} in variants
+    concrete = next(variant for variant in variants if variant.get("type") != "null")
+    rule = _rule(concrete) + (f", or {UNSET}" if optional else "")
+    return Key(name, rule, schema.get("default"), schema["description"], concrete["type"], optional)
+
+
+def _rule(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    if schema["type"] == "array":
+        return "a list, each " + _rule(schema["items"])
+    noun = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = [f"{sign} {schema[bound]:g}" for bound, sign in signs.items() if bound in schema]
+    return " ".join([noun[schema["type"]], " and ".join(bounds)]).strip()

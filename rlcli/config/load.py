@@ -1,0 +1,152 @@
+"""Recipe → command-line flags → `--set`, later wins: one frozen `RunConfig` that knows where each value came from."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlcli.config.keys import UNSET, Key, describe, keys, unknown_key
+from rlcli.config.recipes import Recipe, flatten, load
+from rlcli.config.schema import RunConfig
+from rlcli.errors import ConfigError
+
+__all__ = ["FLAGS", "Resolved", "describe", "dump_toml", "resolve", "to_toml"]
+
+FLAGS = {
+    "model.path": "--model",
+    "data.path": "--data",
+    "evaluation.data": "--eval-data",
+    "train.steps": "--steps",
+    "train.seed": "--seed",
+    "cluster.workers": "--workers",
+    "cluster.address": "--ray-address",
+}
+"""Keys that commands also offer as flags."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration and the origin of each value.
+
+    origins: dotted key → `default`, `recipe grpo`, `flag --steps` or `--set`.
+    """
+
+    config: RunConfig
+    origins: dict[str, str]
+    recipe: Recipe
+
+    def values(self) -> dict[str, Any]:
+        """Dotted key → value, for every key of the schema."""
+        return flatten(self.config.model_dump(mode="json"))
+
+
+def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()) -> Resolved:
+    """Fold the three layers into one configuration.
+
+    recipe: a name or a path to a .toml file. flags: dotted key → value, `None` for a flag that was not given. sets: the
+    arguments of `--set`, each `key=value`. Raises `ConfigError` in one line that names key, value, origin and rule.
+
+    >>> resolve("grpo", {"train.steps": 7}, ["lora.rank=16"]).config.lora.rank
+    16
+    """
+    loaded = load(recipe)
+    values = dict[str, Any](loaded.values)
+    origins = {key: f"recipe {name}" for key, name in loaded.origins.items()}
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key], origins[key] = value, f"flag {FLAGS.get(key, key)}"
+    for text in sets:
+        key, value = _parse_set(text)
+        values[key], origins[key] = value, "--set"
+    for key in values:
+        if key not in keys():
+            raise unknown_key(key, origins[key])
+    config = _validate(values, origins)
+    return Resolved(config, {key: origins.get(key, "default") for key in keys()}, loaded)
+
+
+def dump_toml(resolved: Resolved) -> str:
+    """The whole configuration as a recipe file, each value that is not a default with its origin as a comment.
+
+    Reading it back with `resolve` gives the same configuration.
+    """
+    header = {name: text for name, text in asdict(resolved.recipe.header).items() if text and name != "base"}
+    lines = ["[recipe]", *(f"{name} = {to_toml(text)}" for name, text in header.items())]
+    section = ""
+    for key, value in resolved.values().items():
+        this, _, name = key.partition(".")
+        if this != section:
+            section = this
+            lines += ["", f"[{section}]"]
+        origin = resolved.origins[key]
+        comment = "" if origin == "default" else f"  # {origin}"
+        lines.append(f"{name} = {to_toml(value)}{comment}")
+    return "\n".join(lines) + "\n"
+
+
+def _parse_set(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    if not equals or not name:
+        raise ConfigError(f"--set '{text}' is not key=value", "write for instance --set train.lr=2e-6")
+    if name not in keys():
+        raise unknown_key(name, "--set")
+    return name, _parse_value(keys()[name], value)
+
+
+def _parse_value(key: Key, text: str) -> Any:
+    """A TOML value where `text` is one and the key takes its type, else the text itself."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        table = {}
+    value = table["value"] if set(table) == {"value"} else text
+    if key.kind == "string":
+        return value if isinstance(value, str) else text
+    if key.kind == "boolean" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if key.kind == "array" and isinstance(value, str):
+        return [item.strip() for item in value.split(",") if item.strip()]
+    return value
+
+
+def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
+    nested: dict[str, dict[str, Any]] = {}
+    for dotted, value in values.items():
+        section, _, name = dotted.partition(".")
+        unset = value == UNSET and keys()[dotted].optional
+        nested.setdefault(section, {})[name] = None if unset else value
+    try:
+        # Strict, so that `steps = true` is no 1; through JSON, where a list may stand for a tuple.
+        return RunConfig.model_validate_json(json.dumps(nested, default=str), strict=True)
+    except ValidationError as error:
+        raise _config_error(error, values, origins) from None
+
+
+def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:
+    found = error.errors(include_url=False)
+    wrong = list(dict.fromkeys(".".join(str(part) for part in one["loc"][:2]) for one in found))
+    if wrong == [""]:
+        # A rule between keys: the validator of the schema names the keys, their values and the mend.
+        return ConfigError(str(found[0]["ctx"]["error"]))
+    lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {keys()[key].rule}" for key in wrong]
+    return ConfigError("; ".join(lines), f"what it does: rlcli recipes explain {wrong[0]}")
+
+
+def to_toml(value: Any) -> str:
+    """One value as TOML writes it; None, which TOML lacks, as `"unset"`."""
+    if value is None:
+        return to_toml(UNSET)
+    if isinstance(value, str):
+        # A JSON string is a TOML basic string, but for the one control character that JSON leaves as it is.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(to_toml(item) for item in value)}]"
+    return str(value)

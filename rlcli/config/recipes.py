@@ -1,0 +1,148 @@
+"""The catalogue of recipes: TOML files in packages that the entry-point group `rlcli.recipes` names, or anywhere.
+
+A package publishes the recipes that lie beside its `__init__.py` with
+
+    [project.entry-points."rlcli.recipes"]
+    mine = "my_recipes"
+
+A recipe holds a `[recipe]` header and the sections of the configuration; with `base = "grpo"` in the header it changes
+only what it names.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlcli.errors import ConfigError, UnknownName
+from rlcli.registry import Registry, near
+
+PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a recipe says of itself. A packaged recipe fills in every field but `base`."""
+
+    name: str
+    summary: str = ""
+    """One line: what it trains and how."""
+    paper: str = ""
+    when: str = ""
+    """When to choose it rather than another."""
+    hardware: str = ""
+    expect: str = ""
+    """What a run should show, with the source of each figure."""
+    reproduced: str = ""
+    """Where this very recipe was run, and what came out; `no` until it was."""
+    base: str = ""
+    """Name, or path from this file, of the recipe that it starts from."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe with its bases folded in. values, origins: by dotted key, the value and the recipe that gave it."""
+
+    header: Header
+    values: Mapping[str, Any]
+    origins: Mapping[str, str]
+    source: str
+    text: str = field(repr=False)
+
+
+def names() -> list[str]:
+    """The packaged recipes, sorted."""
+    return sorted(_catalogue())
+
+
+def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
+    """The recipe called `name`, or in the file `name` when that is a path that ends in .toml.
+
+    Raises `UnknownName` with the near names; `ConfigError` for a file that is missing, is not TOML or has an unknown
+    header, and for bases that go in a circle.
+    """
+    file, source = _find(name)
+    if source in _chain:
+        circle = " → ".join((*_chain[_chain.index(source) :], source))
+        raise ConfigError(f"recipe bases go in a circle: {circle}", "remove one `base`")
+    try:
+        text = file.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source} is not TOML: {error}", "mend that line") from error
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}", "give a recipe's name or file") from error
+    header = _header(table.pop("recipe", {}), default_name=Path(source).stem, source=source)
+    values, origins = dict[str, Any](), dict[str, str]()
+    if header.base:
+        base = load(_beside(header.base, file), (*_chain, source))
+        values, origins = dict(base.values), dict(base.origins)
+    own = flatten(table)
+    values.update(own)
+    origins.update(dict.fromkeys(own, header.name))
+    return Recipe(header, values, origins, source, text)
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys.
+
+    >>> flatten({"train": {"lr": 1e-6, "steps": 5}})
+    {'train.lr': 1e-06, 'train.steps': 5}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _find(name: str) -> tuple[Path | Traversable, str]:
+    if name.endswith(".toml"):
+        path = Path(name).expanduser()
+        return path, str(path.resolve())
+    catalogue = _catalogue()
+    if name not in catalogue:
+        raise UnknownName(f"no recipe is called '{name}'", f"{near(name, catalogue)}; the name of a file ends in .toml")
+    return catalogue[name]
+
+
+def _beside(base: str, file: Path | Traversable) -> str:
+    is_path = base.endswith(".toml") and isinstance(file, Path)
+    return str(file.parent / Path(base).expanduser()) if is_path else base
+
+
+def _catalogue() -> dict[str, tuple[Traversable, str]]:
+    found: dict[str, tuple[Traversable, str]] = {}
+    for entry in PACKAGES.names():
+        package = PACKAGES.get(entry)
+        for file in files(package).iterdir():
+            name, dot, ending = file.name.rpartition(".")
+            if (dot, ending) != (".", "toml"):
+                continue
+            if name in found:
+                raise ConfigError(
+                    f"the recipe '{name}' is published twice: by {found[name][1]} and {package.__name__}",
+                    "uninstall one of the two packages",
+                )
+            found[name] = (file, f"{package.__name__}/{file.name}")
+    return found
+
+
+def _header(table: Any, default_name: str, source: str) -> Header:
+    known = [field.name for field in fields(Header)]
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{source}: recipe = {table!r} is not a table", "write a [recipe] section")
+    for name, value in table.items():
+        if name not in known:
+            raise ConfigError(f"{source}: [recipe] has no field '{name}'", near(name, known))
+        if not isinstance(value, str):
+            raise ConfigError(f"{source}: [recipe] {name} = {value!r} is not text", "put it in quotes")
+    return Header(**{"name": default_name, **table})

@@ -1,0 +1,271 @@
+"""What a machine needs to run rlcli, one small check a thing. Standard library alone: it runs where little else does.
+
+What takes a heavy import is tried in a process of its own with a deadline, so that a library that crashes or hangs
+is a finding and not the end of the doctor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rlcli import __version__
+from rlcli.extras import INSTALL, TRAINING, missing
+
+GIB = 1 << 30
+VLLM_RANGE = ((0, 24), (0, 33))
+"""The first release that works and the first that is not known to."""
+BWRAP_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "true")
+
+
+class Status(StrEnum):
+    PASS = "pass"
+    WARN = "warn"
+    """Something does not work that not every run needs."""
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. mend: what to do about it; empty when it passed."""
+
+    name: str
+    status: Status
+    detail: str
+    mend: str = ""
+
+
+def diagnose() -> list[Finding]:
+    """Run all checks, the slow imports side by side, and return their findings in the order of the screen."""
+    cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    checks: list[Callable[[], Finding]] = [
+        check_python,
+        check_extras,
+        check_torch,
+        check_transformers,
+        check_vllm,
+        check_ray,
+        check_sandbox,
+        lambda: check_disk("disk (here)", Path.cwd()),
+        lambda: check_disk("disk (model cache)", cache),
+        check_shared_memory,
+        check_open_files,
+        check_hub,
+        check_loopback,
+    ]
+    with ThreadPoolExecutor(max_workers=3) as pool:
+        return list(pool.map(lambda check: check(), checks))
+
+
+def check_python(version: Sequence[int] = sys.version_info) -> Finding:
+    """Python 3.11 or 3.12."""
+    shown = f"{'.'.join(str(part) for part in version[:3])} ({sys.executable})"
+    if (3, 11) <= tuple(version[:2]) < (3, 13):
+        return Finding("python", Status.PASS, shown)
+    return Finding("python", Status.FAIL, shown, "make the environment with Python 3.11 or 3.12")
+
+
+def check_extras() -> Finding:
+    """All of the training modules, or none of them: the light core alone is a proper installation."""
+    absent = missing(*TRAINING)
+    if not absent:
+        return Finding("rlcli", Status.PASS, f"{__version__}, with everything that training needs")
+    if len(absent) == len(TRAINING):
+        return Finding("rlcli", Status.WARN, f"{__version__}, light core only: no training", INSTALL)
+    return Finding("rlcli", Status.FAIL, f"{__version__}, with an extra but without {', '.join(absent)}", INSTALL)
+
+
+def check_torch() -> Finding:
+    """torch imports, and sees the GPUs that the driver sees."""
+    if missing("torch"):
+        return _absent("torch")
+    found, said = probe(
+        "import torch; c = torch.cuda; report(version=torch.__version__, cuda=torch.version.cuda, gpus=["
+        "[c.get_device_name(i), c.get_device_properties(i).total_memory] for i in range(c.device_count())])"
+    )
+    if found is None:
+        return Finding("torch", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")
+    shown = found["version"] + (f", CUDA {found['cuda']}" if found["cuda"] else ", CPU build")
+    if found["gpus"]:
+        gpus = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
+        return Finding("torch", Status.PASS, f"{shown}, {gpus}")
+    driver = _driver()
+    if driver is None:
+        return Finding("torch", Status.PASS, f"{shown}, no NVIDIA GPU here")
+    if found["cuda"]:
+        mend = f"update the driver, or install a torch for an older CUDA than {found['cuda']}"
+        return Finding("torch", Status.FAIL, f"{shown}, sees no GPU although driver {driver} has some", mend)
+    return Finding("torch", Status.WARN, f"{shown}, but driver {driver} has GPUs", "pip install 'rlcli[gpu]'")
+
+
+def check_transformers() -> Finding:
+    """Model classes import. A bare `import transformers` passes even where a broken torchvision takes them down."""
+    if missing("transformers", "torch"):
+        return _absent("transformers")
+    found, said = probe(
+        "import transformers; from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM; "
+        "report(version=transformers.__version__)"
+    )
+    if found is not None:
+        return Finding("transformers", Status.PASS, f"{found['version']}, model classes import")
+    if "torchvision" in said:
+        mend = (
+            "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch; nothing uses them)"
+        )
+        return Finding("transformers", Status.FAIL, f"a broken torchvision stands in its way: {said}", mend)
+    return Finding("transformers", Status.FAIL, f"model classes do not import: {said}", f"install it again: {INSTALL}")
+
+
+def check_vllm() -> Finding:
+    """vLLM imports, in a release that rlcli knows."""
+    if missing("vllm"):
+        return _absent("vllm")
+    found, said = probe("import vllm; from vllm import LLM; report(version=vllm.__version__)")
+    if found is None:
+        return Finding("vllm", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")
+    low, high = (".".join(str(part) for part in bound) for bound in VLLM_RANGE)
+    numbers = re.match(r"(\d+)\.(\d+)", found["version"])
+    if numbers and VLLM_RANGE[0] <= (int(numbers[1]), int(numbers[2])) < VLLM_RANGE[1]:
+        return Finding("vllm", Status.PASS, found["version"])
+    return Finding("vllm", Status.FAIL, f"{found['version']} is outside {low} ≤ version < {high}", INSTALL)
+
+
+def check_ray() -> Finding:
+    """Ray imports."""
+    if missing("ray"):
+        return _absent("ray")
+    found, said = probe("import ray; report(version=ray.__version__)")
+    if found is None:
+        return Finding("ray", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")
+    return Finding("ray", Status.PASS, found["version"])
+
+
+def check_sandbox() -> Finding:
+    """bubblewrap is there and may start: verifiers that run code need it, the others do not."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        return Finding("sandbox", Status.WARN, "bwrap is not installed", "apt install bubblewrap (to verify code)")
+    code, _, said = _run([bwrap, *BWRAP_TRIAL], timeout_s=10)
+    if code == 0:
+        return Finding("sandbox", Status.PASS, f"{bwrap} starts")
+    mend = "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0), to verify code"
+    return Finding("sandbox", Status.WARN, f"{bwrap} does not start: {said}", mend)
+
+
+def check_disk(name: str, path: Path, fail_below: int = GIB, warn_below: int = 10 * GIB) -> Finding:
+    """Free bytes on the file system of `path`, or of its nearest parent that exists."""
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    free = shutil.disk_usage(there).free
+    shown = f"{free / GIB:.1f} GiB free at {path}"
+    if free >= warn_below:
+        return Finding(name, Status.PASS, shown)
+    status = Status.FAIL if free < fail_below else Status.WARN
+    return Finding(name, status, shown, f"free some space: checkpoints and models want {warn_below / GIB:.0f} GiB")
+
+
+def check_shared_memory(path: Path = Path("/dev/shm"), need: int = GIB) -> Finding:
+    """Size of the shared memory that Ray's object store and the process groups live in, in bytes."""
+    if not path.is_dir():
+        return Finding("shared memory", Status.FAIL, f"no {path}", f"mount a tmpfs at {path}")
+    size = shutil.disk_usage(path).total
+    shown = f"{path} holds {size / GIB:.1f} GiB"
+    if size >= need:
+        return Finding("shared memory", Status.PASS, shown)
+    return Finding("shared memory", Status.FAIL, shown, "give the container more: docker run --shm-size=8g")
+
+
+def check_open_files(need: int = 4096) -> Finding:
+    """The soft limit of open files: Ray and the weights' shards take many."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= need or soft == resource.RLIM_INFINITY:
+        return Finding("open files", Status.PASS, "unlimited" if soft == resource.RLIM_INFINITY else f"limit {soft}")
+    status = Status.FAIL if soft < need // 4 else Status.WARN
+    return Finding("open files", status, f"limit {soft}", f"ulimit -n 65536 (at least {need})")
+
+
+def check_hub() -> Finding:
+    """The model hub answers within three seconds. Offline is a warning: local models and data need no hub."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    mend = "unset it" if offline else "check the network, or HF_ENDPOINT and the proxy; local paths work without"
+    if offline:
+        return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", mend)
+    found, said = probe(
+        "from huggingface_hub import constants, get_session; "
+        "r = get_session().head(constants.ENDPOINT, timeout=3); report(url=constants.ENDPOINT, status=r.status_code)",
+        timeout_s=15,
+    )
+    if found is None:
+        return Finding("hub", Status.WARN, f"cannot be reached: {said}", mend)
+    if found["status"] >= 400:
+        return Finding("hub", Status.WARN, f"{found['url']} answers {found['status']}", mend)
+    return Finding("hub", Status.PASS, f"{found['url']} answers")
+
+
+def check_loopback(host: str = "127.0.0.1") -> Finding:
+    """A port of the loopback interface can be bound and reached: Ray and the process groups talk over it."""
+    try:
+        with socket.create_server((host, 0)) as server, socket.create_connection(server.getsockname(), timeout=3):
+            return Finding("loopback", Status.PASS, f"ports of {host} can be bound")
+    except OSError as error:
+        mend = "bring it up (ip link set lo up), and let no firewall or sandbox refuse it"
+        return Finding("loopback", Status.FAIL, f"{host}: {error}", mend)
+
+
+def probe(code: str, timeout_s: float = 180.0) -> tuple[dict[str, Any] | None, str]:
+    """Run `code` in a Python of its own; what it hands to `report(…)`, or None and the last line of its complaint."""
+    prelude = "import json\ndef report(**found): print('\\n' + json.dumps(found))\n"
+    exit_code, printed, said = _run([sys.executable, "-c", prelude + code], timeout_s)
+    if exit_code == 0 and printed.strip():
+        return json.loads(printed.strip().splitlines()[-1]), ""
+    return None, said
+
+
+def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
+    """Exit code, standard output, and the last line of standard error (or how it died). Leaves no process behind."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        printed, said = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL, "", f"no answer within {timeout_s:g} s"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode < 0:
+        return process.returncode, printed, f"killed by {signal.Signals(-process.returncode).name}"
+    lines = said.strip().splitlines()
+    return process.returncode, printed, lines[-1] if lines else f"exit code {process.returncode}"
+
+
+def _driver() -> str | None:
+    """The version of the NVIDIA driver, or None where there is no driver or no GPU."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    code, printed, _ = _run([tool, "--query-gpu=driver_version", "--format=csv,noheader"], timeout_s=20)
+    return printed.split()[0] if code == 0 and printed.split() else None
+
+
+def _absent(name: str) -> Finding:
+    return Finding(name, Status.WARN, "not installed: no training here", INSTALL)

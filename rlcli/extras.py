@@ -1,0 +1,29 @@
+"""What the light core can do without, and how to get it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rlcli.errors import SetupError
+
+TRAINING = ("torch", "transformers", "ray", "vllm", "peft")
+"""The modules that the extras `rlcli[cpu]` and `rlcli[gpu]` bring."""
+
+INSTALL = "pip install 'rlcli[cpu]', or 'rlcli[gpu]' on a machine with an NVIDIA GPU"
+
+
+def missing(*modules: str) -> list[str]:
+    """Those of `modules` that are not installed. Imports none of them."""
+    return [module for module in modules if find_spec(module) is None]
+
+
+def require(*modules: str) -> None:
+    """Raise `SetupError` that names the absent ones of `modules` and the extra that brings them."""
+    absent = missing(*modules)
+    if absent:
+        raise not_installed(*absent)
+
+
+def not_installed(*modules: str) -> SetupError:
+    """The error for `modules` that this command needs and that are not there."""
+    return SetupError(f"not installed: {', '.join(modules)}", INSTALL)
