@@ -145,9 +145,9 @@ class Converter:
     """A dataset's way into parquet; the entry-point group `rlcli.data_prep` publishes it by name.
 
     summary: one line for `rlcli prep list`. source: where the rows come from (a hub id, or "generated"). verifier: the
-    one that scores them. convert: the rows of each split, as prompts in order; it raises `DataError` for a source that it
-    cannot read and `ConfigError` for an option out of bounds. options: which fields of `ConvertOptions` it reads, name →
-    help; `rlcli prep` refuses the others.
+    one that scores them. convert: the rows of each split, as prompts in order; it raises `DataError` for a source that
+    it cannot read and `ConfigError` for an option out of bounds. options: which fields of `ConvertOptions` it reads,
+    name → help; `rlcli prep` refuses the others.
 
         def capitals(options: ConvertOptions) -> dict[str, list[Prompt]]:
             row = Prompt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from rlcli.errors import ConfigError
-from rlcli.types import ConvertOptions, Converter, Prompt
+from rlcli.types import Converter, ConvertOptions, Prompt
 
 DATA_SOURCE = "rlcli/arithmetic"
 TRAIN_ROWS, TEST_ROWS = 4096, 512

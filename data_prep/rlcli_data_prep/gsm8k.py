@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlcli.errors import DataError
-from rlcli.types import ConvertOptions, Converter, Prompt
+from rlcli.types import Converter, ConvertOptions, Prompt
 from rlcli_data_prep.sources import Row, read_splits, text_of
 
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"

@@ -36,7 +36,8 @@ def read_file(file: Path) -> list[Row]:
 
             rows: list[Any] = pyarrow.parquet.ParquetFile(file).read().to_pylist()
         else:
-            rows = _parse(file, gzip.open(file, "rb").read() if file.suffix == ".gz" else file.read_bytes())
+            content = file.read_bytes()
+            rows = _parse(file, gzip.decompress(content) if file.suffix == ".gz" else content)
     # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short.
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error!s:.200}", "check that the file is whole") from error

@@ -34,14 +34,18 @@ class PromptCursor:
         self.count = count
         self.seed = seed
         self.shuffle = shuffle
-        self._go_to(epoch=0, position=0)
+        self.epoch = 0
+        self.position = 0
+        self._order = self._order_of(0)
 
     def take(self, n: int) -> list[int]:
         """The next `n` indexes; they may straddle epochs."""
         taken: list[int] = []
         while len(taken) < n:
             if self.position == self.count:
-                self._go_to(self.epoch + 1, 0)
+                self.epoch += 1
+                self.position = 0
+                self._order = self._order_of(self.epoch)
             end = min(self.count, self.position + n - len(taken))
             taken += self._order[self.position : end].tolist()
             self.position = end
@@ -69,11 +73,11 @@ class PromptCursor:
                 "resume with the same data and the same data.max_prompt_tokens",
             )
         cursor = cls(count, state["seed"], state["shuffle"])
-        cursor._go_to(state["epoch"], state["position"])
+        cursor.epoch = state["epoch"]
+        cursor.position = state["position"]
+        cursor._order = cursor._order_of(cursor.epoch)
         return cursor
 
-    def _go_to(self, epoch: int, position: int) -> None:
-        self.epoch = epoch
-        self.position = position
+    def _order_of(self, epoch: int) -> np.ndarray:
         order = np.arange(self.count)
-        self._order = np.random.default_rng([self.seed, epoch]).permutation(order) if self.shuffle else order
+        return np.random.default_rng([self.seed, epoch]).permutation(order) if self.shuffle else order
