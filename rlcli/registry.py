@@ -65,6 +65,16 @@ class Registry(Generic[T]):
         entry = self._entry_points().get(name)
         return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else "local"
 
+    def target(self, name: str) -> str:
+        """Where `name` is defined, as `"module:attribute"`. Loads nothing. Raises `UnknownName`."""
+        if name in self._added:
+            added = self._added[name]
+            return added if isinstance(added, str) else f"{added.__module__}:{getattr(added, '__qualname__', name)}"
+        entry = self._entry_points().get(name)
+        if entry is None:
+            raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
+        return f"{entry.module}:{entry.attr}"
+
     def get(self, name: str) -> T:
         """The entry called `name`, loaded now if it was not yet.
 

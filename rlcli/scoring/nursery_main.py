@@ -1,0 +1,169 @@
+"""The process that raises scoring processes: it imports the verifiers once, then forks a worker in milliseconds.
+
+    owner ── control socket ──> nursery ── fork ──> worker 0, worker 1, …      (each with its own socket to the owner)
+
+It is a fresh interpreter with a single thread, so that forking it is safe; the owner, which holds threads and CUDA, is
+never forked. One control message is one JSON object in one datagram, answered before the next is read:
+
+    {"load": "package.module:function"}   import it, answer {"error": null or why not}
+    {"start": 0} and a socket             kill and reap worker 0 if there is one, fork another that reads the socket,
+                                          answer {"status": exit status of the former, negative for a signal, or null}
+
+Nothing outlives the owner: the nursery sees the control socket close, or its parent change, and kills its workers; the
+kernel kills them (PR_SET_PDEATHSIG) where the nursery itself is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rlcli.types import Verdict, Verifier
+
+MEMORY_LIMIT_BYTES = 4 << 30
+"""Private memory (RLIMIT_DATA) of one worker; a verification that needs more ends in a MemoryError."""
+
+MAX_TEXT_CHARS = 1000
+"""Longest answer and detail that a verdict brings back."""
+
+MAX_REPLY_BYTES = 1 << 16
+"""Longest verdict, encoded."""
+
+_PARENT_CHECK_S = 0.3
+_PR_SET_PDEATHSIG = 1
+
+
+def main(control_fd: int, owner: int) -> None:
+    """Serve the owner's control socket until the owner closes it or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group: the owner decides
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    control = socket.socket(fileno=control_fd)
+    verifiers: dict[str, Verifier] = {}
+    workers: dict[int, int] = {}
+    try:
+        while True:
+            # A stray fork of the owner could hold the socket open, hence the look at the parent.
+            readable, _, _ = select.select([control], [], [], _PARENT_CHECK_S)
+            if os.getppid() != owner:
+                break
+            if not readable:
+                continue
+            message, fds, _, _ = socket.recv_fds(control, 65536, 1)
+            if not message:
+                break
+            _answer(control, json.loads(message), fds, verifiers, workers)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the owner went away between question and answer
+    finally:
+        for pid in workers.values():
+            _end(pid)
+
+
+def _answer(
+    control: socket.socket,
+    message: dict[str, Any],
+    fds: list[int],
+    verifiers: dict[str, Verifier],
+    workers: dict[int, int],
+) -> None:
+    if "load" in message:
+        control.send(json.dumps({"error": _load(message["load"], verifiers)}).encode())
+        return
+    former = workers.pop(message["start"], None)
+    status = None if former is None else _end(former)
+    nursery = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            control.close()
+            _work(Connection(fds[0]), verifiers, nursery)
+        finally:
+            os._exit(1)  # whatever happened, never back into the nursery's loop
+    os.close(fds[0])
+    os.setpgid(pid, pid)  # so that what a verifier starts dies with it
+    workers[message["start"]] = pid
+    control.send(json.dumps({"status": status}).encode())
+
+
+def _load(target: str, verifiers: dict[str, Verifier]) -> str | None:
+    """Import `target` and run its module's `preload()`, where it has one. Returns why that failed, or None."""
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+        verifiers[target] = getattr(module, attribute)
+        if preload := getattr(module, "preload", None):
+            preload()
+    except Exception as error:
+        return _describe(error)
+    gc.freeze()  # what is loaded stays shared with the workers: their collector must not write to it
+    return None
+
+
+def _end(pid: int) -> int:
+    """Kill a worker and all that it started; returns its exit status, negative for a signal."""
+    os.killpg(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel knew
+        os._exit(1)
+
+
+def _work(connection: Connection, verifiers: dict[str, Verifier], nursery: int) -> None:
+    """The life of a worker: a pickled (target, request) in, a JSON reply out, until the owner hangs up.
+
+    Replies are JSON so that nothing which a verifier's process sends is ever unpickled in the owner.
+    """
+    _die_with(nursery)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        connection.send_bytes(_verify(message, verifiers))
+
+
+def _verify(message: bytes, verifiers: dict[str, Verifier]) -> bytes:
+    try:
+        target, request = pickle.loads(message)
+        reply = json.dumps(_encode(verifiers[target](request))).encode()
+        if len(reply) > MAX_REPLY_BYTES:
+            raise ValueError(f"the verdict takes {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
+        return reply
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it raises, it crashed
+        return json.dumps({"crash": _describe(error)}).encode()
+
+
+def _encode(verdict: Verdict) -> dict[str, Any]:
+    if not isinstance(verdict, Verdict):
+        raise TypeError(f"the verifier returned {verdict!r:.200}, not a Verdict")
+    return {
+        "score": float(verdict.score),
+        "outcome": str(verdict.outcome),
+        "answer": None if verdict.answer is None else str(verdict.answer)[:MAX_TEXT_CHARS],
+        "parts": {str(name): float(part) for name, part in verdict.parts.items()},
+        "detail": str(verdict.detail)[:MAX_TEXT_CHARS],
+    }
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}"[:MAX_TEXT_CHARS]
