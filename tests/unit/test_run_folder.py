@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.errors import RlcliError, SetupError
+from rlcli.trainer import run_folder
+from rlcli.trainer.run_folder import RunFolder, finite
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_a_new_folder_has_the_layout_and_the_environment(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "deep" / "run") as folder:
+        folder.write_config("[train]\nsteps = 3\n")
+        assert {entry.name for entry in folder.path.iterdir()} == {
+            *(".lock", "config.toml", "environment.json"),
+            *("samples", "evaluations", "checkpoints", "logs"),
+        }
+        found = json.loads((folder.path / "environment.json").read_text())
+        assert found["python"].startswith("3.")
+        assert found["packages"]["rlcli"]
+        assert found["platform"]
+
+
+def test_the_environment_names_the_commit_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert run_folder.environment()["commit"] == ""
+    git = ("git", "-c", "user.name=t", "-c", "user.email=t@t")
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "a").write_text("1")
+    subprocess.run([*git, "add", "a"], check=True)
+    subprocess.run([*git, "commit", "-qm", "a"], check=True)
+    found = run_folder.environment()
+    assert len(found["commit"]) == 40
+    assert found["modified"] is False
+    (tmp_path / "a").write_text("2")
+    assert run_folder.environment()["modified"] is True
+
+
+def test_metrics_are_one_json_object_a_line_and_on_disk_at_once(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        folder.append_metrics({"step": 1, "reward/mean": np.float32(0.5), "note": "größer"})
+        assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "reward/mean": 0.5, "note": "größer"}]
+        folder.append_metrics({"step": np.int64(2), "a": math.nan, "b": -math.inf, "c": np.float32("inf")})
+    assert '"step": 2,' in (tmp_path / "metrics.jsonl").read_text()
+    assert lines(tmp_path / "metrics.jsonl")[1] == {
+        **{"step": 2, "a": None, "b": None, "c": None},
+        "nonfinite": {"a": "nan", "b": "-inf", "c": "inf"},
+    }
+
+
+@given(st.dictionaries(st.text(), st.floats() | st.integers() | st.text() | st.none() | st.booleans()))
+def test_any_metrics_are_valid_json_and_finite_ones_come_back_unchanged(metrics: dict[str, object]) -> None:
+    metrics.pop("nonfinite", None)
+    back = json.loads(json.dumps(finite(metrics), allow_nan=False))
+    odd = back.pop("nonfinite", {})
+    assert set(odd) == {name for name, v in metrics.items() if isinstance(v, float) and not math.isfinite(v)}
+    assert {name: v for name, v in back.items() if name not in odd} == {
+        name: v for name, v in metrics.items() if name not in odd
+    }
+
+
+def test_samples_come_back_from_parquet(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "2+2?", "response": "4\x1b[0m", "score": 1.0, "tokens": 3, "answer": "4"},
+        {"prompt": "3+3?", "response": "", "score": 0.0, "tokens": 1, "answer": None},
+    ]
+    with RunFolder.create(tmp_path) as folder:
+        path = folder.write_samples(1, rows)
+        assert path == tmp_path / "samples" / "step-000001.parquet"
+        assert pq.read_table(path).to_pylist() == rows
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        path = folder.write_samples(1, [{"a": 1}])
+
+        def fail(table: object, target: Path, **_: object) -> None:
+            target.write_bytes(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setattr(pq, "write_table", fail)
+        with pytest.raises(OSError, match="disk full"):
+            folder.write_samples(1, [{"a": 2}])
+        monkeypatch.undo()
+        assert pq.read_table(path).to_pylist() == [{"a": 1}]
+        assert os.listdir(folder.samples) == ["step-000001.parquet"]
+
+
+def test_a_folder_in_use_is_refused_even_by_force(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path):
+        for force in (False, True):
+            with pytest.raises(RlcliError, match=rf"in use by process {os.getpid()} on .*; .*--out"):
+                RunFolder.create(tmp_path, force=force)
+
+
+def test_a_killed_run_holds_its_folder_no_longer(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from rlcli.trainer.run_folder import RunFolder\n"
+        f"folder = RunFolder.create(Path({str(tmp_path)!r})); print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(RlcliError, match=f"in use by process {child.pid}"):
+            RunFolder.create(tmp_path)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    with pytest.raises(RlcliError, match="already holds a run"):
+        RunFolder.create(tmp_path)
+    RunFolder.create(tmp_path, force=True).close()
+
+
+def test_a_finished_run_is_replaced_only_by_force_and_other_files_stay(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        folder.append_metrics({"step": 1})
+        folder.write_samples(1, [{"a": 1}])
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RlcliError, match="already holds a run; give another folder with --out"):
+        RunFolder.create(tmp_path)
+    assert (tmp_path / "metrics.jsonl").exists()
+    with RunFolder.create(tmp_path, force=True) as folder:
+        assert not (tmp_path / "metrics.jsonl").exists()
+        assert not list(folder.samples.iterdir())
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_with_other_files_is_refused_even_by_force_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "thesis.tex").write_text("years")
+    for force in (False, True):
+        with pytest.raises(RlcliError, match="no run's; give another folder with --out"):
+            RunFolder.create(tmp_path, force=force)
+    assert [path.name for path in tmp_path.rglob("*")] == ["samples", "thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match=r"run folder .*file/run cannot be written: Not a directory; .*--out"):
+        RunFolder.create(tmp_path / "file" / "run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SetupError, match="cannot be written: Permission denied"):
+        RunFolder.create(tmp_path)
+
+
+def test_a_refused_folder_is_let_go_of(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path).close()
+    for _ in range(2):
+        with pytest.raises(RlcliError, match="already holds"):
+            RunFolder.create(tmp_path)
