@@ -1,0 +1,187 @@
+"""Which rank trains which samples in which micro-batch, decided from lengths alone.
+
+Samples of one optimizer update (a minibatch) are spread over ranks × micro-batches bins, each of at most
+`tokens_per_microbatch` tokens. Ranks forward in lockstep (FSDP gathers weights layer by layer), so every rank needs the
+same number of micro-batches, and the slowest rank of each micro-batch sets the pace. Hence, in this order:
+
+1. as few micro-batches as possible: best-fit decreasing finds their number, which is nearly always the fewest (its
+   bound is 11/9 of the fewest bins, + 1);
+2. bins as equal as possible: the longest sample first, each into the bin with the fewest tokens (LPT), over all ranks'
+   bins at once. That balances ranks and micro-batches together, where a partition by rank first (Karmarkar–Karp) would
+   leave each rank to cut its share into as many bins as it happens to need. Where LPT overflows a bin (few samples to
+   a bin, and bins all but full) the best-fit bins stand;
+3. alike bins side by side: bins in order of size are dealt out, one to each rank, the larger to the rank that has less
+   so far. The first micro-batch is the largest: memory that does not suffice shows at once.
+
+Work is counted in tokens. Attention's cost, which grows with the square of the length, only breaks ties.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Bin = tuple[int, ...]
+"""Indexes of the samples that one rank forwards at once, ascending; may be empty."""
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """The samples of one optimizer update.
+
+    ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
+    rank_tokens: [rank] → prompt and response tokens that it forwards.
+    tokens, sequences, max_length: the denominators of the loss, which count all samples of the minibatch, inactive ones
+    included: response tokens, responses, and the longest response that the run allows.
+    """
+
+    ranks: tuple[tuple[Bin, ...], ...]
+    rank_tokens: tuple[int, ...]
+    tokens: int
+    sequences: int
+    max_length: int
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of each rank."""
+        return len(self.ranks[0])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step's training, minibatch by minibatch.
+
+    Two prompts of 2 tokens, each with responses of 3 and 1:
+
+    >>> plan = plan_batches(
+    ...     [2, 2, 2, 2], [3, 1, 1, 3], [0, 0, 1, 1],
+    ...     minibatches=1, ranks=2, tokens_per_microbatch=8, max_response_tokens=4,
+    ... )
+    >>> plan.minibatches[0].ranks  # both ranks forward 8 tokens
+    (((0, 1),), ((2, 3),))
+    >>> plan.imbalance, plan.microbatches, plan.skipped
+    (1.0, 1, 0)
+    """
+
+    minibatches: tuple[MiniBatch, ...]
+
+    @property
+    def imbalance(self) -> float:
+        """Tokens of the busiest rank ÷ tokens of the average rank, minibatch by minibatch: 1.0 is perfect."""
+        busiest = sum(max(minibatch.rank_tokens) for minibatch in self.minibatches)
+        mean = sum(sum(minibatch.rank_tokens) / len(minibatch.rank_tokens) for minibatch in self.minibatches)
+        return busiest / mean if mean else 1.0
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of each rank in the whole step."""
+        return sum(minibatch.microbatches for minibatch in self.minibatches)
+
+    @property
+    def skipped(self) -> int:
+        """Samples that are in no micro-batch: the inactive ones."""
+        forwarded = sum(len(bin) for minibatch in self.minibatches for rank in minibatch.ranks for bin in rank)
+        return sum(minibatch.sequences for minibatch in self.minibatches) - forwarded
+
+
+def plan_batches(
+    prompt_tokens: Sequence[int],
+    response_tokens: Sequence[int],
+    groups: Sequence[int],
+    *,
+    minibatches: int,
+    ranks: int,
+    tokens_per_microbatch: int,
+    max_response_tokens: int,
+    active: Sequence[bool] | None = None,
+) -> Plan:
+    """Plan a step from the lengths and the group of each sample. Deterministic.
+
+    Minibatches hold whole groups, equally many, in the order in which the groups appear; `minibatches` must divide
+    their number. `active`, by sample, tells which have a gradient (None: all); the others only count in the
+    denominators. No sample may exceed `tokens_per_microbatch`.
+    """
+    sizes = [prompt + response for prompt, response in zip(prompt_tokens, response_tokens, strict=True)]
+    assert max(sizes, default=0) <= tokens_per_microbatch, f"a sample of {max(sizes)} > {tokens_per_microbatch} tokens"
+    assert len(groups) == len(sizes), f"{len(groups)} groups for {len(sizes)} samples"
+    assert active is None or len(active) == len(sizes), "one flag a sample"
+    members: dict[int, list[int]] = {}
+    for sample, group in enumerate(groups):
+        members.setdefault(group, []).append(sample)
+    assert len(members) % minibatches == 0, f"{minibatches} minibatches do not divide {len(members)} groups"
+
+    batches, share = list(members.values()), len(members) // minibatches
+    planned = []
+    for start in range(0, len(batches), share) if share else ():
+        samples = [sample for group in batches[start : start + share] for sample in group]
+        bins = _pack([s for s in samples if active is None or active[s]], sizes, tokens_per_microbatch, ranks)
+        dealt = _deal(bins, sizes, ranks)
+        planned.append(
+            MiniBatch(
+                ranks=dealt,
+                rank_tokens=tuple(sum(sizes[sample] for bin in rank for sample in bin) for rank in dealt),
+                tokens=sum(response_tokens[sample] for sample in samples),
+                sequences=len(samples),
+                max_length=max_response_tokens,
+            )
+        )
+    return Plan(tuple(planned))
+
+
+def _pack(samples: Sequence[int], sizes: Sequence[int], budget: int, ranks: int) -> list[list[int]]:
+    """Bins of at most `budget` tokens, as many as the ranks times the fewest micro-batches; some may be empty."""
+    longest_first = sorted(samples, key=lambda sample: (-sizes[sample], sample))
+    tight = _best_fit(longest_first, sizes, budget)
+    count = -(-len(tight) // ranks) * ranks
+    return _spread(longest_first, sizes, budget, count) or tight + [[] for _ in range(count - len(tight))]
+
+
+def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """Few bins: each sample goes where it leaves the least room, into a new bin where it fits in none."""
+    bins: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # (tokens still free, bin), ascending
+    for sample in longest_first:
+        fitting = bisect_left(rooms, (sizes[sample], 0))
+        if fitting == len(rooms):
+            bins.append([])
+            room, chosen = budget, len(bins) - 1
+        else:
+            room, chosen = rooms.pop(fitting)
+        bins[chosen].append(sample)
+        insort(rooms, (room - sizes[sample], chosen))
+    return bins
+
+
+def _spread(longest_first: Sequence[int], sizes: Sequence[int], budget: int, count: int) -> list[list[int]] | None:
+    """`count` bins, as equal as possible; None where a bin would exceed the budget."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    emptiest = [(0, 0, bin) for bin in range(count)]  # a heap of (tokens, squares of lengths, bin)
+    for sample in longest_first:
+        size = sizes[sample]
+        tokens, squares, chosen = emptiest[0]
+        if tokens + size > budget:
+            return None
+        bins[chosen].append(sample)
+        heapq.heapreplace(emptiest, (tokens + size, squares + size * size, chosen))
+    return bins
+
+
+def _deal(bins: Sequence[list[int]], sizes: Sequence[int], ranks: int) -> tuple[tuple[Bin, ...], ...]:
+    """[rank][micro-batch] from bins whose number the ranks divide: alike ones in the same micro-batch."""
+
+    def load(bin: list[int]) -> tuple[int, int]:
+        return sum(sizes[sample] for sample in bin), sum(sizes[sample] ** 2 for sample in bin)
+
+    largest_first = sorted(
+        ((*load(bin), sorted(bin)) for bin in bins), key=lambda entry: (-entry[0], -entry[1], entry[2])
+    )
+    loads = [(0, 0, rank) for rank in range(ranks)]
+    dealt: list[list[Bin]] = [[] for _ in range(ranks)]
+    for start in range(0, len(bins), ranks):
+        row = largest_first[start : start + ranks]
+        for (had, had_squares, rank), (tokens, squares, samples) in zip(sorted(loads), row, strict=True):
+            dealt[rank].append(tuple(samples))
+            loads[rank] = (had + tokens, had_squares + squares, rank)
+    return tuple(tuple(rank) for rank in dealt)

@@ -1,0 +1,229 @@
+"""The packer: nothing lost, nothing over budget, ranks in lockstep and evenly loaded."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import random
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.data import packer
+from rlcli.data.packer import MiniBatch, Plan, plan_batches
+
+relaxed = settings(deadline=None)
+
+
+@dataclass(frozen=True)
+class Case:
+    prompt_tokens: list[int]
+    response_tokens: list[int]
+    groups: list[int]
+    minibatches: int
+    ranks: int
+    budget: int
+    active: list[bool] | None = None
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [p + r for p, r in zip(self.prompt_tokens, self.response_tokens, strict=True)]
+
+    def is_active(self, sample: int) -> bool:
+        return self.active is None or self.active[sample]
+
+    def plan(self) -> Plan:
+        return plan_batches(
+            self.prompt_tokens,
+            self.response_tokens,
+            self.groups,
+            minibatches=self.minibatches,
+            ranks=self.ranks,
+            tokens_per_microbatch=self.budget,
+            max_response_tokens=777,
+            active=self.active,
+        )
+
+    def members(self, minibatch: int) -> list[int]:
+        """The samples of a minibatch, by the rule: equal shares of the groups, in order of appearance."""
+        order = sorted(set(self.groups), key=self.groups.index)
+        share = len(order) // self.minibatches
+        mine = order[minibatch * share : (minibatch + 1) * share]
+        return [sample for sample, group in enumerate(self.groups) if group in mine]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    minibatches, per_minibatch = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    labels = draw(
+        st.lists(
+            st.integers(0, 99), unique=True, min_size=minibatches * per_minibatch, max_size=minibatches * per_minibatch
+        )
+    )
+    groups = draw(st.permutations([label for label in labels for _ in range(draw(st.integers(1, 5)))]))
+    n = len(groups)
+    prompts = draw(st.lists(st.integers(1, 20), min_size=n, max_size=n))
+    responses = draw(st.lists(st.integers(0, 60), min_size=n, max_size=n))
+    longest = max(p + r for p, r in zip(prompts, responses, strict=True))
+    return Case(
+        prompt_tokens=prompts,
+        response_tokens=responses,
+        groups=groups,
+        minibatches=minibatches,
+        ranks=draw(st.integers(1, 5)),
+        budget=longest + draw(st.integers(0, 100)),
+        active=draw(st.none() | st.lists(st.booleans(), min_size=n, max_size=n)),
+    )
+
+
+def forwarded(minibatch: MiniBatch) -> list[int]:
+    return [sample for rank in minibatch.ranks for bin in rank for sample in bin]
+
+
+def step_of(n: int, ranks: int, *, minibatches: int = 1, budget: int = 16384, seed: int = 0) -> Case:
+    """A large step: groups of 8, log-normal responses of up to 8192 tokens as reasoning models write them."""
+    draw = random.Random(seed)
+    responses = [min(8192, int(draw.lognormvariate(6.5, 1.0)) + 1) for _ in range(n)]
+    prompts = [draw.randint(20, 400) for _ in range(n)]
+    return Case(prompts, responses, [i // 8 for i in range(n)], minibatches, ranks, budget)
+
+
+@relaxed
+@given(case=cases())
+def test_every_active_sample_is_forwarded_once_in_the_minibatch_of_its_group(case: Case) -> None:
+    plan = case.plan()
+    assert len(plan.minibatches) == case.minibatches
+    for i, minibatch in enumerate(plan.minibatches):
+        assert sorted(forwarded(minibatch)) == [s for s in case.members(i) if case.is_active(s)]
+    assert plan.skipped == sum(not case.is_active(s) for s in range(len(case.groups)))
+
+
+@relaxed
+@given(case=cases())
+def test_micro_batches_keep_the_budget_and_are_equally_many_on_every_rank(case: Case) -> None:
+    plan = case.plan()
+    for minibatch in plan.minibatches:
+        assert len(minibatch.ranks) == len(minibatch.rank_tokens) == case.ranks
+        assert {len(rank) for rank in minibatch.ranks} == {minibatch.microbatches}
+        for rank, tokens in zip(minibatch.ranks, minibatch.rank_tokens, strict=True):
+            loads = [sum(case.sizes[sample] for sample in bin) for bin in rank]
+            assert max(loads, default=0) <= case.budget
+            assert sum(loads) == tokens
+    assert plan.microbatches == sum(minibatch.microbatches for minibatch in plan.minibatches)
+
+
+@relaxed
+@given(case=cases())
+def test_denominators_count_inactive_samples_too(case: Case) -> None:
+    for i, minibatch in enumerate(case.plan().minibatches):
+        members = case.members(i)
+        assert minibatch.tokens == sum(case.response_tokens[s] for s in members)
+        assert minibatch.sequences == len(members)
+        assert minibatch.max_length == 777
+
+
+@relaxed
+@given(case=cases())
+def test_a_plan_depends_on_its_input_alone(case: Case) -> None:
+    assert case.plan() == replace(case).plan()
+
+
+@relaxed
+@given(case=cases())
+def test_no_micro_batch_is_wasted_and_loads_differ_by_less_than_a_sample_of_each_bin(case: Case) -> None:
+    for i, minibatch in enumerate(case.plan().minibatches):
+        sizes = [case.sizes[s] for s in case.members(i) if case.is_active(s)]
+        fewest = math.ceil(sum(sizes) / (case.budget * case.ranks))
+        # Two neighbouring bins that fit into one cannot both stand in a best-fit packing: fewer than twice the fewest.
+        assert fewest <= minibatch.microbatches <= 2 * fewest
+        assert max(minibatch.rank_tokens) - min(minibatch.rank_tokens) <= case.budget
+
+
+@pytest.mark.parametrize(("n", "ranks", "minibatches"), [(2048, 8, 1), (4096, 8, 4), (16384, 64, 1)])
+@pytest.mark.parametrize("seed", range(3))
+def test_large_steps_are_balanced_over_ranks_and_within_each_micro_batch(
+    n: int, ranks: int, minibatches: int, seed: int
+) -> None:
+    case = step_of(n, ranks, minibatches=minibatches, seed=seed)
+    plan = case.plan()
+    assert 1.0 <= plan.imbalance < 1.01
+    waited = busiest = 0
+    for minibatch in plan.minibatches:
+        for row in zip(*minibatch.ranks, strict=True):
+            loads = [sum(case.sizes[sample] for sample in bin) for bin in row]
+            busiest += max(loads) * ranks
+            waited += sum(max(loads) - load for load in loads)
+        fewest = math.ceil(sum(minibatch.rank_tokens) / (case.budget * ranks))
+        assert minibatch.microbatches == fewest
+    assert waited / busiest < 0.02
+
+
+def test_samples_that_spreading_cannot_fit_are_packed_tightly_instead() -> None:
+    # 40 + 40, 40 + 40, 30 + 30 + 30 and 30 + 30 + 20 fit into two micro-batches of two ranks. Spreading, which gives
+    # each bin a 40 and a 30 first, would need a third.
+    case = Case([0] * 10, [40, 40, 30, 30, 30, 40, 40, 30, 30, 20], [0] * 10, minibatches=1, ranks=2, budget=90)
+    assert case.plan().microbatches == 2
+
+
+def test_equal_samples_fill_the_budget_exactly() -> None:
+    case = Case([10] * 12, [20] * 12, list(range(12)), minibatches=1, ranks=2, budget=90)
+    (minibatch,) = case.plan().minibatches
+    assert [[len(bin) for bin in rank] for rank in minibatch.ranks] == [[3, 3], [3, 3]]
+
+
+def test_the_largest_micro_batch_comes_first_on_every_rank() -> None:
+    case = step_of(512, 4)
+    (minibatch,) = case.plan().minibatches
+    rows = [[sum(case.sizes[s] for s in bin) for bin in row] for row in zip(*minibatch.ranks, strict=True)]
+    assert all(min(before) >= max(after) for before, after in pairwise(rows))
+
+
+def test_equal_token_counts_are_parted_by_the_cost_of_attention() -> None:
+    # By tokens the sample of 1 may go beside 8 or beside 4 + 4; by squares, beside the pair.
+    case = Case([0] * 4, [8, 4, 4, 1], [0] * 4, minibatches=1, ranks=2, budget=20)
+    (minibatch,) = case.plan().minibatches
+    assert sorted(sorted(rank[0]) for rank in minibatch.ranks) == [[0], [1, 2, 3]]
+
+
+def test_a_minibatch_without_active_samples_has_no_micro_batches_but_its_denominators() -> None:
+    case = Case(
+        [5] * 4, [5, 6, 7, 8], [0, 0, 1, 1], minibatches=2, ranks=3, budget=40, active=[False, False, True, True]
+    )
+    idle, busy = case.plan().minibatches
+    assert idle.ranks == ((), (), ())
+    assert (idle.microbatches, idle.tokens, idle.sequences) == (0, 11, 2)
+    assert busy.microbatches == 1
+    assert replace(case, active=[False] * 4).plan().imbalance == 1.0
+
+
+def test_fewer_samples_than_ranks_leave_some_ranks_an_empty_micro_batch() -> None:
+    (minibatch,) = Case([1], [3], [0], minibatches=1, ranks=3, budget=9).plan().minibatches
+    assert sorted(minibatch.ranks) == [((),), ((),), ((0,),)]
+
+
+def test_a_sample_over_the_budget_or_groups_that_do_not_divide_are_broken_invariants() -> None:
+    with pytest.raises(AssertionError, match="12 > 11 tokens"):
+        Case([2], [10], [0], minibatches=1, ranks=1, budget=11).plan()
+    with pytest.raises(AssertionError, match="2 minibatches do not divide 3 groups"):
+        Case([1] * 3, [1] * 3, [0, 1, 2], minibatches=2, ranks=1, budget=11).plan()
+
+
+def test_a_large_step_is_planned_in_well_under_a_second() -> None:
+    case = step_of(16384, 64)
+    best = math.inf
+    for _ in range(3):
+        start = time.perf_counter()
+        case.plan()
+        best = min(best, time.perf_counter() - start)
+    assert best < 1.0
+
+
+def test_the_example_in_the_docstring_holds() -> None:
+    result = doctest.testmod(packer)
+    assert result.attempted > 0
+    assert result.failed == 0
