@@ -70,10 +70,10 @@ def diagnose() -> list[Finding]:
         return list(pool.map(lambda check: check(), checks))
 
 
-def check_python(version: Sequence[int] = sys.version_info) -> Finding:
+def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
     """Python 3.11 or 3.12."""
-    shown = f"{'.'.join(str(part) for part in version[:3])} ({sys.executable})"
-    if (3, 11) <= tuple(version[:2]) < (3, 13):
+    shown = f"{version[0]}.{version[1]} ({sys.executable})"
+    if (3, 11) <= version < (3, 13):
         return Finding("python", Status.PASS, shown)
     return Finding("python", Status.FAIL, shown, "make the environment with Python 3.11 or 3.12")
 
@@ -203,7 +203,7 @@ def check_hub() -> Finding:
     if offline:
         return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", mend)
     found, said = probe(
-        "from huggingface_hub import constants, get_session; "
+        "from huggingface_hub import constants; from huggingface_hub.utils import get_session; "
         "r = get_session().head(constants.ENDPOINT, timeout=3); report(url=constants.ENDPOINT, status=r.status_code)",
         timeout_s=15,
     )

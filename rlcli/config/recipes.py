@@ -115,8 +115,9 @@ def _find(name: str) -> tuple[Path | Traversable, str]:
 
 
 def _beside(base: str, file: Path | Traversable) -> str:
-    is_path = base.endswith(".toml") and isinstance(file, Path)
-    return str(file.parent / Path(base).expanduser()) if is_path else base
+    if base.endswith(".toml") and isinstance(file, Path):
+        return str(file.parent / Path(base).expanduser())
+    return base
 
 
 def _catalogue() -> dict[str, tuple[Traversable, str]]:

@@ -19,130 +19,146 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    path: str = Field("", description="Folder or hub id of the model to train.")
+    path: str = Field(default="", description="Folder or hub id of the model to train.")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
+        default="auto",
         description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs. "
         "Master weights are float32.",
     )
     gradient_checkpointing: bool = Field(
-        False, description="Recompute activations in the backward pass to save memory."
+        default=False, description="Recompute activations in the backward pass to save memory."
     )
 
 
 class Data(Section):
-    path: str = Field("", description="A parquet file, or a folder with train.parquet.")
-    max_prompt_tokens: Positive = Field(1024, description="Longer prompts are left out, and counted.")
-    shuffle: bool = Field(True, description="Draw prompts in a new random order each epoch (seeded).")
+    path: str = Field(default="", description="A parquet file, or a folder with train.parquet.")
+    max_prompt_tokens: Positive = Field(default=1024, description="Longer prompts are left out, and counted.")
+    shuffle: bool = Field(default=True, description="Draw prompts in a new random order each epoch (seeded).")
 
 
 class Rollout(Section):
-    prompts_per_step: Positive = Field(32, description="Prompts (groups) drawn in one step.")
-    samples_per_prompt: Positive = Field(8, description="Responses generated for each prompt.")
-    max_response_tokens: Positive = Field(1024, description="Longest response.")
+    prompts_per_step: Positive = Field(default=32, description="Prompts (groups) drawn in one step.")
+    samples_per_prompt: Positive = Field(default=8, description="Responses generated for each prompt.")
+    max_response_tokens: Positive = Field(default=1024, description="Longest response.")
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
-        1.0, description="Sampling temperature; log-probs are taken at it."
+        default=1.0, description="Sampling temperature; log-probs are taken at it."
     )
-    tensor_parallel: Positive = Field(1, description="Workers that share one vLLM engine.")
-    max_concurrent: Positive = Field(256, description="Responses that one engine generates at once.")
+    tensor_parallel: Positive = Field(default=1, description="Workers that share one vLLM engine.")
+    max_concurrent: Positive = Field(default=256, description="Responses that one engine generates at once.")
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        0.5, description="Share of a GPU's memory that vLLM may take while it generates."
+        default=0.5, description="Share of a GPU's memory that vLLM may take while it generates."
     )
     kv_cache_mb: Positive | None = Field(
-        None,
+        default=None,
         description="KV cache of one engine in MiB; unset: by gpu_memory_utilization on GPUs, sized to the "
         "workload on CPUs.",
     )
-    enforce_eager: bool = Field(False, description="No CUDA graphs in vLLM (they are never used on CPUs).")
+    enforce_eager: bool = Field(default=False, description="No CUDA graphs in vLLM (they are never used on CPUs).")
     canary_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
-        None,
+        default=None,
         description="Largest allowed |engine − trainer| log-prob on the probe after a weight sync; "
         "unset: 0.001 in float32, 0.3 in bfloat16.",
     )
 
 
 class Algorithm(Section):
-    advantage: str = Field("grpo", description="How rewards become advantages.")
-    loss: str = Field("ppo", description="The policy loss.")
-    clip_low: Fraction = Field(0.2, description="Lower clip of the ratio: 1 − clip_low.")
-    clip_high: Annotated[float, Field(ge=0.0)] = Field(0.2, description="Upper clip of the ratio: 1 + clip_high.")
+    advantage: str = Field(default="grpo", description="How rewards become advantages.")
+    loss: str = Field(default="ppo", description="The policy loss.")
+    clip_low: Fraction = Field(default=0.2, description="Lower clip of the ratio: 1 − clip_low.")
+    clip_high: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.2, description="Upper clip of the ratio: 1 + clip_high."
+    )
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
-        None, description="Bound of the loss where the advantage is negative (dual-clip PPO); unset: none."
+        default=None, description="Bound of the loss where the advantage is negative (dual-clip PPO); unset: none."
     )
     kl_coef: Annotated[float, Field(ge=0.0)] = Field(
-        0.0, description="β, the weight of the KL to the reference model in the loss; 0 loads no reference."
+        default=0.0, description="β, the weight of the KL to the reference model in the loss; 0 loads no reference."
     )
-    kl_estimator: str = Field("k3", description="How that KL is estimated.")
-    aggregation: str = Field("token-mean", description="How token losses become one number.")
+    kl_estimator: str = Field(default="k3", description="How that KL is estimated.")
+    aggregation: str = Field(default="token-mean", description="How token losses become one number.")
 
 
 class Train(Section):
-    steps: Positive = Field(100, description="Steps of the run.")
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="Seed of prompt order, sampling and initialisation.")
-    minibatches: Positive = Field(1, description="Optimizer updates in one step.")
-    tokens_per_microbatch: Positive = Field(8192, description="Most tokens that one worker forwards at once.")
-    lr: Annotated[float, Field(gt=0.0)] = Field(1e-6, description="Peak learning rate (AdamW).")
-    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.9, description="AdamW β1.")
-    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(0.999, description="AdamW β2.")
-    weight_decay: Annotated[float, Field(ge=0.0)] = Field(0.0, description="AdamW weight decay.")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(0, description="Steps over which the learning rate rises from 0.")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="Learning rate after warm-up.")
-    min_lr_fraction: Fraction = Field(0.0, description="Where linear and cosine end, as a share of lr.")
+    steps: Positive = Field(default=100, description="Steps of the run.")
+    seed: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Seed of prompt order, sampling and initialisation."
+    )
+    minibatches: Positive = Field(default=1, description="Optimizer updates in one step.")
+    tokens_per_microbatch: Positive = Field(default=8192, description="Most tokens that one worker forwards at once.")
+    lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-6, description="Peak learning rate (AdamW).")
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.9, description="AdamW β1.")
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.999, description="AdamW β2.")
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="AdamW weight decay.")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Steps over which the learning rate rises from 0."
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Learning rate after warm-up."
+    )
+    min_lr_fraction: Fraction = Field(default=0.0, description="Where linear and cosine end, as a share of lr.")
     max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
-        1.0, description="Gradients are clipped to this global norm."
+        default=1.0, description="Gradients are clipped to this global norm."
     )
 
 
 class Lora(Section):
-    rank: Annotated[int, Field(ge=0)] = Field(0, description="Rank of the adapter; 0 trains all weights.")
-    alpha: Annotated[float, Field(gt=0.0)] = Field(32.0, description="Scale of the adapter (alpha / rank).")
-    targets: str = Field("all-linear", description="Comma-separated module names that get an adapter, or all-linear.")
+    rank: Annotated[int, Field(ge=0)] = Field(default=0, description="Rank of the adapter; 0 trains all weights.")
+    alpha: Annotated[float, Field(gt=0.0)] = Field(default=32.0, description="Scale of the adapter (alpha / rank).")
+    targets: str = Field(
+        default="all-linear", description="Comma-separated module names that get an adapter, or all-linear."
+    )
 
 
 class VerifierSection(Section):
     name: str = Field(
-        "auto", description="Verifier of every row; auto: the one that the row names (reward_model.style)."
+        default="auto", description="Verifier of every row; auto: the one that the row names (reward_model.style)."
     )
     deadline_s: Annotated[float, Field(gt=0.0)] = Field(
-        5.0, description="Seconds after which a verification is killed."
+        default=5.0, description="Seconds after which a verification is killed."
     )
     processes: Annotated[int, Field(ge=0)] = Field(
-        0, description="Scoring processes of each worker; 0: by the number of CPU cores."
+        default=0, description="Scoring processes of each worker; 0: by the number of CPU cores."
     )
     max_crash_rate: Fraction = Field(
-        0.1, description="The run stops when a larger share of a step's verifications crash or time out."
+        default=0.1, description="The run stops when a larger share of a step's verifications crash or time out."
     )
 
 
 class Cluster(Section):
-    workers: Positive = Field(1, description="Worker processes, one a device; they form one process group.")
+    workers: Positive = Field(default=1, description="Worker processes, one a device; they form one process group.")
     address: str = Field(
-        "", description="Address of a running Ray cluster; unset: RAY_ADDRESS, else a local one for this run."
+        default="", description="Address of a running Ray cluster; unset: RAY_ADDRESS, else a local one for this run."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where workers run; auto: GPUs where there are any."
+        default="auto", description="Where workers run; auto: GPUs where there are any."
     )
 
 
 class Checkpoint(Section):
-    every: Annotated[int, Field(ge=0)] = Field(50, description="Steps between checkpoints; 0: only at the end.")
-    keep: Positive = Field(2, description="Checkpoints kept, the newest first.")
+    every: Annotated[int, Field(ge=0)] = Field(default=50, description="Steps between checkpoints; 0: only at the end.")
+    keep: Positive = Field(default=2, description="Checkpoints kept, the newest first.")
 
 
 class Evaluation(Section):
-    data: str = Field("", description="A parquet file, or a folder with test.parquet; unset: no evaluation.")
+    data: str = Field(default="", description="A parquet file, or a folder with test.parquet; unset: no evaluation.")
     every: Annotated[int, Field(ge=0)] = Field(
-        0, description="Steps between evaluations; 0: only before the first step and after the last."
+        default=0, description="Steps between evaluations; 0: only before the first step and after the last."
     )
-    samples: Positive = Field(1, description="Responses per prompt.")
-    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(0.0, description="Sampling temperature; 0 is greedy.")
-    max_prompts: Annotated[int, Field(ge=0)] = Field(0, description="Evaluate the first N prompts only; 0: all.")
+    samples: Positive = Field(default=1, description="Responses per prompt.")
+    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(
+        default=0.0, description="Sampling temperature; 0 is greedy."
+    )
+    max_prompts: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Evaluate the first N prompts only; 0: all."
+    )
 
 
 class Tracking(Section):
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field((), description="Trackers beside metrics.jsonl.")
-    project: str = Field("rlcli", description="Project name in the tracker.")
-    save_samples: bool = Field(True, description="Write every step's samples to parquet in the run folder.")
+    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        default=(), description="Trackers beside metrics.jsonl."
+    )
+    project: str = Field(default="rlcli", description="Project name in the tracker.")
+    save_samples: bool = Field(default=True, description="Write every step's samples to parquet in the run folder.")
 
 
 class RunConfig(Section):
