@@ -1,0 +1,180 @@
+"""Recipe → flags → --set: what wins, what is refused and how, and what is written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rlcli.config.keys import describe, keys
+from rlcli.config.load import dump_toml, resolve
+from rlcli.errors import ConfigError
+
+
+def test_later_layers_win_and_each_value_knows_its_origin() -> None:
+    run = resolve("quickstart", {"train.steps": 7, "cluster.workers": 2}, ["train.steps=11", "lora.rank=16"])
+
+    assert run.config.train.steps == 11
+    assert run.config.cluster.workers == 2
+    assert run.config.lora.rank == 16
+    assert run.origins["train.steps"] == "--set"
+    assert run.origins["cluster.workers"] == "flag --workers"
+    assert run.origins["rollout.max_response_tokens"] == "recipe quickstart"
+    assert run.origins["rollout.samples_per_prompt"] == "recipe grpo"
+    assert run.origins["model.dtype"] == "default"
+    assert set(run.origins) == set(keys()) == set(run.values())
+
+
+def test_the_last_of_two_sets_wins() -> None:
+    assert resolve("grpo", {}, ["train.lr=1", "train.lr=2"]).config.train.lr == 2
+
+
+def test_a_flag_that_was_not_given_leaves_the_recipe_alone() -> None:
+    run = resolve("quickstart", {"train.steps": None, "model.path": Path("some/where")})
+    assert run.config.train.steps == 60
+    assert run.config.model.path == "some/where"
+    assert run.origins["model.path"] == "flag --model"
+
+
+def test_the_configuration_cannot_be_changed_afterwards() -> None:
+    config = resolve("grpo").config
+    with pytest.raises(ValidationError):
+        config.train.steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("train.lr=2e-6", 2e-6),
+        ("train.lr = 1", 1.0),
+        ("train.steps=1_000", 1000),
+        ("model.path=7", "7"),
+        ("model.path=a=b", "a=b"),
+        ('model.path="quoted"', "quoted"),
+        ("model.path=true", "true"),
+        ("model.path=", ""),
+        ("data.shuffle=false", False),
+        ("data.shuffle=False", False),
+        ("rollout.kv_cache_mb=64", 64),
+        ("rollout.kv_cache_mb=unset", None),
+        ("tracking.trackers=wandb,tensorboard", ["wandb", "tensorboard"]),
+        ('tracking.trackers=["wandb"]', ["wandb"]),
+        ("tracking.trackers=[]", []),
+    ],
+)
+def test_a_set_value_takes_the_type_of_its_key(text: str, value: object) -> None:
+    key = text.partition("=")[0].strip()
+    read = resolve("grpo", {}, [text]).values()[key]
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rollout.temprature=1", ["'rollout.temprature'", "did you mean rollout.temperature"]),
+        ("lr=1", ["'lr'", "did you mean train.lr?"]),
+        ("trian.lr=1", ["'trian.lr'", "did you mean train.lr?"]),
+        ("rollout=4", ["'rollout' is a section", "rollout.temperature"]),
+        ("zzz.qqq=4", ["'zzz.qqq'", "rlcli recipes explain"]),
+        ("rollout.temperature=-1", ["rollout.temperature = -1 (--set)", "a number > 0 and ≤ 10"]),
+        ("rollout.temperature=nan", ["rollout.temperature = nan", "a number"]),
+        ("train.lr=inf", ["train.lr = inf", "a number > 0"]),
+        ("train.lr=2020-01-01", ["train.lr = 2020-01-01", "a number > 0"]),
+        ("train.steps=2.5", ["train.steps = 2.5", "a whole number ≥ 1"]),
+        ("train.steps=true", ["train.steps = true", "a whole number ≥ 1"]),
+        ("train.steps=1\nlr=2", ["train.steps = ", "a whole number ≥ 1"]),
+        ("train.beta2=1.0", ["train.beta2 = 1.0", "≥ 0 and < 1"]),
+        ("data.shuffle=maybe", ['data.shuffle = "maybe"', "true or false"]),
+        ("model.dtype=fp8", ['model.dtype = "fp8"', "one of auto, float32, bfloat16"]),
+        ("tracking.trackers=mlflow", ["tracking.trackers", "a list, each one of wandb, tensorboard"]),
+        ("rollout.kv_cache_mb=none", ['rollout.kv_cache_mb = "none"', "or unset"]),
+        ("train.steps=unset", ['train.steps = "unset"', "a whole number"]),
+        ("rollout.samples_per_prompt=1", ["rollout.samples_per_prompt = 1", "2 or more"]),
+        ("train.minibatches=5", ["train.minibatches = 5", "prompts_per_step = 32", "divisor"]),
+        ("rollout.tensor_parallel=2", ["rollout.tensor_parallel = 2", "cluster.workers = 1"]),
+        ("train.tokens_per_microbatch=9", ["train.tokens_per_microbatch = 9", "2048", "raise"]),
+        ("train.warmup_steps=101", ["train.warmup_steps = 101", "train.steps = 100", "lower"]),
+        ("train.lr", ["--set 'train.lr' is not key=value", "train.lr=2e-6"]),
+        ("=3", ["--set '=3' is not key=value"]),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_line_with_its_rule_and_mend(text: str, says: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("grpo", {}, [text])
+    line = str(refused.value)
+    assert "\n" not in line
+    assert refused.value.exit_code == 2
+    for part in says:
+        assert part in line
+
+
+def test_every_bad_value_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve("grpo", {"train.steps": 0}, ["train.lr=-1"])
+    assert "train.steps = 0 (flag --steps)" in str(refused.value)
+    assert "train.lr = -1 (--set)" in str(refused.value)
+
+
+def test_a_typo_in_a_recipe_names_the_recipe(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[rolout]\ntemperature = 1.0\n")
+    with pytest.raises(ConfigError, match=r"'rolout\.temperature' \(recipe mine\); did you mean rollout\.temperature"):
+        resolve(str(recipe))
+
+
+def test_a_recipe_can_take_back_what_its_base_set(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("[algorithm]\ndual_clip = 3.0\n")
+    (tmp_path / "child.toml").write_text('[recipe]\nbase = "base.toml"\n[algorithm]\ndual_clip = "unset"\n')
+    assert resolve(str(tmp_path / "base.toml")).config.algorithm.dual_clip == 3.0
+    assert resolve(str(tmp_path / "child.toml")).config.algorithm.dual_clip is None
+
+
+def test_the_dump_says_where_each_value_came_from() -> None:
+    text = dump_toml(resolve("quickstart", {"train.steps": 20}, ["lora.rank=16"]))
+    assert "rank = 16  # --set\n" in text
+    assert "steps = 20  # flag --steps\n" in text
+    assert "max_response_tokens = 40  # recipe quickstart\n" in text
+    assert 'dtype = "auto"\n' in text
+
+
+VALUES = {
+    "model.path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    "tracking.project": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    "train.lr": st.floats(1e-12, 1e3, exclude_min=True),
+    "train.seed": st.integers(0, 2**62),
+    "data.shuffle": st.booleans(),
+    "algorithm.dual_clip": st.one_of(st.just("unset"), st.floats(1, 100, exclude_min=True)),
+    "model.dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
+    "tracking.trackers": st.lists(st.sampled_from(["wandb", "tensorboard"]), max_size=3),
+}
+
+
+@given(flags=st.fixed_dictionaries({}, optional=VALUES))
+def test_the_dump_read_back_as_a_recipe_gives_the_same_configuration(
+    flags: dict[str, object], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = resolve("quickstart", flags)
+    file = tmp_path_factory.mktemp("dump") / "config.toml"
+    file.write_text(dump_toml(run), encoding="utf-8", newline="")
+    again = resolve(str(file))
+    assert again.config == run.config
+    assert again.recipe.header.name == "quickstart"
+
+
+def test_every_key_is_described_and_there_are_at_most_a_hundred() -> None:
+    assert 40 < len(keys()) <= 100
+    for key in describe():
+        assert key.description.endswith(".")
+        assert key.rule
+
+
+def test_describe_narrows_to_a_section_or_a_key() -> None:
+    assert [key.name for key in describe("lora")] == ["lora.rank", "lora.alpha", "lora.targets"]
+    (key,) = describe("rollout.kv_cache_mb")
+    assert (key.rule, key.default, key.optional) == ("a whole number ≥ 1, or unset", None, True)
+    with pytest.raises(ConfigError, match=r"did you mean lora\.rank"):
+        describe("lora.ranc")
