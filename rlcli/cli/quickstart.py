@@ -1,0 +1,118 @@
+"""`rlcli quickstart`: a tiny model learns arithmetic, through the code that trains large ones."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+CURVE_WIDTH, CURVE_HEIGHT = 64, 10
+
+
+def quickstart(
+    out: Annotated[Path | None, typer.Option(help="Folder for data and run (default: runs/quickstart-N).")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data, the warm start and the run.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: up to 2, one a core).")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of reinforcement learning.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Where the warm start is kept (default: ~/.cache/rlcli).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+) -> None:
+    """Make a tiny model, warm it up, train it with GRPO and show what it learned. Minutes on two CPU cores.
+
+    Examples:
+
+      rlcli quickstart
+
+      rlcli quickstart --seed 1 --json
+    """
+    from rlcli.cli.train import train_in_folder
+    from rlcli.config.load import resolve
+    from rlcli.extras import TRAINING, require
+
+    require(*TRAINING)
+    from rlcli.cli.console import stderr
+    from rlcli.trainer.launch import default_out
+    from rlcli.trainer.preflight import derived_plan, prepare
+
+    started = time.monotonic()
+    say = stderr().print
+    target = out or default_out("quickstart")
+    say("[1/4] data: sums of two numbers below 100")
+    data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
+    say("[2/4] warm start: supervised learning on worked and on guessed answers")
+    warm = _warm_start(cache or _cache_folder(), data, seed)
+    say(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
+    flags: dict[str, object] = {
+        "model.path": str(warm.path),
+        "data.path": str(data),
+        "evaluation.data": str(data),
+        "train.steps": steps,
+        "train.seed": seed,
+        "cluster.workers": workers or min(2, len(os.sched_getaffinity(0))),
+    }
+    say("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
+    resolved = resolve("quickstart", flags)
+    prepared = prepare(resolved.config)
+    result = train_in_folder(resolved, prepared, target, derived_plan(prepared), [])
+    result |= {"seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
+    result["total_s"] = round(time.monotonic() - started, 1)
+    say("[4/4] result")
+    _show(result, target, data, as_json)
+    if result["stopped"]:
+        raise typer.Exit(130)
+
+
+def _prepare_data(folder: Path, seed: int) -> Path:
+    from rlcli.data.converters import CONVERTERS
+    from rlcli.data.schema import write_prompts
+    from rlcli.types import ConvertOptions
+
+    for split, prompts in CONVERTERS.get("arithmetic").convert(ConvertOptions(seed=seed)).items():
+        write_prompts(folder / f"{split}.parquet", prompts)
+    return folder
+
+
+def _warm_start(cache: Path, data: Path, seed: int) -> Any:
+    from rich.progress import Progress
+
+    from rlcli.cli.console import stderr
+    from rlcli.quickstart.warm_start import warm_start
+
+    with Progress(console=stderr(), transient=True, disable=not stderr().is_terminal) as progress:
+        bar = progress.add_task("      warming up", total=None)
+        return warm_start(
+            cache, data, seed, on_progress=lambda done, all_: progress.update(bar, completed=done, total=all_)
+        )
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"
+
+
+def _show(result: dict[str, Any], target: Path, data: Path, as_json: bool) -> None:
+    from rlcli.cli.console import emit_json, plain, show, table
+    from rlcli.trainer.plots import reward_curve_text
+
+    if as_json:
+        emit_json(result)
+        return
+    plain(reward_curve_text(result["rewards"], CURVE_WIDTH, CURVE_HEIGHT))
+    rows = []
+    for step, report in sorted(result["evaluations"].items()):
+        at_one = report["pass"]["pass@1"]
+        interval = f"[{100 * at_one['low']:.1f}, {100 * at_one['high']:.1f}]"
+        tokens = f"{report['mean_response_tokens']:.1f}"
+        rows.append((f"after {step} steps" if step else "before", f"{100 * at_one['mean']:.1f}%", interval, tokens))
+    show(table(["held-out sums", "pass@1 (greedy)", "95% interval", "tokens a response"], rows))
+    plain(f"{result['total_s']:.0f} s in all. The curve as a picture: {target / 'reward.png'}")
+    plain(
+        f"""
+Next:
+  rlcli eval --model {target}/checkpoints/latest --data {data} --samples 8 --max-tokens 40
+  rlcli recipes show quickstart                  what this run was made of
+  rlcli prep gsm8k                               a real dataset
+  rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run"""
+    )

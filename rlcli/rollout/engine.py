@@ -1,0 +1,83 @@
+"""The seam between the trainer and whatever generates: one protocol, tokens in, tokens and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlcli.types import FinishReason
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a batch of responses is drawn. temperature 0 is greedy; max_tokens bounds the response, end token
+    included."""
+
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
+    that what it draws does not depend on what else is in the batch."""
+
+    key: int
+    prompt: np.ndarray
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One finished response. tokens: int32 `[n]`, the end token included where there is one. log_probs: float32
+    `[n]`, of those tokens under the distribution that was sampled from (after temperature)."""
+
+    key: int
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    finish_reason: FinishReason
+
+
+class RolloutEngine(Protocol):
+    """What the worker asks of an engine. Workers that share one engine (tensor parallel) make the same calls in the
+    same order with the same arguments.
+
+    The life of a step: `generate` → `sleep` (the trainer takes the memory) → `wake_weights` → `load_weights` or
+    `load_adapter` → `wake_cache` → `prompt_log_probs` of the probe.
+    """
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
+        """Yield each response as it finishes, in any order."""
+        ...
+
+    def prompt_log_probs(self, tokens: np.ndarray) -> np.ndarray:
+        """float32 `[len(tokens) - 1]`: log-prob of each token after the first, at temperature 1."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Take full tensors in checkpoint names, as they come, and forget all cached prefixes."""
+        ...
+
+    def load_adapter(self, folder: str) -> None:
+        """Take a LoRA adapter from a folder in peft's format; later calls replace it."""
+        ...
+
+    def sleep(self) -> None:
+        """Give the accelerator's memory back. A no-op on CPUs."""
+        ...
+
+    def wake_weights(self) -> None:
+        """Take back the memory of the weights."""
+        ...
+
+    def wake_cache(self) -> None:
+        """Take back the memory of the KV cache."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; the engine is not used again."""
+        ...

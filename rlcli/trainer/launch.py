@@ -1,0 +1,104 @@
+"""Put a run together: cluster, workers, trainer; and take it apart again, whatever happens."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcli.rollout.engine import Sampling
+from rlcli.trainer.evaluate import EvalReport, evaluate
+from rlcli.trainer.preflight import Prepared
+from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.stop import StopOnSignal, ignoring_signals
+from rlcli.trainer.tracking import Trackers
+from rlcli.trainer.trainer import RunResult, Trainer
+from rlcli.trainer.view import View
+from rlcli.workers.cluster import Pool, ray_session, start_group
+from rlcli.workers.group import WorkerGroup
+from rlcli.workers.worker import Worker, WorkerSpec
+
+
+@contextmanager
+def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) -> Iterator[WorkerGroup]:
+    """Ray, the actors, their process group and their roles; all of it is gone when the block ends."""
+    config = prepared.config
+    spec = WorkerSpec(
+        config=config,
+        device=prepared.device,
+        train=train,
+        logs=str(logs.resolve()),
+        max_length=prepared.max_length,
+        kv_cache_bytes=prepared.kv_cache_bytes,
+        scoring_processes=prepared.scoring_processes,
+        verifiers=prepared.verifiers,
+        group_id=uuid.uuid4().hex[:8],
+    )
+    view.phase("start Ray")
+    with ray_session(config.cluster.address, config.cluster.workers):
+        pool = Pool(config.cluster.workers, prepared.device, prepared.threads)
+        workers = start_group(Worker, pool, logs.resolve(), spec)
+        failed = True
+        try:
+            view.phase("start workers")
+            workers.join(*workers.meeting_point())
+            view.phase("load model")
+            workers.build()
+            yield workers
+            failed = False
+        finally:
+            with ignoring_signals():
+                # After a failure the others may hang in a collective: there is nothing left to ask them.
+                workers.kill() if failed else workers.close()
+
+
+def launch(prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View) -> RunResult:
+    """Train. The folder's lock and the trackers are the caller's to close."""
+    with (
+        StopOnSignal(lambda: view.note("finishing this step, then leaving; once more to leave at once")) as stop,
+        running_workers(prepared, folder.logs, train=True, view=view) as workers,
+    ):
+        trainer = Trainer(
+            prepared.config,
+            prepared.dtype,
+            prepared.prompts,
+            prepared.held_out,
+            workers,
+            folder,
+            trackers,
+            view,
+            stop,
+        )
+        stop.armed = True
+        return trainer.run()
+
+
+def launch_evaluation(
+    prepared: Prepared, *, samples: int, temperature: float, logs: Path, save_as: str, view: View
+) -> EvalReport:
+    """Evaluate `prepared.config.model.path` on `prepared.prompts`, with engines alone."""
+    config = prepared.config
+    with (
+        StopOnSignal(lambda: None),
+        running_workers(prepared, logs, train=False, view=view) as workers,
+    ):
+        view.phase("evaluate")
+        return evaluate(
+            workers,
+            prepared.prompts,
+            samples=samples,
+            sampling=Sampling(temperature, config.rollout.max_response_tokens),
+            seed=config.train.seed,
+            tensor_parallel=config.rollout.tensor_parallel,
+            save_as=save_as,
+            on_progress=view.progress,
+        )
+
+
+def default_out(recipe: str, root: Path = Path("runs")) -> Path:
+    """`runs/grpo-1`, or the next number that is free."""
+    number = 1
+    while (root / f"{recipe}-{number}").exists():
+        number += 1
+    return root / f"{recipe}-{number}"

@@ -1,0 +1,99 @@
+"""The numbers of a step, by the names that docs/metrics.md documents."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rlcli.data.packer import Plan
+from rlcli.trainer.collect import Collected
+from rlcli.types import Outcome, Sample
+
+PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
+"""Sums over tokens that `update` returns and that are reported as means."""
+
+
+@dataclass
+class Clock:
+    """Seconds by phase of one step; `on_phase` hears each phase begin."""
+
+    on_phase: Callable[[str], None]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.on_phase(name)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Rewards, outcomes and lengths. `reward/equal_groups`: share of groups whose rewards are all equal, which teach
+    nothing under a group baseline."""
+    rewards = [s.verdict.score for s in samples]
+    lengths = [s.response_tokens for s in samples]
+    outcomes = Counter(s.verdict.outcome for s in samples)
+    groups: dict[int, set[float]] = {}
+    parts: dict[str, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt, set()).add(sample.verdict.score)
+        for name, value in sample.verdict.parts.items():
+            parts.setdefault(name, []).append(value)
+    n = len(samples)
+    return {
+        "reward/mean": statistics.fmean(rewards),
+        "reward/std": statistics.pstdev(rewards),
+        "reward/equal_groups": sum(len(scores) == 1 for scores in groups.values()) / len(groups),
+        **{f"reward/part/{name}": statistics.fmean(values) for name, values in sorted(parts.items())},
+        **{f"outcome/{outcome}": outcomes[outcome] / n for outcome in Outcome},
+        "response_tokens/mean": statistics.fmean(lengths),
+        "response_tokens/max": float(max(lengths)),
+        "response_tokens/truncated": sum(s.finish_reason == "length" for s in samples) / n,
+        "prompt_tokens/mean": statistics.fmean(s.prompt_tokens for s in samples),
+    }
+
+
+def plan_metrics(plan: Plan) -> dict[str, float]:
+    return {
+        "plan/imbalance": plan.imbalance,
+        "plan/microbatches": float(plan.microbatches),
+        "plan/skipped_samples": float(plan.skipped),
+    }
+
+
+def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over the step's minibatches. The mismatch is that of the first, before the policy has moved."""
+    done = [update for update in updates if update]
+    metrics = {"update/count": float(len(done)), "update/skipped": float(len(updates) - len(done))}
+    if not done:
+        return metrics
+    tokens = sum(update["tokens"] for update in done)
+    for name in PER_TOKEN:
+        if name in done[0]:
+            label = f"update/{name.removesuffix('_tokens')}"
+            metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
+    metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
+    metrics["mismatch/kl"] = done[0]["mismatch_kl"] / max(done[0]["tokens"], 1.0)
+    return metrics
+
+
+def time_metrics(clock: Clock, collected: Collected) -> dict[str, float]:
+    """Seconds by phase and tokens per second. Generation is split into the engine's time and the wait for verdicts."""
+    seconds = dict(clock.seconds)
+    responses = sum(s.response_tokens for s in collected.samples)
+    tokens = sum(s.tokens for s in collected.samples)
+    return {
+        **{f"time/{name}_s": value for name, value in seconds.items()},
+        "time/verify_wait_s": collected.verify_s,
+        "time/step_s": sum(seconds.values()),
+        "throughput/rollout_tokens_per_s": responses / max(collected.generate_s, 1e-9),
+        "throughput/update_tokens_per_s": tokens / max(seconds.get("update", 0.0), 1e-9),
+        "throughput/tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
+    }

@@ -1,0 +1,191 @@
+"""Everything that can be known before a worker starts: the model, the data, the machine, the derived plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.prompts import TokenizedPrompts, read_prompts
+from rlcli.errors import ConfigError, RlcliError, UnknownName, VerifierError
+from rlcli.scoring.registry import VERIFIERS
+from rlcli.types import Prompt
+from rlcli.workers.cluster import resolve_device, worker_threads
+
+CPU_BLOCK = 128
+"""Tokens in a block of vLLM's KV cache on CPUs: each response takes whole blocks."""
+MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
+    response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself."""
+
+    config: RunConfig
+    device: str
+    dtype: str
+    prompts: TokenizedPrompts
+    held_out: TokenizedPrompts | None
+    verifiers: tuple[str, ...]
+    max_length: int
+    kv_cache_bytes: int | None
+    parameters: int | None
+
+    @property
+    def threads(self) -> int:
+        return worker_threads(self.config.cluster.workers)
+
+    @property
+    def scoring_processes(self) -> int:
+        """Of each worker; by default the cores are shared out."""
+        return self.config.verifier.processes or worker_threads(self.config.cluster.workers)
+
+
+def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], None] = lambda text: None) -> Prepared:
+    """Check what can be checked and tokenise the prompts.
+
+    train=False checks for evaluation alone: `config.evaluation.data` is then the only data. Raises the RlcliError that
+    names what is wrong and its mend.
+    """
+    from transformers import AutoTokenizer
+
+    from rlcli.model.loading import check_model
+
+    if not config.model.path:
+        raise ConfigError("no model is given", "name a folder or hub id with --model")
+    if train and not config.data.path:
+        raise ConfigError(
+            "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
+        )
+    device = resolve_device(config.cluster.device)
+    facts = check_model(config.model.path)
+    max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if facts.max_positions is not None and max_length > facts.max_positions:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {max_length} is more than the "
+            f"{facts.max_positions} positions of {config.model.path}",
+            "lower one of them",
+        )
+    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
+    test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
+    test_rows = test_rows[: config.evaluation.max_prompts or None]
+    verifiers = _known_verifiers(train_rows + test_rows)
+    dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
+
+    def ready(rows: list[Prompt], what: str) -> TokenizedPrompts:
+        prompts = TokenizedPrompts.tokenize(rows, tokenizer, config.data.max_prompt_tokens)
+        if prompts.too_long:
+            on_note(
+                f"{prompts.too_long} of {len(rows)} {what} prompts are longer than data.max_prompt_tokens and left out"
+            )
+        return prompts
+
+    return Prepared(
+        config=config,
+        device=device,
+        dtype=dtype,
+        prompts=ready(train_rows, "training") if train else ready(test_rows, "evaluation"),
+        held_out=ready(test_rows, "evaluation") if train and test_rows else None,
+        verifiers=verifiers,
+        max_length=max_length,
+        kv_cache_bytes=_kv_cache_bytes(config, device, dtype, max_length),
+        parameters=facts.parameters,
+    )
+
+
+def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
+    """What follows from the configuration, as (what, how it comes about): printed before a run and by --dry-run."""
+    config = prepared.config
+    rollout, train, workers = config.rollout, config.train, config.cluster.workers
+    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    engines = workers // rollout.tensor_parallel
+    epoch = len(prepared.prompts) / rollout.prompts_per_step
+    per_update = samples // train.minibatches
+    rows = [
+        (
+            "model",
+            f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}",
+        ),
+        ("trained", f"LoRA of rank {config.lora.rank} on {config.lora.targets}" if config.lora.rank else "all weights"),
+        ("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} too long), {epoch:.1f} steps an epoch"),
+        ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
+        ("samples an update", f"{samples} / {train.minibatches} minibatches = {per_update}"),
+        (
+            "samples an engine",
+            f"{samples} / {engines} engines = {math.ceil(samples / engines)}, {rollout.max_concurrent} at once",
+        ),
+        (
+            "longest sample",
+            f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} tokens",
+        ),
+        ("micro-batch", f"at most {train.tokens_per_microbatch} tokens a worker"),
+        (
+            "workers",
+            f"{workers} on {prepared.device}"
+            + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
+        ),
+        ("reference model", _reference(config)),
+        ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
+        ("length", f"{train.steps} steps, {train.steps * samples} samples, {train.steps / epoch:.2f} epochs"),
+        (
+            "verifiers",
+            f"{', '.join(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
+            f"killed after {config.verifier.deadline_s:g} s",
+        ),
+    ]
+    if prepared.kv_cache_bytes:
+        rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
+    return rows
+
+
+def _reference(config: RunConfig) -> str:
+    beta = config.algorithm.kl_coef
+    if beta == 0:
+        return "none (algorithm.kl_coef = 0)"
+    return f"β = {beta:g}; " + ("the policy without its adapter" if config.lora.rank else "a second, frozen copy")
+
+
+def _count(parameters: int | None) -> str:
+    if parameters is None:
+        return "unknown"
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return str(parameters)
+
+
+def _known_verifiers(rows: list[Prompt]) -> tuple[str, ...]:
+    """The verifiers that the rows name, each loaded once: a run must not learn on its first sample that one is
+    broken."""
+    names = sorted({row.verifier for row in rows})
+    for name in names:
+        try:
+            VERIFIERS.get(name)
+        except UnknownName as error:
+            first = next(row.id for row in rows if row.verifier == name)
+            raise VerifierError(f"{error.message} (row {first})", error.mend) from None
+        except RlcliError as error:
+            raise VerifierError(error.message, error.mend) from error
+    return tuple(names)
+
+
+def _kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:
+    """Given, or on CPUs what the workload fills; on GPUs vLLM measures what is free."""
+    rollout = config.rollout
+    if rollout.kv_cache_mb is not None:
+        return rollout.kv_cache_mb << 20
+    if device == "cuda":
+        return None
+    from transformers import AutoConfig
+
+    model = AutoConfig.from_pretrained(config.model.path)
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    per_token = 2 * model.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
+    engines = config.cluster.workers // rollout.tensor_parallel
+    samples = max(rollout.prompts_per_step * rollout.samples_per_prompt // engines, 1)
+    blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)
+    return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))

@@ -1,0 +1,155 @@
+"""Ray: a local cluster for this run or a running one, a place for each worker, and the actors in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import SetupError
+from rlcli.workers.group import WorkerGroup
+
+PLACEMENT_TIMEOUT_S = 120.0
+MIN_SHM_BYTES = 256 << 20
+"""Ray's object store lies in /dev/shm; below this it would silently fall back to disk."""
+
+WORKER_ENV = {
+    # vLLM runs inside the worker, so that weights reach it without leaving the process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # One 1-GiB pool at most where nothing else bounds it; the engine's own bound is passed per run.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore",
+    "PYTHONUNBUFFERED": "1",
+}
+
+PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "TORCH_COMPILE_DISABLE", "WANDB_MODE")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where a group runs: how many workers, on what. threads: of each worker on CPUs."""
+
+    workers: int
+    device: str
+    threads: int
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": 1.0, "GPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
+
+
+def resolve_device(wanted: str) -> str:
+    """`auto` becomes cuda where this machine has an NVIDIA GPU, else cpu; cuda without one is refused."""
+    has_gpu = any(Path("/proc/driver/nvidia/gpus").glob("*")) or shutil.which("nvidia-smi") is not None
+    if wanted == "cuda" and not has_gpu:
+        raise SetupError("cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu")
+    return ("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted
+
+
+def worker_threads(workers: int) -> int:
+    """CPU threads for each worker of one machine: OpenMP threads that share a core spin against each other."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+@contextlib.contextmanager
+def ray_session(address: str, workers: int) -> Iterator[None]:
+    """Connect to the cluster at `address` (or RAY_ADDRESS), else start a local one and end it with the block."""
+    # Read by Ray at import.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    if address:
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, TimeoutError) as error:
+            raise SetupError(
+                f"no Ray cluster answers at {address}: {error}",
+                "start one with `ray start --head` or leave the address out",
+            ) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    store = _object_store_bytes()
+    # A session folder of our own: Ray leaves its logs and sockets behind, and this way they go with the run.
+    folder = tempfile.mkdtemp(prefix="rlcli-ray-", dir="/tmp")
+    try:
+        ray.init(
+            num_cpus=max(workers, os.cpu_count() or 1),
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=store,
+            _temp_dir=folder,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_group(worker: type, pool: Pool, logs: Path, *args: Any) -> WorkerGroup:
+    """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args)."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    _check_resources(pool, ray.cluster_resources())
+    places = placement_group([pool.bundle] * pool.workers, strategy="PACK")
+    ready, _ = ray.wait([places.ready()], timeout=PLACEMENT_TIMEOUT_S)
+    if not ready:
+        remove_placement_group(places)
+        raise SetupError(
+            f"the cluster is busy: no room for {pool.workers} × {pool.bundle} in {PLACEMENT_TIMEOUT_S:.0f} s",
+            "wait for other jobs to end or lower cluster.workers",
+        )
+    environment = WORKER_ENV | {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    if pool.device == "cpu":
+        # Inductor costs half a minute of compilation and gains nothing on the models that fit a CPU.
+        environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
+    actor = ray.remote(worker)
+    actors = [
+        actor.options(
+            num_cpus=pool.bundle["CPU"],
+            num_gpus=pool.bundle.get("GPU", 0),
+            max_restarts=0,
+            runtime_env={"env_vars": environment},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=rank),
+        ).remote(rank, pool.workers, *args)
+        for rank in range(pool.workers)
+    ]
+    return WorkerGroup(worker, actors, logs)
+
+
+def _check_resources(pool: Pool, resources: dict[str, float]) -> None:
+    for kind, each in pool.bundle.items():
+        there = resources.get(kind, 0)
+        if there < each * pool.workers:
+            wanted = each * pool.workers
+            raise SetupError(
+                f"cluster.workers = {pool.workers} needs {wanted:.0f} {kind}s, the cluster has {there:.0f}",
+                "lower cluster.workers, or use --set cluster.device=cpu" if kind == "GPU" else "lower cluster.workers",
+            )
+
+
+def _object_store_bytes() -> int:
+    free = shutil.disk_usage("/dev/shm").free
+    if free < MIN_SHM_BYTES:
+        raise SetupError(
+            f"/dev/shm has {free >> 20} MiB free, the run needs {MIN_SHM_BYTES >> 20}",
+            "free it, or give the container more (docker run --shm-size=2g)",
+        )
+    return min(2 << 30, max(128 << 20, free // 3))

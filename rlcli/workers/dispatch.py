@@ -1,0 +1,62 @@
+"""How a worker's method is called on a whole group: who gets which arguments, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+Send = Literal["broadcast", "scatter"]
+Collect = Literal["all", "first", "sum", "stream"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each.
+    collect: `all` returns a list by rank; `first` what rank 0 returned; `sum` adds dicts of numbers key by key;
+    `stream` iterates over what generator methods yield, from any rank, as it comes."""
+
+    send: Send
+    collect: Collect
+
+
+def dispatch(send: Send = "broadcast", collect: Collect = "all") -> Callable[[F], F]:
+    """Mark a worker's method as callable through a WorkerGroup.
+
+    class Echo:
+        @dispatch(send="scatter", collect="sum")
+        def count(self, rows: list[int]) -> dict[str, float]:
+            return {"rows": len(rows)}
+
+    With two ranks, `group.count([[1, 2], [3]])` is `{"rows": 3}`.
+    """
+
+    def mark(method: F) -> F:
+        method.__dict__["dispatch"] = Dispatch(send, collect)
+        return method
+
+    return mark
+
+
+def dispatch_of(worker: type, name: str) -> Dispatch:
+    """The dispatch of a method; AttributeError where the worker has no such method or it is not marked."""
+    method = getattr(worker, name)
+    mark = getattr(method, "dispatch", None)
+    if not isinstance(mark, Dispatch):
+        raise AttributeError(f"{worker.__name__}.{name} is not dispatched: mark it with @dispatch")
+    return mark
+
+
+def add_up(results: list[dict[str, float]]) -> dict[str, float]:
+    """Key by key sum of dicts that may lack keys.
+
+    >>> add_up([{"a": 1.0}, {"a": 2.0, "b": 1.0}])
+    {'a': 3.0, 'b': 1.0}
+    """
+    total: dict[str, float] = {}
+    for result in results:
+        for key, value in result.items():
+            total[key] = total.get(key, 0.0) + value
+    return total

@@ -1,0 +1,75 @@
+"""What crosses between the controller and the workers: tasks to generate, reports of it, and rows to train on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcli.types import Prompt, Sample
+
+
+@dataclass(frozen=True)
+class PromptTask:
+    """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
+    samples: how many responses."""
+
+    prompt: int
+    tokens: Any
+    source: Prompt
+    samples: int
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """What one worker generated and verified. shard: reference to its SampleShard (None where it generated nothing).
+    generate_s: until the last response was finished; verify_s: how long verdicts were still awaited after that."""
+
+    rank: int
+    samples: list[Sample]
+    shard: Any
+    generate_s: float
+    verify_s: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How many responses a worker has finished since it last said so."""
+
+    finished: int
+
+
+@dataclass(frozen=True)
+class MicroWork:
+    """The rows of one micro-batch. shards, rows: int64 `[S]`, where each sample lies. advantages: float32 `[S]`."""
+
+    shards: Any
+    rows: Any
+    advantages: Any
+
+
+@dataclass(frozen=True)
+class MiniWork:
+    """One rank's share of one optimizer update. tokens, sequences, max_length: the denominators, global over ranks."""
+
+    micro: list[MicroWork]
+    tokens: int
+    sequences: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's share of a step. shards: references, by worker rank, to what each generated."""
+
+    shards: list[Any]
+    minibatches: list[MiniWork] = field(default_factory=list)
+
+
+def sample_seed(run_seed: int, purpose: str, step: int, prompt_id: str, sample: int) -> int:
+    """63-bit seed of one response: a hash, since seeds that differ by one give correlated streams in vLLM.
+
+    It names the response and nothing else, so batch composition and scheduling do not change what is sampled.
+    """
+    text = repr((run_seed, purpose, step, prompt_id, sample))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

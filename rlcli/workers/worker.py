@@ -1,0 +1,231 @@
+"""The actor: one process on one device that hosts the roles. Its methods are thin; the work is in the roles."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.workers.dispatch import dispatch
+from rlcli.workers.policy_role import PolicyRole
+from rlcli.workers.rollout_role import RolloutCall, RolloutRole
+from rlcli.workers.work import Progress, PromptTask, RankWork, RolloutReport
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What every worker of a group is built from. train: host a policy too (else only the engine, which then reads the
+    weights from `config.model.path` itself). logs: folder for the ranks' logs. max_length: prompt and response, tokens.
+    scoring_processes: of each worker. verifiers: names to preload."""
+
+    config: RunConfig
+    device: str
+    train: bool
+    logs: str
+    max_length: int
+    kv_cache_bytes: int | None
+    scoring_processes: int
+    verifiers: tuple[str, ...]
+    group_id: str
+
+
+class Worker:
+    """Rank `rank` of `world`. Without Ray (to debug): build one with world 1 and call the same methods."""
+
+    def __init__(self, rank: int, world: int, spec: WorkerSpec) -> None:
+        self.rank = rank
+        self.world = world
+        self.spec = spec
+        self.config = spec.config
+        self.policy: PolicyRole | None = None
+        _log_to(Path(spec.logs) / f"rank-{rank}.log")
+
+    @dispatch(collect="first")
+    def meeting_point(self) -> tuple[str, int]:
+        """Address and free port on this rank's machine, for the process group."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    @dispatch()
+    def join(self, address: str, port: int) -> None:
+        """Form the process group of all ranks."""
+        import torch
+        import torch.distributed as dist
+
+        on_gpu = self.spec.device == "cuda"
+        # Ray shows each worker its own GPU alone, so that its index is 0 everywhere.
+        local = 0 if on_gpu else self.rank
+        os.environ.update(
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.world),
+            LOCAL_RANK=str(local),
+            MASTER_ADDR=address,
+            MASTER_PORT=str(port),
+        )
+        self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
+
+    @dispatch()
+    def build(self) -> None:
+        """Build the roles: the policy first (its memory is known), then the engine, then the verifiers' processes."""
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from transformers import AutoTokenizer
+
+        torch.manual_seed(self.config.train.seed)
+        bf16 = self.config.model.dtype == "bfloat16" or (
+            self.config.model.dtype == "auto" and self.spec.device == "cuda"
+        )
+        dtype = torch.bfloat16 if bf16 else torch.float32
+        if self.spec.train:
+            mesh = init_device_mesh(self.device.type, (self.world,))
+            self.policy = PolicyRole(self.config, dtype, self.device, mesh)
+        tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
+        self.rollout_role = RolloutRole(self.rank, self._engine(dtype, tokenizer), self._scorer(), tokenizer)
+
+    @dispatch(send="scatter", collect="stream")
+    def rollout(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:
+        """Generate and verify; yields Progress now and then, and a RolloutReport last."""
+        yield from self.rollout_role.run(tasks, call)
+
+    @dispatch()
+    def texts(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` samples of this worker's last rollout."""
+        return self.rollout_role.texts(count)
+
+    @dispatch()
+    def release_rollout_memory(self) -> None:
+        self.rollout_role.engine.sleep()
+
+    @dispatch(send="scatter")
+    def load(self, work: RankWork) -> None:
+        """Fetch this rank's rows from the shards and pack them into micro-batches."""
+        self._policy.load(work)
+
+    @dispatch()
+    def compute_old_log_probs(self) -> None:
+        self._policy.compute_old_log_probs()
+
+    @dispatch()
+    def compute_reference_log_probs(self) -> None:
+        self._policy.compute_reference_log_probs()
+
+    @dispatch(collect="sum")
+    def update(self, minibatch: int, lr: float) -> dict[str, float]:
+        """One optimizer step; sums over all ranks' tokens."""
+        return self._policy.update(minibatch, lr)
+
+    @dispatch()
+    def sync_weights(self, probe: Any) -> float:
+        """Stream the policy into the engine, then compare both on `probe` (int32 token ids): the largest absolute
+        difference of a log-prob, which the controller holds against its tolerance."""
+        import numpy as np
+
+        engine, policy = self.rollout_role.engine, self._policy.policy
+        self._policy.drop_batch()
+        engine.wake_weights()
+        if self.config.lora.rank:
+            # Each rank writes its own copy: ranks of other machines do not see this folder.
+            with tempfile.TemporaryDirectory(prefix="rlcli-adapter-", dir=_fast_folder()) as folder:
+                policy.save_adapter(Path(folder))
+                engine.load_adapter(folder)
+        else:
+            engine.load_weights(policy.stream_weights(self.engine_dtype))
+        engine.wake_cache()
+        self.rollout_role.version += 1
+        mine, theirs = self._policy.probe_log_probs(probe), engine.prompt_log_probs(probe)
+        return float(np.abs(mine - theirs).max()) if np.isfinite(theirs).all() else float("inf")
+
+    @dispatch()
+    def save(self, folder: str) -> None:
+        """Write the policy as a Hugging Face folder (collective; rank 0 writes)."""
+        from rlcli.model.export import save_pretrained
+
+        save_pretrained(self._policy.policy, self.config.model.path, Path(folder))
+
+    def close(self) -> None:
+        """End what this process holds, in order: engine, scoring processes, process group."""
+        import torch.distributed as dist
+
+        role = getattr(self, "rollout_role", None)
+        with contextlib.suppress(Exception):
+            if role is not None:
+                role.engine.close()
+        with contextlib.suppress(Exception):
+            if role is not None and role.scorer is not None:
+                role.scorer.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _policy(self) -> PolicyRole:
+        assert self.policy is not None, "this group only generates"
+        return self.policy
+
+    def _engine(self, dtype: Any, tokenizer: Any) -> Any:
+        from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
+
+        self.engine_dtype = dtype
+        rollout = self.config.rollout
+        return VllmEngine(
+            EngineSpec(
+                model=self.config.model.path,
+                dtype=str(dtype).removeprefix("torch."),
+                device=self.spec.device,
+                max_length=self.spec.max_length,
+                max_concurrent=rollout.max_concurrent,
+                tensor_parallel=rollout.tensor_parallel,
+                lora_rank=self.config.lora.rank,
+                weights_follow=self.spec.train and not self.config.lora.rank,
+                kv_cache_bytes=self.spec.kv_cache_bytes,
+                gpu_memory_utilization=rollout.gpu_memory_utilization,
+                enforce_eager=rollout.enforce_eager,
+                stop_token_ids=_stop_tokens(self.config.model.path, tokenizer),
+                group_id=self.spec.group_id,
+            )
+        )
+
+    def _scorer(self) -> Any:
+        from rlcli.scoring.pool import ScoringPool
+
+        if self.rank % self.config.rollout.tensor_parallel:
+            return None  # Another rank of this engine verifies.
+        return ScoringPool(self.spec.scoring_processes, self.config.verifier.deadline_s, self.spec.verifiers)
+
+
+def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a response: the tokenizer's and those of the generation config."""
+    from transformers import GenerationConfig
+
+    ids = [tokenizer.eos_token_id]
+    with contextlib.suppress(OSError):  # A model without a generation config ends where its tokenizer says.
+        stop = GenerationConfig.from_pretrained(path).eos_token_id
+        ids += stop if isinstance(stop, list) else [stop]
+    return tuple(sorted({token for token in ids if token is not None}))
+
+
+def _fast_folder() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _log_to(path: Path) -> None:
+    """Send this process's output, that of C libraries too, to its own file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)

@@ -1,0 +1,185 @@
+"""What a run does when it is interrupted, killed or fed something bad: one line, the right exit code, nothing left
+behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import SMALL, Cli, descendants, start
+
+pytestmark = pytest.mark.timeout(600)
+
+DEADLINE_S = 120.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    limit = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < limit, f"still waiting for {what}"
+        time.sleep(0.2)
+
+
+def long_run(tiny: Path, sums: Path, out: Path, workers: str) -> tuple[str | Path, ...]:
+    return (
+        *(
+            "train",
+            "grpo",
+            "--model",
+            tiny,
+            "--data",
+            sums,
+            "--out",
+            out,
+            "--steps",
+            "5000",
+            "--workers",
+            workers,
+            *SMALL,
+        ),
+        *("--set", "verifier.name=test-even", "--set", "checkpoint.every=0"),
+    )
+
+
+def steps_done(out: Path) -> int:
+    file = out / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def assert_gone(family: list[psutil.Process]) -> None:
+    """All of `family` have ended: killed ones may take a moment."""
+    _, alive = psutil.wait_procs(family, timeout=20)
+    alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not alive, [process.cmdline() for process in alive]
+
+
+def test_sigint_finishes_the_step_saves_and_leaves_nothing_running(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "2"), "--json")
+    until(lambda: steps_done(out) >= 2, "two steps")
+    family = descendants(process.pid)
+    assert len(family) > 4, "Ray, its workers and their scoring processes"
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, stderr
+    result = json.loads(stdout)
+    assert result["stopped"]
+    assert result["steps"] == steps_done(out) < 5000
+    assert (out / "checkpoints" / "latest" / "config.json").exists()
+    assert_gone(family)
+
+
+def test_killing_the_driver_ends_every_process_of_the_run(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "1"))
+    until(lambda: steps_done(out) >= 1, "a step")
+    family = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    assert_gone(family)
+
+
+def test_a_killed_worker_is_named_with_its_log(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "2"))
+    until(lambda: steps_done(out) >= 1, "a step")
+    family = descendants(process.pid)
+    victim = next(p for p in family if "ray::Worker" in " ".join(p.cmdline()))
+    os.kill(victim.pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    line = next(line for line in stderr.splitlines() if line.startswith("error:"))
+    assert "worker" in line
+    assert "died in" in line
+    assert "rank-" in line
+    assert_gone(family)
+
+
+def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    done = cli(
+        *("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "2", *SMALL),
+        *("--set", "verifier.name=test-crash"),
+        expect=1,
+    )
+    assert "16 of 16 verifications failed" in done.stderr
+    assert "ValueError" in done.stderr
+    assert "verifier.max_crash_rate" in done.stderr
+
+
+def test_a_verifier_that_hangs_is_killed_and_counted(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    cli(
+        *("train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "1", *SMALL),
+        *(
+            "--set",
+            "verifier.name=test-hang",
+            "--set",
+            "verifier.deadline_s=0.2",
+            "--set",
+            "verifier.max_crash_rate=1.0",
+        ),
+    )
+    line = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert line["outcome/timeout"] == 1.0
+    assert line["reward/mean"] == 0.0
+
+
+@pytest.fixture
+def train_words(tiny: Path, sums: Path, tmp_path: Path) -> Callable[..., list[str | Path]]:
+    def words(**changes: str | Path) -> list[str | Path]:
+        options: dict[str, str | Path] = {"model": tiny, "data": sums, "out": tmp_path / "run", **changes}
+        return ["train", "grpo", *SMALL, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    return words
+
+
+def refused(cli: Cli, *words: str | Path) -> str:
+    """The one line that a refused command prints, at once: before any worker could have started."""
+    began = time.monotonic()
+    done = cli(*words, expect=2, timeout=60)
+    assert time.monotonic() - began < 60
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_bad_input_is_refused_in_one_line(
+    cli: Cli, train_words: Callable[..., list[str | Path]], sums: Path, tiny: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    import pyarrow.parquet as pq
+
+    assert "no-such-model" in refused(cli, *train_words(model=tmp_path / "no-such-model"))
+    assert "rlcli prep" in refused(cli, *train_words(data=tmp_path / "nothing"))
+
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    pq.write_table(pq.read_table(sums / "train.parquet").drop_columns(["prompt"]), broken / "train.parquet")
+    assert "'prompt'" in refused(cli, *train_words(data=broken))
+
+    mute = tmp_path / "mute"
+    shutil.copytree(tiny, mute)
+    (mute / "chat_template.jinja").unlink(missing_ok=True)
+    settings = json.loads((mute / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (mute / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "chat template" in refused(cli, *train_words(model=mute))
+
+    assert "did you mean rollout.temperature" in refused(cli, *train_words(), "--set", "rollout.temprature=1")
+    assert "does not divide" in refused(cli, *train_words(), "--set", "train.minibatches=3")
+    assert "no-such" in refused(cli, *train_words(), "--set", "verifier.name=no-such")
+    assert "GPU" in refused(cli, *train_words(), "--set", "cluster.device=cuda")
+
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "thesis.txt").write_text("precious")
+    assert "--out" in refused(cli, *train_words(out=used))
+    assert (used / "thesis.txt").read_text() == "precious"
