@@ -28,6 +28,8 @@ from rlcli.extras import INSTALL, TRAINING, missing
 GIB = 1 << 30
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is not known to."""
+_running: set[int] = set()
+"""Ids of the processes that are being waited for."""
 BWRAP_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "true")
 
 
@@ -67,7 +69,14 @@ def diagnose() -> list[Finding]:
         check_loopback,
     ]
     with ThreadPoolExecutor(max_workers=3) as pool:
-        return list(pool.map(lambda check: check(), checks))
+        try:
+            return list(pool.map(lambda check: check(), checks))
+        except KeyboardInterrupt:
+            # The threads wait for their processes, which Ctrl-C does not reach: they have sessions of their own.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in tuple(_running):
+                os.killpg(process, signal.SIGKILL)
+            raise
 
 
 def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
@@ -244,11 +253,13 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
         errors="replace",
         start_new_session=True,
     )
+    _running.add(process.pid)
     try:
         printed, said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return -signal.SIGKILL, "", f"no answer within {timeout_s:g} s"
     finally:
+        _running.discard(process.pid)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
