@@ -28,9 +28,10 @@ from rlcli.extras import INSTALL, TRAINING, missing
 GIB = 1 << 30
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is not known to."""
+BWRAP_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "true")
+
 _running: set[int] = set()
 """Ids of the processes that are being waited for."""
-BWRAP_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "true")
 
 
 class Status(StrEnum):
