@@ -94,12 +94,14 @@ class Nursery:
             try:
                 socket.send_fds(self._control, [json.dumps(message).encode()], fds)
                 answer = self._control.recv(65536)
-            except OSError as error:
+            except TimeoutError as error:
                 self.close()
-                raise VerifierError(f"the scoring processes do not answer: {error!r}") from error
+                raise VerifierError(f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s") from error
+            except OSError:  # a closed socket, in one of its forms
+                answer = b""
             if not answer:
                 self.close()
-                raise VerifierError(f"the scoring processes died (exit status {self._process.returncode})")
+                raise VerifierError(f"the scoring processes have ended (exit status {self._process.returncode})")
             decoded: dict[str, Any] = json.loads(answer)
             return decoded
 

@@ -1,0 +1,91 @@
+"""Verifiers that misbehave, for the tests of the scoring pool. Loaded by name in the scoring processes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+from rlcli.types import Outcome, Verdict, VerifyRequest
+
+
+def misbehave(request: VerifyRequest) -> Any:
+    """Does what the completion says."""
+    return _DEEDS[request.completion.partition(":")[0]](request)
+
+
+def _right(request: VerifyRequest) -> Verdict:
+    return Verdict(1.0, Outcome.OK, answer=request.completion, parts={"length": len(request.completion)})
+
+
+def _hang(request: VerifyRequest) -> Any:
+    while True:
+        pass
+
+
+def _hang_in_c(request: VerifyRequest) -> Any:
+    return pow(7, 10**9)
+
+
+def _say_pid(request: VerifyRequest) -> Any:
+    with open(request.ground_truth, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    while True:
+        pass
+
+
+def _child(request: VerifyRequest) -> Any:
+    child = subprocess.Popen(["sleep", "600"])
+    with open(request.ground_truth, "w") as file:
+        file.write(f"{child.pid}\n")
+    child.wait()
+
+
+def _raise(request: VerifyRequest) -> Any:
+    raise LookupError("no such thing")
+
+
+def _memory(request: VerifyRequest) -> Any:
+    return Verdict(1.0, Outcome.OK, answer=str(len(bytearray(6 << 30))))
+
+
+def _surroundings(request: VerifyRequest) -> Verdict:
+    facts = {
+        "main": getattr(sys.modules["__main__"], "__file__", None),
+        "preload": os.environ.get("LD_PRELOAD"),
+        "omp": os.environ.get("OMP_NUM_THREADS"),
+        "vllm": [name for name in os.environ if name.startswith("VLLM_")],
+        "threads": len(os.listdir("/proc/self/task")),
+        "python_threads": threading.active_count(),
+        "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "pid": os.getpid(),
+        "length": len(request.completion),
+    }
+    return Verdict(1.0, Outcome.OK, answer=repr(facts))
+
+
+_DEEDS = {
+    "right": _right,
+    "hang": _hang,
+    "hang in C": _hang_in_c,
+    "say pid": _say_pid,
+    "child": _child,
+    "raise": _raise,
+    "memory": _memory,
+    "surroundings": _surroundings,
+    "sleep": lambda request: (time.sleep(0.2), _right(request))[1],
+    "exit": lambda request: os._exit(3),
+    "sys.exit": lambda request: sys.exit(4),
+    "segfault": lambda request: ctypes.string_at(0),
+    "none": lambda request: None,
+    "nan": lambda request: Verdict(float("nan"), Outcome.OK),
+    "infinite part": lambda request: Verdict(1.0, Outcome.OK, parts={"speed": float("inf")}),
+    "long": lambda request: Verdict(1.0, Outcome.OK, parts={str(i): 1.0 for i in range(100_000)}),
+    "odd outcome": lambda request: Verdict(1.0, "splendid"),  # type: ignore[arg-type]
+    "print": lambda request: (print("noise"), _right(request))[1],
+}

@@ -1,0 +1,333 @@
+"""The scoring pool against verifiers that misbehave, with real processes."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from pathlib import Path
+
+import pytest
+
+from rlcli.errors import UnknownName, VerifierError
+from rlcli.scoring import pool
+from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.registry import VERIFIERS
+from rlcli.types import Outcome, Verdict, VerifyRequest
+
+DEADLINE_S = 1.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _registered() -> None:
+    for name in ("misbehave", "absent"):
+        if name not in VERIFIERS.names():
+            VERIFIERS.add(name, f"bad_verifiers:{name}")
+
+
+@pytest.fixture(scope="module")
+def scoring(_registered: None) -> Iterator[ScoringPool]:
+    with ScoringPool(2, DEADLINE_S, ["misbehave"]) as made:
+        yield made
+
+
+def ask(scoring: ScoringPool, deed: str, ground_truth: str = "") -> Future[Verdict]:
+    return scoring.submit("misbehave", VerifyRequest(completion=deed, ground_truth=ground_truth))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(true: Callable[[], object], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_verdict_comes_back_whole(scoring: ScoringPool) -> None:
+    verdict = ask(scoring, "right").result()
+    assert (verdict.score, verdict.outcome, verdict.answer) == (1.0, Outcome.OK, "right")
+    assert verdict.parts == {"length": 5.0}
+    assert 0 < verdict.latency_s < DEADLINE_S
+
+
+def test_what_a_verifier_prints_does_not_reach_standard_output(
+    scoring: ScoringPool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(scoring, "print").result().score == 1.0
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("deed", ["hang", "hang in C"])
+def test_a_verifier_that_hangs_is_killed_at_the_deadline(scoring: ScoringPool, deed: str) -> None:
+    started = time.monotonic()
+    verdict = ask(scoring, deed).result()
+    assert (verdict.score, verdict.outcome) == (0.0, Outcome.TIMEOUT)
+    assert "1 s" in verdict.detail
+    assert DEADLINE_S <= time.monotonic() - started < DEADLINE_S + 0.7
+    assert DEADLINE_S <= verdict.latency_s < DEADLINE_S + 0.7
+
+
+@pytest.mark.parametrize(
+    ("deed", "detail"),
+    [
+        ("raise", "LookupError: no such thing"),
+        ("exit", "exit status 3"),
+        ("sys.exit", "SystemExit: 4"),
+        ("segfault", "signal 11"),
+        ("memory", "MemoryError"),
+        ("none", "TypeError: the verifier returned None, not a Verdict"),
+        ("nan", "score is nan"),
+        ("infinite part", "speed is inf"),
+        ("long", "bytes"),
+        ("odd outcome", "splendid"),
+    ],
+)
+def test_a_verifier_that_fails_is_a_crash_with_its_reason(scoring: ScoringPool, deed: str, detail: str) -> None:
+    verdict = ask(scoring, deed).result()
+    assert (verdict.score, verdict.outcome) == (0.0, Outcome.CRASH)
+    assert detail in verdict.detail
+    assert ask(scoring, "right").result().outcome is Outcome.OK
+
+
+def test_a_storm_of_failures_spares_the_rest(_registered: None) -> None:
+    bad = ["hang", "exit", "segfault", "raise"] * 20
+    with ScoringPool(2, 0.1, ["misbehave"]) as small:
+        asked = [(deed, ask(small, deed), ask(small, f"right:{i}")) for i, deed in enumerate(bad)]
+        for i, (deed, worse, better) in enumerate(asked):
+            assert worse.result().outcome is (Outcome.TIMEOUT if deed == "hang" else Outcome.CRASH)
+            assert better.result().answer == f"right:{i}"
+        assert ask(small, "right").result().score == 1.0
+
+
+def test_a_killed_worker_is_replaced_in_tens_of_milliseconds(_registered: None) -> None:
+    began = time.monotonic()
+    with ScoringPool(1, 5.0, ["math", "misbehave"]) as one:
+        started = time.monotonic()
+        crashes = [ask(one, "exit") for _ in range(10)]
+        assert all(crash.result().outcome is Outcome.CRASH for crash in crashes)
+        assert one.submit("math", VerifyRequest(r"\boxed{\frac{x}{2}}", "0.5x")).result().score == 1.0
+        assert time.monotonic() - started < started - began  # ten replacements take less than one import of math-verify
+        assert ast.literal_eval(ask(one, "surroundings").result().answer or "")["threads"] == 1
+
+
+def test_the_deadline_counts_from_the_start_not_from_submit(_registered: None) -> None:
+    with ScoringPool(1, 0.6, ["misbehave"]) as one:
+        verdicts = [future.result() for future in [ask(one, "sleep") for _ in range(5)]]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.OK] * 5
+
+
+def test_a_worker_that_died_idle_costs_nobody_a_verdict(_registered: None) -> None:
+    with ScoringPool(1, 5.0, ["misbehave"]) as one:
+        pid = ast.literal_eval(ask(one, "surroundings").result().answer or "")["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert until(lambda: not alive(pid), 1.0)
+        assert ask(one, "right").result().score == 1.0
+
+
+def test_children_of_a_killed_verifier_die_with_it(scoring: ScoringPool, tmp_path: Path) -> None:
+    assert ask(scoring, "child", str(tmp_path / "pid")).result().outcome is Outcome.TIMEOUT
+    pid = int((tmp_path / "pid").read_text())
+    assert until(lambda: not alive(pid), 1.0)
+
+
+def test_unknown_names_are_refused_at_once(scoring: ScoringPool) -> None:
+    with pytest.raises(UnknownName, match="did you mean gsm8k"):
+        ScoringPool(1, 1.0, ["gsm8"])
+    with pytest.raises(UnknownName, match="did you mean gsm8k"):
+        scoring.submit("gsm8", VerifyRequest("", ""))
+
+
+def test_a_verifier_that_does_not_load_is_an_error_not_a_score(scoring: ScoringPool) -> None:
+    with pytest.raises(VerifierError, match=r"'absent' .* does not load: AttributeError"):
+        ScoringPool(1, 1.0, ["absent"])
+    with pytest.raises(VerifierError, match="does not load"):
+        scoring.submit("absent", VerifyRequest("", "")).result()
+    assert ask(scoring, "right").result().score == 1.0
+
+
+def test_a_verifier_not_named_at_the_start_is_loaded_outside_the_deadline(_registered: None) -> None:
+    with ScoringPool(2, 0.2) as late:
+        verdicts = [late.submit("math", VerifyRequest(r"\boxed{\frac{1}{2}x}", "0.5x")).result() for _ in range(4)]
+    assert [verdict.score for verdict in verdicts] == [1.0] * 4
+
+
+def test_a_pool_whose_processes_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(VerifierError, match="exit status 1"):
+        ScoringPool(1, 1.0)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(VerifierError, match="cannot be started"):
+        ScoringPool(1, 1.0)
+
+
+def test_a_broken_pool_gives_errors_not_zeros(_registered: None) -> None:
+    with ScoringPool(2, 1.0, ["misbehave"]) as broken:
+        ask(broken, "right").result()
+        broken._nursery._process.kill()
+        for _ in range(4):
+            with pytest.raises(VerifierError):
+                ask(broken, "right").result()
+
+
+def test_close_ends_what_runs_and_what_waits(_registered: None, tmp_path: Path) -> None:
+    made = ScoringPool(1, 60.0, ["misbehave"])
+    futures = [ask(made, "say pid", str(tmp_path / "pid")), ask(made, "right")]
+    assert until((tmp_path / "pid").exists, 2.0)
+    started = time.monotonic()
+    made.close()
+    made.close()
+    assert time.monotonic() - started < 1.0
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(timeout=1)
+    assert not alive(int((tmp_path / "pid").read_text()))
+    with pytest.raises(VerifierError, match="closed"):
+        ask(made, "right")
+
+
+def test_a_cancelled_request_is_skipped(_registered: None) -> None:
+    with ScoringPool(1, 5.0, ["misbehave"]) as one:
+        first, second, third = ask(one, "sleep"), ask(one, "hang"), ask(one, "right")
+        assert second.cancel()
+        assert [first.result().score, third.result().score] == [1.0, 1.0]
+
+
+def test_many_threads_may_submit(scoring: ScoringPool) -> None:
+    answers: list[str | None] = []
+
+    def submit(number: int) -> None:
+        answers.extend(ask(scoring, f"right:{number}.{i}").result().answer for i in range(20))
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, answers)) == sorted(f"right:{number}.{i}" for number in range(8) for i in range(20))
+
+
+def test_asyncio_may_await_verdicts(scoring: ScoringPool) -> None:
+    async def gather() -> list[Verdict]:
+        return await asyncio.gather(*(asyncio.wrap_future(ask(scoring, "right")) for _ in range(10)))
+
+    assert sum(verdict.score for verdict in asyncio.run(gather())) == 10
+
+
+def test_a_monstrous_completion_keeps_its_end(scoring: ScoringPool) -> None:
+    request = VerifyRequest("x" * 2 * pool.MAX_COMPLETION_CHARS + "\n#### 42", "42")
+    assert scoring.submit("gsm8k", request).result().score == 1.0
+
+
+OWNER = """
+import json, os, sys, threading, time
+assert os.environ["LD_PRELOAD"]
+print("imported", os.getpid(), flush=True)
+from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.registry import VERIFIERS
+from rlcli.types import VerifyRequest
+VERIFIERS.add("misbehave", "bad_verifiers:misbehave")
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+made = []
+starter = threading.Thread(target=lambda: made.append(ScoringPool(2, 600.0, ["misbehave"])))
+starter.start(); starter.join()  # the thread that starts a pool may end before it
+verdict = made[0].submit("misbehave", VerifyRequest("surroundings", "")).result()
+print(json.dumps(eval(verdict.answer)), flush=True)
+for _ in range(2):
+    made[0].submit("misbehave", VerifyRequest("say pid", sys.argv[1]))
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, object], list[int]]]:
+    """A program that owns a pool with both workers in an endless loop; what a worker saw; the workers' pids."""
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": "libm.so.6",
+        "OMP_NUM_THREADS": "7",
+        "VLLM_TARGET_DEVICE": "cpu",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "pids")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"imported {process.pid}\n"
+        facts = json.loads(process.stdout.readline())
+        pids_file = tmp_path / "pids"
+        assert until(lambda: pids_file.exists() and len(pids_file.read_text().split()) == 2, 5.0)
+        yield process, facts, [int(pid) for pid in pids_file.read_text().split()]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_sees_nothing_of_its_owners_process(
+    owner: tuple[subprocess.Popen[str], dict[str, object], list[int]],
+) -> None:
+    _, facts, _ = owner
+    facts.pop("pid")
+    assert facts == {
+        "main": None,
+        "preload": None,
+        "omp": "1",
+        "vllm": [],
+        "threads": 1,
+        "python_threads": 1,
+        "sigint_ignored": True,
+        "length": len("surroundings"),
+    }
+
+
+def test_scoring_processes_die_with_an_owner_killed_by_sigkill(
+    owner: tuple[subprocess.Popen[str], dict[str, object], list[int]],
+) -> None:
+    process, _, pids = owner
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    assert len(parents) == 1
+    assert all(alive(pid) for pid in [*pids, *parents])
+    process.kill()
+    assert until(lambda: not any(alive(pid) for pid in [*pids, *parents]), 1.0)
+
+
+def test_ctrl_c_in_the_terminal_reaches_the_owner_only(
+    owner: tuple[subprocess.Popen[str], dict[str, object], list[int]],
+) -> None:
+    process, _, pids = owner
+    [nursery] = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    for pid in [nursery, *pids]:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert all(alive(pid) for pid in [nursery, *pids, process.pid])
+
+
+def test_workers_die_with_a_nursery_killed_by_sigkill(
+    owner: tuple[subprocess.Popen[str], dict[str, object], list[int]],
+) -> None:
+    _, _, pids = owner
+    [nursery] = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    os.kill(nursery, signal.SIGKILL)
+    assert until(lambda: not any(alive(pid) for pid in pids), 1.0)
