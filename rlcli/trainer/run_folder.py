@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -35,7 +35,7 @@ class RunFolder:
     """A folder that this process holds:
 
         config.toml  environment.json  metrics.jsonl
-        samples/step-000001.parquet  evaluations/  checkpoints/  logs/
+        samples/step-000001.rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
 
     with RunFolder.create(Path("runs/first")) as folder:
         folder.append_metrics({"step": 1, "reward/mean": 0.25})
@@ -96,12 +96,6 @@ class RunFolder:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
-        """Write samples/step-000001.parquet: a row a sample, a column a key."""
-        path = self.samples / f"step-{step:06d}.parquet"
-        write_parquet(path, rows)
-        return path
-
     def close(self) -> None:
         """Let go of the folder. Again is harmless."""
         if self._lock >= 0:
@@ -142,16 +136,6 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     with _replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write one row a mapping, atomically."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pylist([dict(row) for row in rows])
-    with _replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
 
 
 def environment() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a person sees of a run, on stderr: a live view on a terminal, plain lines elsewhere."""
+"""What a person sees of a run, on stderr."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_STEPS = 40
 ETA_STEPS = 20
+SILENCE_S = 30.0
 SAMPLE_CHARACTERS = 1500
 
 SampleText = tuple[str, str, float, str]
@@ -26,77 +27,45 @@ SampleText = tuple[str, str, float, str]
 
 
 class View:
-    """Plain lines, one a step. `open_view` gives this one or, on a terminal, the live one.
+    """The view of this process's stderr: live on a terminal, one line a step elsewhere.
 
-        with open_view(show_samples=1) as view:
+        with View(show_samples=1) as view:
+            view.phase("load model")
             view.start(total_steps=60, title="grpo")
             view.phase("generate")
-            view.step({"step": 1, "reward/mean": 0.25, "time/step_s": 3.0})
+            view.progress(12, 64)
+            view.step({"reward/mean": 0.25, "time/step_s": 3.0})
             view.samples([("2+2?", "4", 1.0, "ok")])
 
-    Whatever text comes in is printed as text: no markup, no control characters.
+    Whatever text comes in is printed as text: no markup, no control characters. console, clock: for tests.
     """
 
-    def __init__(self, console: Console, show_samples: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console = console
+    def __init__(
+        self, show_samples: int = 0, console: Console | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
         self.show_samples = show_samples
-        self.clock = clock
-        self.title = ""
-        self.total = 0
-        self.done = 0
+        self._clock = clock
+        self._title, self._total, self._done = "", 0, 0
         self._ends: deque[float] = deque(maxlen=ETA_STEPS + 1)
-
-    def start(self, total_steps: int, title: str) -> None:
-        self.total, self.title = total_steps, printable(title)
-        self._print(Text(f"{self.title}: {total_steps} steps"))
-
-    def phase(self, name: str) -> None:
-        """What the run is doing from now on. Plain output tells it until the first step, which can be minutes away."""
-        if not self.done:
-            self._print(Text(f"… {printable(name)}"))
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        """A step has ended. Reads `step`, and of the documented metrics those that are there."""
-        self._advance(metrics)
-        parts = [f"step {self.done}/{self.total}", *figures(metrics)]
-        if "time/step_s" in metrics:
-            parts.append(f"{metrics['time/step_s']:.1f} s")
-        if (left := self.eta_s()) is not None:
-            parts.append(f"left {duration(left)}")
-        self._print(Text("  ".join(parts)))
-
-    def note(self, text: str) -> None:
-        """A line for the reader, kept above the live view."""
-        self._print(Text(printable(text)))
-
-    def samples(self, samples: Sequence[SampleText]) -> None:
-        """Print the first `show_samples` of them."""
-        for prompt, response, score, outcome in samples[: self.show_samples]:
-            head = Text(f"── step {self.done} · score {score:g} · {printable(outcome)} ", style="bold")
-            self._print(head, Text(_shortened(prompt), style="dim"), Text(_shortened(response)))
-
-    def close(self) -> None:
-        """Again is harmless."""
-
-    def eta_s(self) -> float | None:
-        """Seconds left by the pace of the last steps and of all that happens between them; None before the first."""
-        if len(self._ends) < 2:
-            return None
-        pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-        return max(0.0, pace * (self.total - self.done) - (self.clock() - self._ends[-1]))
-
-    def _advance(self, metrics: Mapping[str, float]) -> None:
-        now = self.clock()
-        if not self._ends:  # the start of the first step: what went before, such as loading, is no pace
-            self._ends.append(now - metrics.get("time/step_s", 0.0))
-        self._ends.append(now)
-        self.done = int(metrics.get("step", self.done + 1))
-
-    def _print(self, *lines: Text) -> None:
-        for line in lines:
-            self.console.print(line, soft_wrap=True)
+        # The drawing thread reads these while the run replaces them: whole values, never changed in place.
+        self._rewards: tuple[float, ...] = ()
+        self._figures: tuple[str, ...] = ()
+        self._phase, self._since, self._progress = "", clock(), ""
+        self._spoke = clock()
+        self._spinner = Spinner("dots")
+        self._live: Live | None = None
 
     def __enter__(self) -> View:
+        # Not `console.is_terminal`: FORCE_COLOR, which many a CI sets, makes that true of a log file.
+        if self.console.file.isatty() and not self.console.is_dumb_terminal:
+            self._live = Live(
+                get_renderable=self.render,
+                console=self.console,
+                refresh_per_second=4,
+                redirect_stdout=sys.stdout.isatty(),  # a pipe's reader wants what is printed there, not us
+            )
+            self._live.start()
         return self
 
     def __exit__(
@@ -104,72 +73,88 @@ class View:
     ) -> None:
         self.close()
 
-
-class LiveView(View):
-    """A bar with the time left, the reward and its course, speeds and the phase now, redrawn in place."""
-
-    def __init__(self, console: Console, show_samples: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(console, show_samples, clock)
-        # The drawing thread reads these while a step replaces them: whole values, never changed in place.
-        self._rewards: tuple[float, ...] = ()
-        self._figures: tuple[str, ...] = ()
-        self._phase, self._since = "", clock()
-        self._spinner = Spinner("dots")
-        self._live: Live | None = None
-
-    def start(self, total_steps: int, title: str) -> None:
-        self.total, self.title = total_steps, printable(title)
-        self._live = Live(
-            get_renderable=self.render,
-            console=self.console,
-            refresh_per_second=4,
-            redirect_stdout=sys.stdout.isatty(),  # a pipe's reader wants what is printed there, not us
-        )
-        self._live.start()
-
-    def phase(self, name: str) -> None:
-        self._phase, self._since = printable(name), self.clock()
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        self._advance(metrics)
-        self._rewards = (*self._rewards, metrics.get("reward/mean", float("nan")))[-SPARK_STEPS:]
-        self._figures = tuple(figures(metrics))
-
     def close(self) -> None:
+        """Leave the terminal as it was, the last figures standing. Again is harmless."""
         if self._live is not None:
-            self._phase = ""
+            self._phase = self._progress = ""
             self._live.stop()
             self._live = None
 
+    def start(self, total_steps: int, title: str) -> None:
+        """The steps begin."""
+        self._total, self._title = total_steps, printable(title)
+        if self._live is None:
+            self._print(f"{self._title}: {total_steps} steps")
+
+    def phase(self, name: str) -> None:
+        """What the run is doing from now on. Plain output tells it until the first step, which can be minutes away."""
+        self._phase, self._since, self._progress = printable(name), self._clock(), ""
+        if self._live is None and not self._done:
+            self._print(f"… {self._phase}")
+
+    def progress(self, done: int, total: int) -> None:
+        """How many of the phase's responses are there. Plain output tells it now and then."""
+        self._progress = f"{done}/{total}"
+        if self._live is None and self._clock() - self._spoke > SILENCE_S:
+            self._print(f"… {self._phase} {self._progress}")
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """A step has ended. Of the documented metrics it reads those that are there."""
+        now = self._clock()
+        if not self._ends:  # the start of the first step: what went before, such as loading, is no pace
+            self._ends.append(now - metrics.get("time/step_s", 0.0))
+        self._ends.append(now)
+        self._done += 1
+        self._rewards = (*self._rewards, metrics.get("reward/mean", float("nan")))[-SPARK_STEPS:]
+        self._figures = tuple(figures(metrics))
+        if self._live is None:
+            took = [f"{metrics['time/step_s']:.1f} s"] if "time/step_s" in metrics else []
+            left = [f"{duration(self.eta_s() or 0.0)} left"]
+            self._print("  ".join([f"step {self._done}/{self._total}", *self._figures, *took, *left]))
+
+    def note(self, text: str) -> None:
+        """A line for the reader, kept above the live view."""
+        self._print(printable(text))
+
+    def samples(self, samples: Sequence[SampleText]) -> None:
+        """Print the first `show_samples` of them."""
+        for prompt, response, score, outcome in samples[: self.show_samples]:
+            self._print(f"── step {self._done} · score {score:g} · {printable(outcome)}", "bold")
+            self._print(_shortened(prompt), "dim")
+            self._print(_shortened(response))
+
+    def eta_s(self) -> float | None:
+        """Seconds left by the pace of the last steps and of all that happens between them; None before the first."""
+        if len(self._ends) < 2:
+            return None
+        pace = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return max(0.0, pace * (self._total - self._done) - (self._clock() - self._ends[-1]))
+
     def render(self) -> RenderableType:
-        left = self.eta_s()
-        bar = Table.grid(padding=(0, 1))
-        bar.add_column(no_wrap=True, overflow="ellipsis")
-        bar.add_column(ratio=1)
-        bar.add_column(no_wrap=True)
-        bar.expand = True
-        bar.add_row(
-            Text(self.title, style="bold"),
-            ProgressBar(total=max(self.total, 1), completed=self.done),
-            Text(f"step {self.done}/{self.total}" + (f" · {duration(left)} left" if left is not None else "")),
-        )
-        lines: list[RenderableType] = [bar]
+        """The live view as it stands."""
+        lines: list[RenderableType] = []
+        if self._total:
+            left = self.eta_s()
+            bar = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
+            bar.add_row(
+                Text(self._title, style="bold"),
+                ProgressBar(total=self._total, completed=self._done),
+                f"step {self._done}/{self._total}" + (f" · {duration(left)} left" if left is not None else ""),
+            )
+            lines.append(bar)
         if self._figures:
             reward, *rest = self._figures
             lines.append(Text.assemble(reward, " ", (sparkline(self._rewards), "cyan"), no_wrap=True, overflow="crop"))
             lines.append(Text("  ".join(rest), style="dim"))
-        if self._phase:
-            self._spinner.update(text=Text(f"{self._phase}  {duration(self.clock() - self._since)}"))
+        if self._phase or self._progress:
+            now = [self._phase, self._progress, duration(self._clock() - self._since)]
+            self._spinner.update(text=Text("  ".join(part for part in now if part)))
             lines.append(self._spinner)
         return Group(*lines)
 
-
-def open_view(show_samples: int = 0) -> View:
-    """The view for this process's stderr."""
-    console = Console(stderr=True, highlight=False)
-    # Not `console.is_terminal`: FORCE_COLOR, which many a CI sets, makes that true of a log file.
-    live = sys.stderr.isatty() and not console.is_dumb_terminal
-    return LiveView(console, show_samples) if live else View(console, show_samples)
+    def _print(self, text: str, style: str = "") -> None:
+        self._spoke = self._clock()
+        self.console.print(Text(text, style=style), soft_wrap=True)
 
 
 def figures(metrics: Mapping[str, float]) -> list[str]:

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import RlcliError, SetupError
 from rlcli.trainer import run_folder
-from rlcli.trainer.run_folder import RunFolder, finite
+from rlcli.trainer.run_folder import RunFolder, finite, write_json
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -80,33 +79,21 @@ def test_any_metrics_are_valid_json_and_finite_ones_come_back_unchanged(metrics:
     }
 
 
-def test_samples_come_back_from_parquet(tmp_path: Path) -> None:
-    rows = [
-        {"prompt": "2+2?", "response": "4\x1b[0m", "score": 1.0, "tokens": 3, "answer": "4"},
-        {"prompt": "3+3?", "response": "", "score": 0.0, "tokens": 1, "answer": None},
-    ]
-    with RunFolder.create(tmp_path) as folder:
-        path = folder.write_samples(1, rows)
-        assert path == tmp_path / "samples" / "step-000001.parquet"
-        assert pq.read_table(path).to_pylist() == rows
-
-
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RunFolder.create(tmp_path) as folder:
-        path = folder.write_samples(1, [{"a": 1}])
+    path = tmp_path / "report.json"
+    write_json(path, {"pass@1": 0.5})
 
-        def fail(table: object, target: Path, **_: object) -> None:
-            target.write_bytes(b"half")
-            raise OSError("disk full")
+    def fail(target: Path, text: str, **_: object) -> None:
+        target.write_bytes(text.encode()[:3])
+        raise OSError("disk full")
 
-        monkeypatch.setattr(pq, "write_table", fail)
-        with pytest.raises(OSError, match="disk full"):
-            folder.write_samples(1, [{"a": 2}])
-        monkeypatch.undo()
-        assert pq.read_table(path).to_pylist() == [{"a": 1}]
-        assert os.listdir(folder.samples) == ["step-000001.parquet"]
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_json(path, {"pass@1": 0.75})
+    assert json.loads(path.read_text()) == {"pass@1": 0.5}
+    assert os.listdir(tmp_path) == ["report.json"]
 
 
 def test_a_folder_in_use_is_refused_even_by_force(tmp_path: Path) -> None:
@@ -136,7 +123,7 @@ def test_a_killed_run_holds_its_folder_no_longer(tmp_path: Path) -> None:
 def test_a_finished_run_is_replaced_only_by_force_and_other_files_stay(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path) as folder:
         folder.append_metrics({"step": 1})
-        folder.write_samples(1, [{"a": 1}])
+        (folder.samples / "step-000001.rank-0.parquet").write_text("")
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RlcliError, match="already holds a run; give another folder with --out"):
         RunFolder.create(tmp_path)

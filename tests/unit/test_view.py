@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import unicodedata
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rlcli.trainer.view import LiveView, View, duration, figures, open_view, printable, sparkline
+from rlcli.trainer.view import View, duration, figures, printable, sparkline
 
 METRICS = {
     "reward/mean": 0.25,
@@ -40,14 +41,21 @@ def clock() -> Clock:
     return Clock()
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def plain(clock: Clock) -> View:
-    return View(Console(file=io.StringIO(), width=40), show_samples=2, clock=clock)
+    return View(2, Console(file=io.StringIO(), width=40), clock)
 
 
 @pytest.fixture
-def live(clock: Clock) -> LiveView:
-    return LiveView(Console(file=io.StringIO(), width=100, force_terminal=True), show_samples=1, clock=clock)
+def live(clock: Clock) -> Iterator[View]:
+    console = Console(file=Terminal(), width=100, force_terminal=True, _environ={"TERM": "xterm"})
+    with View(1, console, clock) as view:
+        yield view
 
 
 def shown(view: View) -> str:
@@ -55,7 +63,7 @@ def shown(view: View) -> str:
     return view.console.file.getvalue()
 
 
-def frame(view: LiveView) -> str:
+def frame(view: View) -> str:
     console = Console(file=io.StringIO(), width=100)
     console.print(view.render())
     assert isinstance(console.file, io.StringIO)
@@ -65,37 +73,46 @@ def frame(view: LiveView) -> str:
 def test_plain_output_is_one_line_a_step(plain: View, clock: Clock) -> None:
     plain.start(10, "grpo")
     plain.phase("generate")
+    plain.progress(1, 8)
     clock.now += 2
-    plain.step({"step": 1, **METRICS})
+    plain.step(METRICS)
     plain.phase("generate")
     assert shown(plain).splitlines() == [
         "grpo: 10 steps",
         "… generate",
         "step 1/10  reward 0.250  length 123 (12% cut)  generate 12,345 tok/s  update 678 tok/s  grad 0.5  "
-        "canary 1.2e-05  2.0 s  left 0:18",
+        "canary 1.2e-05  2.0 s  0:18 left",
     ]
 
 
 def test_a_step_with_few_metrics_shows_those(plain: View) -> None:
     plain.start(3, "t")
-    plain.step({"step": 1, "reward/mean": float("nan")})
-    assert shown(plain).splitlines()[-1] == "step 1/3  reward nan  left 0:00"
+    plain.step({"reward/mean": float("nan")})
+    assert shown(plain).splitlines()[-1] == "step 1/3  reward nan  0:00 left"
 
 
 def test_the_time_left_follows_the_pace_of_late_steps_and_leaves_loading_out(plain: View, clock: Clock) -> None:
     plain.start(100, "t")
     assert plain.eta_s() is None
     clock.now += 500  # loading
-    plain.step({"step": 1, "time/step_s": 3.0})
+    plain.step({"time/step_s": 3.0})
     assert plain.eta_s() == pytest.approx(99 * 3)
-    for step in range(2, 41):
+    for _ in range(2, 41):
         clock.now += 5
-        plain.step({"step": step, "time/step_s": 3.0})  # 2 s of each pass between steps
+        plain.step({"time/step_s": 3.0})  # 2 s of each pass between steps
     assert plain.eta_s() == pytest.approx(60 * 5)
     clock.now += 4
     assert plain.eta_s() == pytest.approx(60 * 5 - 4)
     clock.now += 1e6
     assert plain.eta_s() == 0.0
+
+
+def test_plain_output_is_not_silent_for_long(plain: View, clock: Clock) -> None:
+    plain.phase("evaluate")
+    for done in range(1, 66):
+        clock.now += 1
+        plain.progress(done, 65)
+    assert shown(plain).splitlines() == ["… evaluate", "… evaluate 31/65", "… evaluate 62/65"]
 
 
 def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> None:
@@ -110,7 +127,7 @@ def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> No
 
 
 def test_no_samples_are_shown_unasked() -> None:
-    view = View(Console(file=io.StringIO()))
+    view = View(console=Console(file=io.StringIO()))
     view.samples([("p", "r", 1.0, "ok")])
     assert shown(view) == ""
 
@@ -141,14 +158,18 @@ def test_printable_text_has_no_control_characters_and_plain_text_is_unchanged(te
     assert safe == text or not text.isprintable()
 
 
-def test_the_live_view_shows_bar_reward_course_speeds_and_phase(live: LiveView, clock: Clock) -> None:
-    live.start(4, "grpo on gsm8k")
+def test_the_live_view_shows_bar_reward_course_speeds_and_phase(live: View, clock: Clock) -> None:
     live.phase("load")
     clock.now += 65
     assert "load  1:05" in frame(live)
-    for step, reward in [(1, 0.0), (2, 1.0)]:
-        live.step({**METRICS, "step": step, "reward/mean": reward})
+    assert "step" not in frame(live)
+    live.start(4, "grpo on gsm8k")
+    for reward in (0.0, 1.0):
+        live.step({**METRICS, "reward/mean": reward})
         clock.now += 2
+    live.phase("generate")
+    live.progress(3, 8)
+    assert "generate  3/8  0:00" in frame(live)
     live.phase("update")
     text = frame(live)
     assert "grpo on gsm8k" in text
@@ -163,7 +184,7 @@ def test_the_live_view_shows_bar_reward_course_speeds_and_phase(live: LiveView, 
     assert "evaluation: 12%" in shown(live)
 
 
-def test_drawing_while_steps_come_in_does_not_fail(live: LiveView) -> None:
+def test_drawing_while_steps_come_in_does_not_fail(live: View) -> None:
     live.start(2000, "t")
     failures: list[BaseException] = []
 
@@ -177,8 +198,8 @@ def test_drawing_while_steps_come_in_does_not_fail(live: LiveView) -> None:
     done = threading.Event()
     thread = threading.Thread(target=draw)
     thread.start()
-    for step in range(500):
-        live.step({**METRICS, "step": step})
+    for _ in range(500):
+        live.step(METRICS)
     done.set()
     thread.join()
     live.close()
@@ -204,26 +225,30 @@ def test_durations_read_like_a_clock() -> None:
     assert [duration(s) for s in (0, 59.6, 3599, 3600)] == ["0:00", "1:00", "59:59", "1:00:00"]
 
 
-def test_the_view_is_plain_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    view = open_view()
-    assert type(view) is View
-    view.start(3, "t")
+def test_the_view_is_plain_where_stderr_is_no_terminal_whatever_colour_is_forced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with View() as view:
+        view.start(3, "t")
+        view.phase("generate")
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "t: 3 steps\n"
+    assert captured.err == "t: 3 steps\n… generate\n"
 
 
 PROGRAM = """
 import time
-from rlcli.trainer.view import open_view
-with open_view() as view:
+from rlcli.trainer.view import View
+with View() as view:
+    view.phase("start Ray")
     view.start(2, "on a terminal")
     view.phase("generate")
     time.sleep(0.6)
     print("data")
-    view.step({"step": 1, "reward/mean": 0.5, "time/step_s": 0.6})
+    view.step({"reward/mean": 0.5, "time/step_s": 0.6})
     view.note("half way")
-    view.step({"step": 2, "reward/mean": 0.75, "time/step_s": 0.6})
+    view.step({"reward/mean": 0.75, "time/step_s": 0.6})
 """
 
 
