@@ -219,6 +219,18 @@ def test_ray_passes_and_fails_by_its_import(install: Install) -> None:
     assert doctor.check_ray().status is Status.FAIL
 
 
+def dies(process: str) -> bool:
+    """Whether the process is gone, or a zombie, within five seconds: a killed one takes a moment to leave."""
+    for _ in range(100):
+        try:
+            if Path("/proc", process, "stat").read_text().split()[2] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = (
@@ -230,8 +242,7 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     assert found is None
     assert said == "no answer within 2 s"
     assert time.monotonic() - begun < 20
-    child = Path("/proc", note.read_text(), "stat")
-    assert not child.exists() or child.read_text().split()[2] == "Z"
+    assert dies(note.read_text())
 
 
 @pytest.mark.usefixtures("tool")
@@ -400,4 +411,4 @@ def test_ctrl_c_ends_the_doctor_at_once_and_leaves_no_probe_behind(install: Inst
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert not Path("/proc", note.read_text()).exists()
+    assert dies(note.read_text())
