@@ -105,7 +105,7 @@ def test_a_verifier_that_fails_is_a_crash_with_its_reason(scoring: ScoringPool, 
     assert ask(scoring, "right").result().outcome is Outcome.OK
 
 
-def test_a_storm_of_failures_spares_the_rest(_registered: None) -> None:
+def test_a_storm_of_failures_spares_the_rest() -> None:
     bad = ["hang", "exit", "segfault", "raise"] * 20
     with ScoringPool(2, 0.1, ["misbehave"]) as small:
         asked = [(deed, ask(small, deed), ask(small, f"right:{i}")) for i, deed in enumerate(bad)]
@@ -115,7 +115,7 @@ def test_a_storm_of_failures_spares_the_rest(_registered: None) -> None:
         assert ask(small, "right").result().score == 1.0
 
 
-def test_a_killed_worker_is_replaced_in_tens_of_milliseconds(_registered: None) -> None:
+def test_a_killed_worker_is_replaced_in_tens_of_milliseconds() -> None:
     began = time.monotonic()
     with ScoringPool(1, 5.0, ["math", "misbehave"]) as one:
         started = time.monotonic()
@@ -126,13 +126,13 @@ def test_a_killed_worker_is_replaced_in_tens_of_milliseconds(_registered: None) 
         assert ast.literal_eval(ask(one, "surroundings").result().answer or "")["threads"] == 1
 
 
-def test_the_deadline_counts_from_the_start_not_from_submit(_registered: None) -> None:
+def test_the_deadline_counts_from_the_start_not_from_submit() -> None:
     with ScoringPool(1, 0.6, ["misbehave"]) as one:
         verdicts = [future.result() for future in [ask(one, "sleep") for _ in range(5)]]
     assert [verdict.outcome for verdict in verdicts] == [Outcome.OK] * 5
 
 
-def test_a_worker_that_died_idle_costs_nobody_a_verdict(_registered: None) -> None:
+def test_a_worker_that_died_idle_costs_nobody_a_verdict() -> None:
     with ScoringPool(1, 5.0, ["misbehave"]) as one:
         pid = ast.literal_eval(ask(one, "surroundings").result().answer or "")["pid"]
         os.kill(pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_a_verifier_that_does_not_load_is_an_error_not_a_score(scoring: ScoringP
     assert ask(scoring, "right").result().score == 1.0
 
 
-def test_a_verifier_not_named_at_the_start_is_loaded_outside_the_deadline(_registered: None) -> None:
+def test_a_verifier_not_named_at_the_start_is_loaded_outside_the_deadline() -> None:
     with ScoringPool(2, 0.2) as late:
         verdicts = [late.submit("math", VerifyRequest(r"\boxed{\frac{1}{2}x}", "0.5x")).result() for _ in range(4)]
     assert [verdict.score for verdict in verdicts] == [1.0] * 4
@@ -176,7 +176,7 @@ def test_a_pool_whose_processes_cannot_start_is_an_error(monkeypatch: pytest.Mon
         ScoringPool(1, 1.0)
 
 
-def test_a_broken_pool_gives_errors_not_zeros(_registered: None) -> None:
+def test_a_broken_pool_gives_errors_not_zeros() -> None:
     with ScoringPool(2, 1.0, ["misbehave"]) as broken:
         ask(broken, "right").result()
         broken._nursery._process.kill()
@@ -185,7 +185,7 @@ def test_a_broken_pool_gives_errors_not_zeros(_registered: None) -> None:
                 ask(broken, "right").result()
 
 
-def test_close_ends_what_runs_and_what_waits(_registered: None, tmp_path: Path) -> None:
+def test_close_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
     made = ScoringPool(1, 60.0, ["misbehave"])
     futures = [ask(made, "say pid", str(tmp_path / "pid")), ask(made, "right")]
     assert until((tmp_path / "pid").exists, 2.0)
@@ -201,7 +201,7 @@ def test_close_ends_what_runs_and_what_waits(_registered: None, tmp_path: Path) 
         ask(made, "right")
 
 
-def test_a_cancelled_request_is_skipped(_registered: None) -> None:
+def test_a_cancelled_request_is_skipped() -> None:
     with ScoringPool(1, 5.0, ["misbehave"]) as one:
         first, second, third = ask(one, "sleep"), ask(one, "hang"), ask(one, "right")
         assert second.cancel()

@@ -73,9 +73,10 @@ def equal(gold: str, answer: str) -> bool:
     plain_gold, plain_answer = _normal(gold), _normal(answer)
     if plain_gold == plain_answer:
         return True
-    if _WORD.fullmatch(
-        plain_gold
-    ):  # math-verify would take a word for a product of letters, and its anagrams for equal
+    if any(_too_big(text) for text in (gold, answer)):
+        return False
+    # math-verify would take a word for a product of letters, and its anagrams for equal.
+    if _WORD.fullmatch(plain_gold):
         return plain_gold.casefold() == plain_answer.casefold()
     number_gold, number_answer = _RATIO.fullmatch(plain_gold), _RATIO.fullmatch(plain_answer)
     if number_gold and number_answer:
@@ -85,8 +86,6 @@ def equal(gold: str, answer: str) -> bool:
             return True
         if all(value.denominator == 1 for value in ours | theirs):
             return False
-    if any(_too_big(text) for text in (gold, answer)):
-        return False
     return _equal_by_value(gold, answer)
 
 

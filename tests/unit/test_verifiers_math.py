@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rlcli_verifiers.math import _equal_by_value, equal, extract, preload, verify
+
+from rlcli.scoring.pool import ScoringPool
+from rlcli.types import Outcome, VerifyRequest
+from tests.shared_data import shared_data
+
+
+def outcome(completion: str, ground_truth: str) -> Outcome:
+    verdict = verify(VerifyRequest(completion, ground_truth))
+    assert verdict.score == float(verdict.outcome is Outcome.OK)
+    return verdict.outcome
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \boxed{42}.", "42"),
+        (r"\boxed{41}, wait, no. Finally \boxed{42}", "42"),
+        (r"\boxed{42} and then it was cut off at \boxed{4", "42"),
+        (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\fbox{7}", "7"),
+        (r"The answer is 41. No: \boxed{42}. The answer is clear.", "42"),
+        ("I think so. The answer is 42.", "42"),
+        ("The final answer is: $\\frac{1}{2}$, as wanted.", r"\frac{1}{2}"),
+        ("**Answer:** 42", "42"),
+        ("The answer is 41.\nLet me check.\nThe answer is 42 apples.", "42"),
+        ("The answer is $1,234.50 in all", "1,234.50"),
+        ("6 × 7\n#### 42", "42"),
+        ("First 6 × 7.\n\n$$x = 42$$\n", "x = 42"),
+        (r"\(x+1\)", "x+1"),
+        ("42", "42"),
+        ("", None),
+        ("I do not know", None),
+        (r"\boxed{}", None),
+        (r"\boxed{", None),
+        ("There were 42 apples, and 3 rotted.", None),
+    ],
+)
+def test_the_final_answer_is_read(text: str, answer: str | None) -> None:
+    assert extract(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("42", "42.0"),
+        ("42", "042"),
+        ("1000", "1,000"),
+        ("1000", "1{,}000"),
+        ("42", r"42\%"),
+        (r"42\%", "42"),
+        ("0.42", r"42\%"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"\frac12", "1/2"),
+        (r"-\frac{3}{4}", "-.75"),
+        ("1/3", "0.333333"),
+        (r"\dfrac{\pi}{4}", r"\frac{\pi}{4}"),
+        ("x^2+2x+1", "(x+1)^2"),
+        (r"\sqrt{12}", r"2\sqrt{3}"),
+        (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+        ("5", "x = 5"),
+        ("10", r"10\text{ cm}"),
+        ("90", r"90^\circ"),
+        (r"\{1,2\}", r"\{2,1\}"),
+        ("(1,2)", r"\left( 1, 2 \right)"),
+        ("[0,1)", r"\left[0, 1\right)"),
+        (r"\text{Evelyn}", "evelyn"),
+        (r"\text{(A)}", "A"),
+        (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+        ("2^{4950}", r"4^{2475}"),
+    ],
+)
+def test_equal_forms_are_equal(gold: str, answer: str) -> None:
+    assert equal(gold, answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("42", "41"),
+        ("42", "-42"),
+        ("42", "420"),
+        ("42%", "4200%"),
+        ("0.5%", "50%"),
+        ("1/3", "0.333"),
+        ("2000", "2"),
+        ("42", "41, 42"),
+        ("42", r"42 \text{ or } 43"),
+        ("(1,2)", "(2,1)"),
+        ("[0,1)", "(0,1)"),
+        ("x^2", "x^3"),
+        (r"\text{Evelyn}", r"\text{nylevE}"),
+        (r"\text{(A)}", "B"),
+        ("odd", "dod"),
+        ("1", "1/0"),
+        ("5", r"\frac{5}{0}"),
+    ],
+)
+def test_near_misses_are_not_equal(gold: str, answer: str) -> None:
+    assert not equal(gold, answer)
+
+
+def test_outcomes() -> None:
+    assert outcome(r"\boxed{42}", "42") is Outcome.OK
+    assert outcome(r"\boxed{43}", "42") is Outcome.WRONG
+    assert outcome(r"\boxed{][ \oops}", "42") is Outcome.WRONG
+    assert outcome("no idea", "42") is Outcome.NO_ANSWER
+    assert outcome("", "42") is Outcome.NO_ANSWER
+    assert verify(VerifyRequest(r"\boxed{1}, no, \boxed{ 2 }", "3")).answer == "2"
+    assert outcome(r"\boxed{\frac12}", r"We find \boxed{0.5}.") is Outcome.OK
+
+
+@given(st.fractions(max_denominator=1000), st.fractions(max_denominator=1000))
+def test_plain_fractions_are_equal_as_rationals_are(left: Fraction, right: Fraction) -> None:
+    if left != right and abs(left - right) < Fraction(1, 10**5):
+        return  # math-verify compares decimals to six digits
+    latex = rf"{'-' if right < 0 else ''}\frac{{{abs(right.numerator)}}}{{{right.denominator}}}"
+    assert equal(str(left), str(left))
+    assert equal(str(right), latex)
+    assert equal(str(left), latex) == (left == right)
+
+
+@given(st.text(max_size=200))
+def test_any_text_gets_a_verdict(text: str) -> None:
+    assert outcome(text, r"\text{never this}") in (Outcome.WRONG, Outcome.NO_ANSWER)
+
+
+PATHOLOGICAL = [
+    "10^{10^{10}}",
+    "10^(10^10)",
+    "{10^{10}}^{10^{10}}",
+    "1000000000!",
+    "(10^9)!",
+    "9!!!!",
+    "2^{99999999999}",
+    "9" * 5000,
+    "1." + "0" * 5000,
+    "x^{2^{2^{2^{99}}}}",
+    "{" * 300 + "1" + "}" * 300,
+    r"\frac{" * 60 + "1" + "}{2}" * 60,
+    "(" * 390,
+    "+".join(["x"] * 5000),
+    r"\sqrt" * 80,
+]
+
+
+@pytest.mark.parametrize("answer", PATHOLOGICAL, ids=lambda answer: answer[:20])
+def test_pathological_answers_come_back(pool: ScoringPool, answer: str) -> None:
+    started = time.monotonic()
+    verdict = pool.submit("math", VerifyRequest(rf"\boxed{{{answer}}}", "42")).result()
+    assert verdict.score == 0.0
+    assert verdict.outcome in (Outcome.WRONG, Outcome.TIMEOUT, Outcome.NO_ANSWER)
+    assert time.monotonic() - started < DEADLINE_S + 2
+
+
+@pytest.mark.parametrize("answer", PATHOLOGICAL[:8], ids=lambda answer: answer[:20])
+def test_huge_numbers_never_reach_sympy(answer: str) -> None:
+    assert outcome(rf"\boxed{{{answer}}}", "42") is Outcome.WRONG  # here: no process to kill
+    assert outcome(rf"\boxed{{{answer}}}", answer) is Outcome.OK
+
+
+@pytest.mark.parametrize("answer", [r"\sum_{n=1}^{9999999} \sin(n)", r"\binom{99999999}{44444444}", "(x+1)^{9999}"])
+def test_what_hangs_sympy_is_killed_and_the_pool_goes_on(pool: ScoringPool, answer: str) -> None:
+    assert pool.submit("math", VerifyRequest(rf"\boxed{{{answer}}}", "x^2+1")).result().score == 0.0
+    assert pool.submit("math", VerifyRequest(r"\boxed{1+x^2}", "x^2+1")).result().score == 1.0
+
+
+DEADLINE_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Any:
+    with ScoringPool(1, DEADLINE_S, ["math"]) as made:
+        yield made
+
+
+def test_it_works_off_the_main_thread() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(equal, r"\frac{x}{2}", "0.5x").result()
+
+
+def test_the_module_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, rlcli_verifiers.math; print([m for m in ('sympy', 'math_verify', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == []
+
+
+def test_the_model_text_is_never_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    preload()
+    parser = importlib.import_module("math_verify.parser")
+    monkeypatch.setattr(parser, "parse_expr", lambda *_, **__: pytest.fail("model text reached parse_expr"))
+    for text in ("9**9**9", "__import__('os')", "(1+2)*3", "The answer is 2*3+1"):
+        verify(VerifyRequest(rf"\boxed{{{text}}}", "x+1"))
+
+
+def test_math500_gold_passes_and_neighbours_do_not() -> None:
+    with gzip.open(shared_data("math/math500.jsonl.gz"), "rt") as lines:
+        rows = [json.loads(line) for line in lines][::2]
+    failed = [row["unique_id"] for row in rows if outcome(row["solution"], row["answer"]) is not Outcome.OK]
+    assert failed == []
+    assert [row["answer"] for row in rows if not _equal_by_value(row["answer"], " " + row["answer"])] == []
+    alike = [(a["answer"], b["answer"]) for a, b in pairwise(rows) if equal(a["answer"], b["answer"])]
+    assert all(a.replace(" ", "") == b.replace(" ", "") for a, b in alike), alike
+
+
+def test_math_test_solutions_agree_with_themselves() -> None:
+    with gzip.open(shared_data("math/math_test_5000.jsonl.gz"), "rt") as lines:
+        rows = [json.loads(line) for line in lines][::10]
+    assert [row["problem"] for row in rows if outcome(row["solution"], row["solution"]) is not Outcome.OK] == []
