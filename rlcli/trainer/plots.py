@@ -41,7 +41,7 @@ def reward_curve_png(
         _draw_evaluations(axes, evaluations)
     axes.set_xlabel("step")
     axes.set_ylabel("mean reward" + (", pass@1" if evaluations else ""))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.03)
     if all(0.0 <= value <= 1.0 for value in rewards if isfinite(value)):  # a rate is read best on its whole scale
         axes.set_ylim(0.0, 1.02)
@@ -73,10 +73,12 @@ def _draw_evaluations(axes: Any, evaluations: Mapping[int, tuple[float, float, f
     above = [evaluations[step][2] - evaluations[step][0] for step in at]
     label = "held-out pass@1 with 95% interval"
     axes.errorbar(at, means, [below, above], color=RED, fmt="o", capsize=4, clip_on=False, zorder=3, label=label)
-    for step in {at[0], at[-1]}:  # the numbers that a reader looks for; more would cover the curve
-        place = {"xytext": (9, 0), "textcoords": "offset points", "va": "center"}
-        ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        axes.annotate(f"{evaluations[step][0]:.0%}", (step, evaluations[step][0]), color=RED, bbox=ground, **place)
+    # The numbers that a reader looks for, the first above its interval and the last beside its mark, off the curve.
+    first, last = at[0], at[-1]
+    offset = {"textcoords": "offset points", "color": RED}
+    axes.annotate(f"{means[-1]:.0%}", (last, means[-1]), xytext=(9, 0), va="center", **offset)
+    if first != last:
+        axes.annotate(f"{means[0]:.0%}", (first, evaluations[first][2]), xytext=(0, 4), ha="center", **offset)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
