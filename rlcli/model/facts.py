@@ -1,0 +1,162 @@
+"""What a model's files say of it, without reading weights: is it one that can be trained here?"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ModelError
+from rlcli.registry import near
+
+SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+"""`model_type`s whose packed log-probs are tested against their own padded forward pass."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `check_model` found.
+
+    vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
+    sequence. parameters: how many; None where only the weights would tell (hub ids, `.bin` files).
+    """
+
+    path: str
+    architecture: str
+    vocab_size: int
+    tokenizer_size: int
+    max_positions: int
+    parameters: int | None
+
+
+def check_model(path: str) -> ModelFacts:
+    """Raise `ModelError` where the model at `path` (folder or hub id) could not be trained; reads no weights."""
+    config = read_config(path)
+    folder = Path(path)
+    shapes = _local_shapes(folder) if folder.is_dir() else None
+    return ModelFacts(
+        path=path,
+        architecture=config.model_type,
+        vocab_size=config.vocab_size,
+        tokenizer_size=_check_tokenizer(path, config.vocab_size),
+        max_positions=config.max_position_embeddings,
+        parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
+    )
+
+
+def read_config(path: str) -> Any:
+    """The model's config, once everything in it is known to be supported."""
+    from transformers import AutoConfig
+
+    folder = Path(path)
+    if folder.is_file():
+        raise ModelError(f"model.path = '{path}' is a file", "give the folder that holds config.json")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(
+                f"model.path = '{path}': the folder holds no config.json", "give a Hugging Face model folder"
+            )
+    elif not _HUB_ID.fullmatch(path):
+        raise ModelError(
+            f"model.path = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)"
+        )
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        if folder.is_dir():
+            raise ModelError(
+                f"{path}/config.json does not load: {_first_line(error)}", f"supported are: {', '.join(SUPPORTED)}"
+            ) from error
+        raise ModelError(
+            f"model.path = '{path}' is no folder here, and the hub does not give it: {_first_line(error)}",
+            "check the name, the network and the login (`hf auth login`), or download it and give the folder",
+        ) from error
+    _check_config(path, config)
+    return config
+
+
+def _check_config(path: str, config: Any) -> None:
+    def refuse(what: str, mend: str = "choose another model") -> None:
+        raise ModelError(f"{path}: {what}", mend)
+
+    if config.model_type not in SUPPORTED:
+        refuse(f"the architecture '{config.model_type}' is not supported", near(config.model_type, SUPPORTED))
+    # Where a config tells the kind of each layer, its window applies to those of that kind; otherwise to all layers.
+    layers = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if set(layers) - {"full_attention"} if layers else window:
+        refuse(f"attention is not full in every layer (sliding_window = {window})")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
+    if getattr(config, "quantization_config", None):
+        refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
+
+
+def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
+    """Name and shape of every weight from the headers of safetensors files; None for `.bin` files."""
+    from safetensors import SafetensorError, safe_open
+
+    index = next(
+        (
+            folder / n
+            for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+            if (folder / n).is_file()
+        ),
+        None,
+    )
+    if index:
+        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    else:
+        files = [folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()][:1]
+    if not files:
+        raise ModelError(f"{folder}: no weights (model.safetensors)", "download the whole model")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(
+            f"{folder}: {len(missing)} weight files are missing, {missing[0]} the first", "download the whole model"
+        )
+    if files[0].suffix == ".bin":
+        return None
+    shapes: dict[str, list[int]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                shapes.update({name: opened.get_slice(name).get_shape() for name in opened.keys()})  # noqa: SIM118
+        except SafetensorError as error:
+            raise ModelError(f"{file}: not a whole safetensors file: {error}", "download it again") from error
+    return shapes
+
+
+def _check_tokenizer(path: str, vocab_size: int) -> int:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # tokenizers raises bare Exception for a broken tokenizer.json
+        raise ModelError(
+            f"{path}: the tokenizer does not load: {_first_line(error)}", "add tokenizer.json to the model"
+        ) from error
+    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if size > vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has ids up to {size - 1}, but the model's vocabulary ends at {vocab_size - 1}",
+            "use the tokenizer that the model was trained with, or resize its embeddings",
+        )
+    if size == 0:
+        raise ModelError(f"{path}: the tokenizer is empty", "add tokenizer.json to the model")
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{path}: the tokenizer has no chat template",
+            "add chat_template.jinja to the folder, or choose the model's chat or instruct version",
+        )
+    return size
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,81 @@
+"""Low-rank adapters through peft: injected into the model in place, the base frozen (LoRA, arXiv 2106.09685)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.helpers import rescale_adapter_scale
+from torch import Tensor, nn
+
+from rlcli.errors import ModelError
+
+_PREFIX = "base_model.model."
+"""What peft's saved files put before the base model's names."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """rank: of the two factors. alpha: the adapter is scaled by alpha / rank. targets: comma-separated names of linear
+    modules (`q_proj,v_proj`), or `all-linear` for all but the head.
+    """
+
+    rank: int
+    alpha: float
+    targets: str = "all-linear"
+
+
+def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
+    """Inject fresh adapters into `lm` and freeze the rest. `base` is recorded as the model that they belong to.
+
+    The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
+    """
+    names = [name.strip() for name in spec.targets.split(",") if name.strip()]
+    outside = {"lm_head", "embed_tokens"}.intersection(names)
+    if outside:
+        raise ModelError(
+            f"lora.targets: '{sorted(outside)[0]}' cannot have an adapter", "name linear layers inside the decoder"
+        )
+    linear = sorted({n.rpartition(".")[2] for n, m in lm.named_modules() if isinstance(m, nn.Linear)} - outside)
+    missing = sorted(set(names) - set(linear) - {"all-linear"})
+    if missing or not names:
+        raise ModelError(
+            f"lora.targets = '{spec.targets}': the model has no linear layer '{missing[0] if missing else ''}'",
+            f"there is: {', '.join(name for name in linear if name != 'lm_head')}, or all-linear for them all",
+        )
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules="all-linear" if "all-linear" in names else names,
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+    )
+    peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)
+    for name, parameter in lm.named_parameters():
+        if "lora_" in name:
+            parameter.data = parameter.data.float()
+    return peft
+
+
+@contextmanager
+def scaled_to_zero(peft: PeftModel) -> Iterator[None]:
+    """The base model alone, inside the block.
+
+    Scaling by zero adds an exact 0 to each layer. peft's own `disable_adapter` would switch `requires_grad` off and on,
+    which parameters that FSDP2 has already gathered do not follow.
+    """
+    with rescale_adapter_scale(peft, 0.0):
+        yield
+
+
+def saved_names(peft: PeftModel, gathered: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`gathered` (names as in the model's `named_parameters`) under the names of peft's adapter files."""
+    state = {_PREFIX + name: tensor for name, tensor in gathered.items()}
+    renamed: dict[str, Tensor] = get_peft_model_state_dict(peft, state_dict=state, save_embedding_layers=False)
+    return renamed
+
+
+def is_adapter(name: str) -> bool:
+    return ".lora_" in name

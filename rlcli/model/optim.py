@@ -1,0 +1,47 @@
+"""Optimizer, learning rate and gradient clipping of a policy."""
+
+from __future__ import annotations
+
+from math import cos, pi
+from typing import Literal
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from rlcli.model.policy import PolicyModel
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def build_optimizer(
+    policy: PolicyModel, lr: float, betas: tuple[float, float], weight_decay: float
+) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) over what requires a gradient; norms and biases (1-D) do not decay."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas)
+
+
+def clip_grad_norm(policy: PolicyModel, max_norm: float) -> float:
+    """Scale the gradients so that their global norm, over all ranks, is at most `max_norm`; gives the norm before.
+
+    Collective. A norm that is not finite is given back as it is, and leaves the gradients unusable: do not step.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def lr_at(step: int, *, peak: float, steps: int, warmup_steps: int, schedule: Schedule, min_fraction: float) -> float:
+    """The learning rate of `step` (0 the first) in a run of `steps`.
+
+    It rises in equal parts to `peak` over the first `warmup_steps` (the first step already gets one part), then stays,
+    or falls towards `min_fraction · peak`, which it would reach at step `steps`, the one after the last.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + cos(pi * done)) / 2}[schedule]
+    return peak * (min_fraction + (1.0 - min_fraction) * left)

@@ -1,0 +1,128 @@
+"""The policy: a Hugging Face causal language model that gives log-probs of packed responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from rlcli.errors import ModelError
+from rlcli.model.attention import ATTENTION
+from rlcli.model.logprobs import chunk_tokens, token_log_probs
+from rlcli.model.lora import is_adapter, saved_names, scaled_to_zero
+from rlcli.model.packed import PackedBatch
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+class TokenOutputs(NamedTuple):
+    """Of each response token of a pack, in the pack's order: log_probs [R] and entropy [R], float32; no entropy: None.
+
+    (A tuple, since FSDP2 looks for the tensors to hook in tuples, lists and dicts only.)
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+
+
+class PolicyModel(nn.Module):
+    """Decoder and fused head in one forward, so that FSDP2 gathers the head's weight with its root.
+
+    lm: the causal language model, attending by `rlcli_packed`. dtype: of computation, export and weight sync. source:
+    the folder or hub id it came from. peft: the adapter's handle where `lm` bears one.
+    """
+
+    def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str, peft: PeftModel | None = None) -> None:
+        super().__init__()
+        head = lm.get_output_embeddings()
+        if not isinstance(head, nn.Linear) or head.bias is not None:
+            raise ModelError(
+                f"{source}: the output layer of {type(lm).__name__} is not a plain linear layer without bias",
+                "choose a model of another architecture",
+            )
+        lm.set_attn_implementation(ATTENTION)
+        self.lm = lm
+        self.dtype = dtype
+        self.source = source
+        self._peft = (peft,)  # in a tuple, or nn.Module would register every parameter a second time
+
+    def forward(self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True) -> TokenOutputs:
+        """log π(token | what precedes it) at `temperature` for every response token of the pack."""
+        hidden = self.lm.base_model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.position_ids[None],
+            segments=batch.segments,
+            use_cache=False,
+        ).last_hidden_state[0]
+        weight = self.lm.get_output_embeddings().weight
+        return TokenOutputs(
+            *token_log_probs(
+                hidden.index_select(0, batch.response_index),
+                weight,
+                batch.targets,
+                temperature,
+                chunk_tokens(weight.shape[0]),
+                want_entropy,
+            )
+        )
+
+    @property
+    def has_adapter(self) -> bool:
+        return self._peft[0] is not None
+
+    @property
+    def peft(self) -> PeftModel:
+        peft = self._peft[0]
+        assert peft is not None, "this policy trains all weights: it has no adapter"
+        return peft
+
+    def adapter_disabled(self) -> AbstractContextManager[None]:
+        """Inside the block `forward` is the base model's: the reference of a policy with an adapter."""
+        return scaled_to_zero(self.peft)
+
+    def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All weights, whole, one after another under their checkpoint names; a tied head is left out.
+
+        Collective: every rank iterates to the end, in step. A tensor may be dropped as soon as the next is asked for.
+        dtype: what they are cast to; unset: the policy's own.
+        """
+        assert not self.has_adapter, "a policy with an adapter sends adapter_state(); its base never changes"
+        yield from self._whole(self.lm.named_parameters(), dtype or self.dtype)
+
+    def adapter_state(self) -> dict[str, Tensor]:
+        """The adapter, whole, in float32, under the names of peft's files. Collective."""
+        named = ((name, p) for name, p in self.lm.named_parameters() if is_adapter(name))
+        return saved_names(self.peft, dict(self._whole(named, torch.float32)))
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors`, as peft and vLLM read them.
+
+        Collective: every rank calls it and writes its own gathered copy to its own folder.
+        """
+        write_adapter(self, self.adapter_state(), folder)
+
+    def _whole(self, named: Iterator[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        if isinstance(self, FSDPModule):
+            self.reshard()  # a forward pass without a backward leaves the root's parameters gathered, in compute dtype
+        for name, parameter in named:
+            tensor = parameter.detach().to(dtype)  # before gathering: half the traffic in bfloat16
+            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def write_adapter(policy: PolicyModel, state: dict[str, Tensor], folder: Path) -> None:
+    """Write `state`, gathered already, as peft's two files. Not collective."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
+    config = policy.peft.peft_config["default"]
+    training, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(str(folder))
+    config.inference_mode = training

@@ -1,0 +1,46 @@
+"""FSDP2: each decoder layer and the root sharded over the mesh, filled from rank 0 (ZeRO-3, arXiv 1910.02054)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from rlcli.model.policy import PolicyModel
+
+
+def shard(policy: PolicyModel, mesh: DeviceMesh) -> None:
+    """Shard `policy`, whose parameters may be on the meta device, in place.
+
+    In bfloat16 it computes in bfloat16, adds gradients up in float32 and leaves the parameters as they are.
+    """
+    half = policy.dtype != torch.float32
+    precision = (
+        MixedPrecisionPolicy(param_dtype=policy.dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    )
+    for layer in policy.lm.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+
+def fill_from_rank0(policy: PolicyModel, state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Give a sharded policy on the meta device memory and rank 0's weights; buffers keep their values.
+
+    Collective. state, on rank 0: every parameter under its name in `policy.lm`, tied ones under each of their names; on
+    other ranks empty.
+    """
+    buffers = {name: buffer.to(device) for name, buffer in policy.named_buffers()}
+    policy.to_empty(device=device)
+    with torch.no_grad():
+        for name, buffer in policy.named_buffers():
+            buffer.copy_(buffers[name])
+    # Broadcast tensor by tensor, each rank keeping its part: no rank but the first ever holds the whole model.
+    set_model_state_dict(
+        policy,
+        {f"lm.{name}": tensor for name, tensor in state.items()},
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True),
+    )

@@ -1,0 +1,86 @@
+"""Tiny models of every supported architecture, with random weights, for the tests of rlcli.model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+VOCABULARY = 100
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "sliding_window": None,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+Row = tuple[np.ndarray, int]
+
+
+def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(kind, **{**SIZES, "tie_word_embeddings": True, **changes})
+
+
+def tiny_lm(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    lm = AutoModelForCausalLM.from_config(tiny_config(kind, **changes), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in lm.parameters():  # the usual small initialisation would hide differences
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return lm
+
+
+def save_tokenizer(folder: Path, ids: int = VOCABULARY, template: str | None = "{{ messages[0]['content'] }}") -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<eos>": 1, **{chr(0x4E00 + i): i for i in range(2, ids)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+
+
+def save_tiny(folder: Path, kind: str = "qwen2", **changes: Any) -> Path:
+    tiny_lm(kind, **changes).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
+
+
+def ragged_rows(count: int = 7, longest: int = 40, seed: int = 0) -> list[Row]:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, longest, count)
+    return [(random.integers(0, VOCABULARY, n), int(random.integers(1, n + 1))) for n in lengths]
+
+
+def padded_log_probs(lm: Any, rows: list[Row], temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of all response tokens by the model's own padded forward: the independent reference."""
+    longest = max(len(tokens) for tokens, _ in rows)
+    ids, mask = torch.zeros(2, len(rows), longest, dtype=torch.int64)
+    for row, (tokens, _) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        mask[row, : len(tokens)] = 1
+    logits = lm(input_ids=ids, attention_mask=mask, use_cache=False).logits.float() / temperature
+    log_p = logits.log_softmax(-1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    picked = log_p[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
+    spans = [(row, prompt - 1, len(tokens) - 1) for row, (tokens, prompt) in enumerate(rows)]
+    return (
+        torch.cat([picked[row, start:end] for row, start, end in spans]),
+        torch.cat([entropy[row, start:end] for row, start, end in spans]),
+    )

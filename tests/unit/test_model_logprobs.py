@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcli.model.logprobs import chunk_tokens, token_log_probs
+
+
+def reference(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    log_p = (hidden.double() @ weight.double().t() / temperature).log_softmax(-1)
+    return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
+
+
+def inputs(n: int = 11, width: int = 8, vocabulary: int = 17, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    hidden = torch.randn(n, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
+    return hidden, weight, torch.randint(0, vocabulary, (n,))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.5])
+@pytest.mark.parametrize("chunk", [1, 4, 11, 100])
+def test_values_and_gradients_equal_a_plain_log_softmax(temperature: float, chunk: int) -> None:
+    hidden, weight, targets = inputs()
+    log_probs, entropy = token_log_probs(hidden, weight, targets, temperature, chunk, True)
+    expected = reference(hidden, weight, targets, temperature)
+    torch.testing.assert_close(log_probs.double(), expected[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), expected[1], rtol=0, atol=1e-5)
+    scale = torch.randn(2, len(hidden))
+    ours = torch.autograd.grad((scale[0] * log_probs + scale[1] * entropy).sum(), (hidden, weight))
+    theirs = torch.autograd.grad((scale[0] * expected[0] + scale[1] * expected[1]).sum(), (hidden, weight))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradcheck_of_each_output(which: int) -> None:
+    hidden, weight, targets = inputs(5, 4, 7, torch.float64)
+    assert torch.autograd.gradcheck(lambda h, w: token_log_probs(h, w, targets, 0.7, 2, True)[which], (hidden, weight))
+
+
+def test_bfloat16_stays_near_the_exact_value() -> None:
+    hidden, weight, targets = inputs(64, 32, 50, torch.bfloat16)
+    log_probs, _ = token_log_probs(hidden, weight * 0.2, targets, 1.0, 7, False)
+    assert log_probs.dtype == torch.float32
+    expected, _ = reference(hidden, weight * 0.2, targets, 1.0)
+    assert (log_probs.double() - expected).abs().max() < 0.05
+    log_probs.sum().backward()
+    ours = hidden.grad.double()
+    theirs = torch.autograd.grad(expected.sum(), hidden)[0].double()
+    assert ((ours - theirs).norm() / theirs.norm()) < 0.02
+
+
+def test_no_tokens_give_no_log_probs_and_zero_gradients() -> None:
+    hidden, weight, targets = inputs(0)
+    log_probs, entropy = token_log_probs(hidden, weight, targets, 1.0, 4, True)
+    assert log_probs.shape == entropy.shape == (0,)
+    (log_probs.sum() * 0).backward()
+    assert hidden.grad.shape == (0, 8)
+    assert not weight.grad.any()
+
+
+def test_a_frozen_weight_gets_no_gradient() -> None:
+    hidden, weight, targets = inputs()
+    weight.requires_grad_(False)
+    token_log_probs(hidden, weight, targets, 1.0, 4, False)[0].sum().backward()
+    assert weight.grad is None
+    assert hidden.grad.abs().sum() > 0
+
+
+def test_without_entropy_there_is_none() -> None:
+    assert token_log_probs(*inputs(), 1.0, 4, False)[1] is None
+
+
+def test_large_logits_do_not_overflow() -> None:
+    hidden, weight, targets = inputs()
+    log_probs, entropy = token_log_probs(hidden * 1e4, weight, targets, 1.0, 4, True)
+    assert log_probs.isfinite().all()
+    assert entropy.isfinite().all()
+
+
+def test_chunks_bound_the_logits_held() -> None:
+    assert 1 <= chunk_tokens(151_936) * 151_936 <= 2**26
+    assert chunk_tokens(2**30) == 1
