@@ -35,7 +35,8 @@ def quickstart(
     require(*TRAINING)
     from rlcli.cli.console import stderr
     from rlcli.trainer.launch import default_out
-    from rlcli.trainer.preflight import derived_plan, prepare
+    from rlcli.trainer.preflight import prepare
+    from rlcli.trainer.view import View
 
     started = time.monotonic()
     say = stderr().print
@@ -55,8 +56,8 @@ def quickstart(
     }
     say("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
     resolved = resolve("quickstart", flags)
-    prepared = prepare(resolved.config)
-    result = train_in_folder(resolved, prepared, target, derived_plan(prepared), [])
+    with View() as view:
+        result = train_in_folder(resolved, prepare(resolved.config), target, view)
     result |= {"seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
     result["total_s"] = round(time.monotonic() - started, 1)
     say("[4/4] result")

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
     from rlcli.trainer.preflight import Prepared
+    from rlcli.trainer.view import View
 
 INTERRUPTED = 130
 
@@ -72,42 +73,39 @@ def run_training(
     resolved: Resolved, *, out: Path | None, show_samples: int, dry_run: bool, force: bool, as_json: bool
 ) -> None:
     """Check, print the plan, run, print the result. Exits with 130 where the run was interrupted."""
-    from rlcli.cli.console import emit_json, show, table
+    from rlcli.cli.console import emit_json, plain, show, table
     from rlcli.trainer.launch import default_out
     from rlcli.trainer.preflight import derived_plan, prepare
+    from rlcli.trainer.view import View
 
     notes: list[str] = []
-    prepared = prepare(resolved.config, on_note=notes.append)
-    plan = derived_plan(prepared)
-    if dry_run:
-        if as_json:
-            emit_json({"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")})
-        else:
-            show(table(["plan", ""], plan))
-            for note in notes:
-                show(f"note: {note}")
-        return
-    target = out or default_out(resolved.recipe.header.name)
-    result = train_in_folder(resolved, prepared, target, plan, notes, show_samples=show_samples, force=force)
-    if as_json:
+    with View(show_samples=show_samples) as view:
+        view.phase("check model and data")
+        prepared = prepare(resolved.config, on_note=notes.append)
+        plan = derived_plan(prepared)
+        if not dry_run:
+            for line in [f"{what}: {how}" for what, how in plan] + notes:
+                view.note(line)
+            target = out or default_out(resolved.recipe.header.name)
+            result = train_in_folder(resolved, prepared, target, view, force=force)
+    if dry_run and as_json:
+        emit_json({"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")})
+    elif dry_run:
+        show(table(["plan", ""], plan))
+        for note in notes:
+            plain(f"note: {note}")
+    elif as_json:
         emit_json(result)
     else:
         rows = [(name, value) for name, value in result.items() if isinstance(value, str | int | float)]
         rows += [(f"evaluation at step {step}", report["headline"]) for step, report in result["evaluations"].items()]
         show(table(["run", ""], rows))
-    if result["stopped"]:
+    if not dry_run and result["stopped"]:
         raise typer.Exit(INTERRUPTED)
 
 
 def train_in_folder(
-    resolved: Resolved,
-    prepared: Prepared,
-    target: Path,
-    plan: list[tuple[str, str]],
-    notes: list[str],
-    *,
-    show_samples: int = 0,
-    force: bool = False,
+    resolved: Resolved, prepared: Prepared, target: Path, view: View, *, force: bool = False
 ) -> dict[str, Any]:
     """Run in the folder `target` and return what there is to say of it, as plain values."""
     from rlcli.config.load import dump_toml
@@ -115,14 +113,9 @@ def train_in_folder(
     from rlcli.trainer.plots import reward_curve_png
     from rlcli.trainer.run_folder import RunFolder
     from rlcli.trainer.tracking import open_trackers
-    from rlcli.trainer.view import View
 
-    with RunFolder.create(target, force=force) as folder, View(show_samples=show_samples) as view:
+    with RunFolder.create(target, force=force) as folder:
         folder.write_config(dump_toml(resolved))
-        for what, how in plan:
-            view.note(f"{what}: {how}")
-        for note in notes:
-            view.note(note)
         tracking = resolved.config.tracking
         trackers = open_trackers(
             tracking.trackers, folder, tracking.project, resolved.config.model_dump(mode="json"), view.note

@@ -51,7 +51,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     """
     from transformers import AutoTokenizer
 
-    from rlcli.model.loading import check_model
+    from rlcli.model.facts import check_model
 
     if not config.model.path:
         raise ConfigError("no model is given", "name a folder or hub id with --model")
@@ -62,7 +62,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     device = resolve_device(config.cluster.device)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    if facts.max_positions is not None and max_length > facts.max_positions:
+    if max_length > facts.max_positions:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_response_tokens = {max_length} is more than the "
             f"{facts.max_positions} positions of {config.model.path}",

@@ -127,9 +127,9 @@ class Trainer:
                 self.workers.compute_reference_log_probs()
         lr = lr_at(
             number - 1,
-            total=train.steps,
+            steps=train.steps,
             peak=train.lr,
-            warmup=train.warmup_steps,
+            warmup_steps=train.warmup_steps,
             schedule=train.schedule,
             min_fraction=train.min_lr_fraction,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.errors import RunFailed
 from rlcli.workers.work import MicroWork, MiniWork, RankWork
 
 if TYPE_CHECKING:
@@ -101,6 +103,10 @@ class PolicyRole:
             for name, value in self._accumulate(micro, self._work[index]).items():
                 sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64, device=self.device)) + value
         norm = clip_grad_norm(self.policy, self.config.train.max_grad_norm)
+        if not math.isfinite(norm):
+            raise RunFailed(
+                f"the gradient norm is {norm}", "lower train.lr or train.max_grad_norm; the last checkpoint is sound"
+            )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
