@@ -196,6 +196,11 @@ def test_kl_gradient_is_right(name: str) -> None:
     assert torch.autograd.gradcheck(lambda x: kl.get(name)(x, torch.full_like(x, -0.5)), new)
 
 
+def test_k3_keeps_its_digits_in_float32_where_the_policies_all_but_agree() -> None:
+    got = kl.k3(torch.tensor([1e-3, -1e-3]), torch.zeros(2))
+    torch.testing.assert_close(got, torch.full((2,), 5e-7), rtol=1e-3, atol=0.0)
+
+
 @pytest.mark.parametrize("name", ["k1", "k3"])
 def test_k1_and_k3_are_unbiased_over_a_whole_vocabulary(name: str) -> None:
     generator = torch.Generator().manual_seed(0)

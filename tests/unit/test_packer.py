@@ -183,6 +183,17 @@ def test_the_largest_micro_batch_comes_first_on_every_rank() -> None:
     assert all(min(before) >= max(after) for before, after in pairwise(rows))
 
 
+def test_a_rank_with_the_larger_micro_batch_is_given_the_smaller_one_next() -> None:
+    case = Case([0] * 4, [50, 40, 30, 20], [0] * 4, minibatches=1, ranks=2, budget=50)
+    plan = case.plan()
+    assert plan.minibatches[0].ranks == (((0,), (3,)), ((1,), (2,)))
+    assert plan.imbalance == 1.0
+
+
+def test_imbalance_is_the_busiest_rank_over_the_average_one() -> None:
+    assert Case([0] * 2, [30, 10], [0] * 2, minibatches=1, ranks=2, budget=30).plan().imbalance == 1.5
+
+
 def test_equal_token_counts_are_parted_by_the_cost_of_attention() -> None:
     # By tokens the sample of 1 may go beside 8 or beside 4 + 4; by squares, beside the pair.
     case = Case([0] * 4, [8, 4, 4, 1], [0] * 4, minibatches=1, ranks=2, budget=20)
