@@ -32,10 +32,10 @@ def test_the_wheel_holds_every_module_and_recipe_of_the_checkout(wheel: Path) ->
     packed = set(zipfile.ZipFile(wheel).namelist())
     sources = {"rlcli": ROOT / "rlcli"} | {name: ROOT / folder / name for name, folder in PLUGIN_FOLDERS.items()}
     for package, folder in sources.items():
-        files = [path for path in folder.rglob("*") if path.suffix in {".py", ".toml"}]
+        files = [path for path in folder.rglob("*") if path.suffix in {".py", ".toml"} or path.name == "py.typed"]
         missing = {f"{package}/{path.relative_to(folder).as_posix()}" for path in files} - packed
         assert not missing
-    assert "rlcli_recipes/grpo.toml" in packed
+    assert {"rlcli_recipes/grpo.toml", "rlcli/py.typed"} <= packed
 
 
 def test_the_wheel_holds_nothing_but_the_four_packages_and_the_licence(wheel: Path) -> None:
