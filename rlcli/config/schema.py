@@ -14,6 +14,10 @@ Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+GROUP_BASELINES = ("grpo", "dr_grpo", "rloo")
+"""Advantages that compare the samples of one prompt with one another."""
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
@@ -182,8 +186,13 @@ class RunConfig(Section):
         longest = self.data.max_prompt_tokens + r.max_response_tokens
         rules = [
             (
-                self.algorithm.advantage != "grpo" or r.samples_per_prompt >= 2,
-                f"rollout.samples_per_prompt = {r.samples_per_prompt}: a group of one has no baseline; give 2 or more",
+                self.algorithm.advantage not in GROUP_BASELINES or r.samples_per_prompt >= 2,
+                f"rollout.samples_per_prompt = {r.samples_per_prompt}: a group of one has no baseline for "
+                f"algorithm.advantage = {self.algorithm.advantage}; give 2 or more",
+            ),
+            (
+                self.algorithm.kl_estimator != "k1" or self.algorithm.kl_coef == 0,
+                "algorithm.kl_estimator = k1 has an expected gradient of 0 as a term of the loss; use k2 or k3",
             ),
             (
                 r.prompts_per_step % t.minibatches == 0,

@@ -90,8 +90,9 @@ class PolicyModel(nn.Module):
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """All weights, whole, one after another under their checkpoint names; a tied head is left out.
 
-        Collective: every rank iterates to the end, in step. A tensor may be dropped as soon as the next is asked for.
-        dtype: what they are cast to; unset: the policy's own.
+        Collective: every rank iterates to the end, in step. A tensor may be dropped as soon as the next is asked for,
+        and may be the parameter itself: copy what must outlast the next update. dtype: what they are cast to; unset:
+        the policy's own.
         """
         assert not self.has_adapter, "a policy with an adapter sends adapter_state(); its base never changes"
         yield from self._whole(self.lm.named_parameters(), dtype or self.dtype)

@@ -84,16 +84,17 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics
 
 
-def time_metrics(clock: Clock, collected: Collected) -> dict[str, float]:
+def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
     """Seconds by phase and tokens per second. Generation is split into the engine's time and the wait for verdicts."""
     seconds = dict(clock.seconds)
     responses = sum(s.response_tokens for s in collected.samples)
     tokens = sum(s.tokens for s in collected.samples)
+    trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
     return {
         **{f"time/{name}_s": value for name, value in seconds.items()},
         "time/verify_wait_s": collected.verify_s,
         "time/step_s": sum(seconds.values()),
         "throughput/rollout_tokens_per_s": responses / max(collected.generate_s, 1e-9),
-        "throughput/update_tokens_per_s": tokens / max(seconds.get("update", 0.0), 1e-9),
+        "throughput/update_tokens_per_s": trained / max(seconds.get("update", 0.0), 1e-9),
         "throughput/tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
     }

@@ -51,6 +51,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     """
     from transformers import AutoTokenizer
 
+    from rlcli.algorithms.algorithm import Algorithm
     from rlcli.model.facts import check_model
 
     if not config.model.path:
@@ -59,6 +60,8 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         raise ConfigError(
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
         )
+    if train:
+        Algorithm.build(**config.algorithm.model_dump())  # refuses a name that no function bears
     device = resolve_device(config.cluster.device)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens

@@ -143,7 +143,7 @@ class Trainer:
             **update_metrics(updates),
             "update/lr": lr,
             "canary/max_abs_diff": canary,
-            **time_metrics(clock, batch),
+            **time_metrics(clock, batch, plan),
         }
 
     def collect(self, step: int) -> Collected:

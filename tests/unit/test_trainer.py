@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcli.data.packer import plan_batches
+from rlcli.data.packer import Plan, plan_batches
 from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.metrics import Clock, sample_metrics, time_metrics, update_metrics
@@ -37,6 +37,19 @@ def samples() -> list[Sample]:
         sample(1, 0, 0.0, 2, Outcome.TIMEOUT),
         sample(1, 1, 0.0, 6, Outcome.NO_ANSWER, shard=1),
     ]
+
+
+def planned(samples: Sequence[Sample], advantages: Sequence[float]) -> Plan:
+    return plan_batches(
+        [s.prompt_tokens for s in samples],
+        [s.response_tokens for s in samples],
+        [s.prompt for s in samples],
+        minibatches=1,
+        ranks=2,
+        tokens_per_microbatch=32,
+        max_response_tokens=8,
+        active=[a != 0 for a in advantages],
+    )
 
 
 def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample]) -> None:
@@ -73,24 +86,17 @@ def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> No
         pass
     with clock.phase("update"):
         pass
-    metrics = time_metrics(clock, Collected(list(samples), [], 2.0, 0.5))
+    metrics = time_metrics(clock, Collected(list(samples), [], 2.0, 0.5), planned(samples, [0.5, -0.5, 0.0, 0.0]))
     assert heard == ["generate", "update"]
     assert metrics["throughput/rollout_tokens_per_s"] == 10.0
+    # Only the two samples that carry a gradient are forwarded: 9 and 13 tokens.
+    assert metrics["throughput/update_tokens_per_s"] == pytest.approx(22 / metrics["time/update_s"])
     assert metrics["time/step_s"] == pytest.approx(metrics["time/generate_s"] + metrics["time/update_s"])
 
 
 def test_every_active_sample_reaches_one_rank_with_its_place_and_advantage(samples: Sequence[Sample]) -> None:
     advantages = [0.5, -0.5, 0.0, 0.0]
-    plan = plan_batches(
-        [s.prompt_tokens for s in samples],
-        [s.response_tokens for s in samples],
-        [s.prompt for s in samples],
-        minibatches=1,
-        ranks=2,
-        tokens_per_microbatch=32,
-        max_response_tokens=8,
-        active=[a != 0 for a in advantages],
-    )
+    plan = planned(samples, advantages)
     work = rank_work(plan, Collected(list(samples), ["first", "second"], 0.0, 0.0), advantages, ranks=2)
     assert all(w.shards == ["first", "second"] for w in work)
     rows = {
