@@ -83,6 +83,9 @@ def test_the_final_answer_is_read(text: str, answer: str | None) -> None:
         (r"\{1,2\}", r"\{2,1\}"),
         ("(1,2)", r"\left( 1, 2 \right)"),
         ("[0,1)", r"\left[0, 1\right)"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\,\pi/2)"),
+        (r"(f(1,2), \{3,4\})", r"(f(1, 2),\{4,3\})"),
+        (r"(-\infty,-2]\cup(3,5)", r"(3,5) \cup (-\infty, -2]"),
         (r"\text{Evelyn}", "evelyn"),
         (r"\text{(A)}", "A"),
         (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
@@ -107,6 +110,12 @@ def test_equal_forms_are_equal(gold: str, answer: str) -> None:
         ("42", r"42 \text{ or } 43"),
         ("(1,2)", "(2,1)"),
         ("[0,1)", "(0,1)"),
+        ("[0,1)", "[0,1]"),
+        (r"(3,\frac{\pi}{2})", r"(3,\frac{\pi}{3})"),
+        ("(1,2)", "(1,2,3)"),
+        ("(1,2)", "(1,2"),
+        ("(1,2)", "(,)"),
+        (r"(0,1)\cup(2,3)", r"(0,1)\cup(2,4)"),
         ("x^2", "x^3"),
         (r"\text{Evelyn}", r"\text{nylevE}"),
         (r"\text{(A)}", "B"),
@@ -208,10 +217,18 @@ def test_the_module_imports_nothing_heavy() -> None:
 
 def test_the_model_text_is_never_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     preload()
-    parser = importlib.import_module("math_verify.parser")
-    monkeypatch.setattr(parser, "parse_expr", lambda *_, **__: pytest.fail("model text reached parse_expr"))
-    for text in ("9**9**9", "__import__('os')", "(1+2)*3", "The answer is 2*3+1"):
-        verify(VerifyRequest(rf"\boxed{{{text}}}", "x+1"))
+    evaluated = []
+    for module in ("math_verify.parser", "sympy.parsing.sympy_parser", "latex2sympy2_extended.latex2sympy2"):
+        monkeypatch.setattr(
+            importlib.import_module(module), "parse_expr", lambda text, *_, **__: evaluated.append(text)
+        )
+    code = "__import__('os')"
+    for wrapped in (code, rf"\text{{{code}}}", rf"\mathrm{{{code}}}", rf"\operatorname{{{code}}}", f"x_{{{code}}}"):
+        for form in ("%s", r"\{%s, 1\}", "(%s, 1)", "x=%s", r"%s \in \{1\}", r"\frac{%s}{2}", "9**%s"):
+            verify(VerifyRequest(rf"\boxed{{{form % wrapped}}}", r"\{1, x\}"))
+            verify(VerifyRequest(f"The answer is {form % wrapped}", "(x, 1)"))
+    assert {text for text in evaluated if not str(text).isdigit()} == set()  # sympy reads number tokens by it
+    assert evaluated
 
 
 def test_math500_gold_passes_and_neighbours_do_not() -> None:

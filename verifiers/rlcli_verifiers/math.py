@@ -22,7 +22,7 @@ _DOLLARS = re.compile(r"(?<!\\)\$\$?(?P<dollars>[^$\n]+)(?<!\\)\$\$?|\\\((?P<rou
 _NUMBER_AND_UNIT = re.compile(r"\\?\$?(-?[\d.,/]*\d\s?\\?%?)(?=\.?$|,?\s+[a-z]{2})", re.IGNORECASE)
 
 _TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-_NOISE = re.compile(r"\\[,!;:]|\\left(?![a-z])|\\right(?![a-z])|\\?\$|\s+")
+_NOISE = re.compile(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|\\?\$")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
 _CHOICE = re.compile(r"\(([A-Za-z])\)")
 _WORD = re.compile(r"[A-Za-z]{3,}")
@@ -86,6 +86,9 @@ def equal(gold: str, answer: str) -> bool:
             return True
         if all(value.denominator == 1 for value in ours | theirs):
             return False
+    ours_listed, theirs_listed = _elements(gold), _elements(answer)
+    if ours_listed and theirs_listed and len(ours_listed) == len(theirs_listed):
+        return all(map(equal, ours_listed, theirs_listed))
     return _equal_by_value(gold, answer)
 
 
@@ -117,7 +120,7 @@ def _inside(formula: re.Match[str]) -> str:
 @lru_cache(maxsize=4096)
 def _normal(text: str) -> str:
     text = _TEXT.sub(r"\1", text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    text = _THOUSANDS.sub("", _NOISE.sub("", text)).rstrip(".")
+    text = _THOUSANDS.sub("", "".join(_NOISE.sub("", text).split())).rstrip(".")
     choice = _CHOICE.fullmatch(text)
     return choice[1] if choice else text
 
@@ -131,10 +134,31 @@ def _values(number: re.Match[str], one_percent: bool) -> set[Fraction]:
     return {value, value / 100} if one_percent and number["percent"] else {value}
 
 
+def _elements(text: str) -> list[str] | None:
+    """A point or interval as its brackets and elements, `["(", "1", "2", "]"]`; None for all else.
+
+    Compared element by element, because math-verify's parser takes longest over these.
+    """
+    text = _NOISE.sub("", text).strip()
+    if text[:1] not in ("(", "[") or text[-1:] not in (")", "]"):
+        return None
+    elements, depth, start = [text[0]], 0, 1
+    for position in range(1, len(text)):
+        character = text[position]
+        if depth == 0 and (character == "," or position == len(text) - 1):
+            elements.append(text[start:position])
+            start = position + 1
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0 and position < len(text) - 1:
+            return None
+    return [*elements, text[-1]] if len(elements) > 2 and all(map(str.strip, elements)) else None
+
+
 def _too_big(text: str) -> bool:
     return len(text) > MAX_ANSWER_CHARS or bool(_TOO_BIG.search(re.sub(r"[{}\s]|\\left|\\right", "", text)))
 
 
+@lru_cache(maxsize=4096)
 def _equal_by_value(gold: str, answer: str) -> bool:
     from math_verify import verify as same
 
