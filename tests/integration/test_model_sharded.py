@@ -1,0 +1,240 @@
+"""The sharded policy on real gloo groups of one and two processes: one launch of each, which all tests look at."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rlcli.model.lora import LoraSpec
+from tests.model_fixtures import Row, padded_log_probs, ragged_rows, save_tiny, tiny_lm
+
+pytestmark = pytest.mark.timeout(300)
+CPU = torch.device("cpu")
+ROWS = ragged_rows(10, longest=40, seed=3)
+# The same ten samples split three ways over two ranks' micro-batches, one of which leaves a rank with nothing to do.
+SPLITS: dict[int, list[list[list[list[int]]]]] = {
+    1: [[[list(range(10))]], [[[3, 1, 4], [0, 2, 5, 6], [7, 8, 9]]]],
+    2: [
+        [[[0, 1, 2, 3, 4, 5, 6]], [[7, 8, 9]]],
+        [[[9, 2], [5]], [[1, 0, 3], [4, 6, 7, 8]]],
+        [[list(range(10))], [[]]],
+    ],
+}
+LORA = LoraSpec(rank=4, alpha=8.0, targets="all-linear")
+
+
+def train(policy: Any, micro_batches: list[list[int]], world: int, steps: int = 3) -> list[tuple[float, float]]:
+    """Loss and gradient norm of each step: a weighted sum over all response tokens over one global denominator."""
+    from rlcli.model.optim import build_optimizer, clip_grad_norm
+    from rlcli.model.packed import dummy, pack
+
+    optimizer = build_optimizer(policy, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    denominator = sum(len(tokens) - prompt for tokens, prompt in ROWS)
+    weights = torch.linspace(-1, 1, len(ROWS))
+    record = []
+    for _ in range(steps):
+        total = torch.zeros(())
+        for indices in micro_batches:
+            batch = pack([ROWS[i] for i in indices], CPU) if indices else dummy(CPU)
+            out = policy(batch, 0.8)
+            weight = weights[torch.tensor(indices, dtype=torch.int64)][batch.sequence]
+            loss = (
+                (weight * out.log_probs + 0.1 * out.entropy).sum() / denominator if indices else out.log_probs.sum() * 0
+            )
+            (loss * world).backward()
+            total += loss.detach()
+        dist.all_reduce(total)
+        record.append((total.item(), clip_grad_norm(policy, 0.5)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return record
+
+
+def log_probs(policy: Any, rows: list[Row] = ROWS) -> torch.Tensor:
+    from rlcli.model.packed import pack
+
+    with torch.no_grad():
+        return policy(pack(rows, CPU)).log_probs
+
+
+def weights_of(policy: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.stream_weights()}
+
+
+def child(rank: int, world: int, port: int, base: str, out: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rlcli.model.export import save_pretrained
+    from rlcli.model.loading import load_policy
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    result: dict[str, Any] = {"runs": []}
+    folder = Path(out)
+
+    def load(path: str = base, **options: Any) -> Any:
+        torch.manual_seed(rank)  # ranks differ on purpose: only the first one's draws may count
+        options = {"dtype": torch.float32, **options}
+        return load_policy(path, device=CPU, mesh=mesh, **options)
+
+    for number, split in enumerate(SPLITS[world]):
+        policy = load(gradient_checkpointing=number == 1)
+        if number == 0:
+            result["loaded"] = weights_of(policy)
+            result["before"] = log_probs(policy)
+        # Three micro-batches on one rank must meet as many on the other.
+        most = max(len(micro) for micro in split)
+        mine = split[rank] + [[]] * (most - len(split[rank]))
+        result["runs"].append({"steps": train(policy, mine, world), "weights": weights_of(policy)})
+    result["after"] = log_probs(policy)
+    result["after_no_grad"] = weights_of(policy)
+    save_pretrained(policy, base, folder / "full")
+
+    reference = load(trainable=False)
+    result["reference"] = log_probs(reference)
+    result["reference_trains"] = any(p.requires_grad for p in reference.parameters())
+    result["untied"] = sorted(name for name, _ in load(str(folder.parent / "untied")).stream_weights())
+
+    lora = load(lora=LORA)
+    with lora.adapter_disabled():  # before anything else: gathered parameters must still learn afterwards
+        result["lora_base"] = log_probs(lora)
+    result["lora_steps"] = train(lora, SPLITS[world][1][rank], world)
+    result["lora_after"] = log_probs(lora)
+    with lora.adapter_disabled():
+        result["lora_base_after"] = log_probs(lora)
+    result["adapter"] = lora.adapter_state()
+    save_pretrained(lora, base, folder / "adapter")
+    lora.save_adapter(folder / f"adapter-of-rank-{rank}")
+
+    half = load(dtype=torch.bfloat16, gradient_checkpointing=True)
+    result["half_masters"] = {p.dtype for p in half.parameters()}
+    result["half"] = log_probs(half)
+    result["half_steps"] = train(half, SPLITS[world][0][rank], world)
+    result["half_stream"] = {tensor.dtype for _, tensor in half.stream_weights()}
+    half_lora = load(dtype=torch.bfloat16, lora=LORA)
+    result["half_lora_dtypes"] = {("lora_" in name, p.dtype) for name, p in half_lora.named_parameters()}
+    result["half_lora_steps"] = train(half_lora, SPLITS[world][0][rank], world)
+    torch.save(result, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    root = tmp_path_factory.mktemp("sharded")
+    base = save_tiny(root / "base")
+    results = {}
+    for world in (1, 2):
+        out = root / f"world{world}"
+        out.mkdir()
+        if world == 1:
+            save_tiny(root / "untied", tie_word_embeddings=False)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mp.spawn(child, (world, port, str(base), str(out)), nprocs=world)
+        results[world] = [
+            {**torch.load(out / f"{rank}.pt", weights_only=False), "folder": out, "base": base} for rank in range(world)
+        ]
+    return results
+
+
+def everyone(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [*runs[1], *runs[2]]
+
+
+def test_every_rank_loads_the_files_weights(runs: Any) -> None:
+    expected = dict(tiny_lm().named_parameters())
+    for result in everyone(runs):
+        assert list(result["loaded"]) == list(expected)  # a tied head is not there
+        assert all(torch.equal(result["loaded"][name], expected[name]) for name in expected)
+
+
+def test_sharded_log_probs_equal_the_models_own(runs: Any) -> None:
+    expected, _ = padded_log_probs(tiny_lm().eval(), ROWS)
+    for result in everyone(runs):
+        for name in ("before", "reference", "lora_base"):
+            torch.testing.assert_close(result[name], expected, rtol=0, atol=1e-5)
+        assert not result["reference_trains"]
+
+
+def test_any_split_over_ranks_and_micro_batches_trains_alike(runs: Any) -> None:
+    first = runs[1][0]["runs"][0]
+    assert first["steps"][0][0] != first["steps"][1][0]
+    for run in [run for result in everyone(runs) for run in result["runs"]]:
+        np.testing.assert_allclose(run["steps"], first["steps"], rtol=1e-5)
+        for name, weight in run["weights"].items():
+            # AdamW divides by the gradient's own size, so where that is near 0 rounding shows more than elsewhere.
+            assert (weight - first["weights"][name]).norm() <= 1e-4 * first["weights"][name].norm(), name
+
+
+def test_first_update_is_alike_to_float32_rounding(runs: Any) -> None:
+    losses = [run["steps"][0] for result in everyone(runs) for run in result["runs"]]
+    np.testing.assert_allclose(losses, [losses[0]] * len(losses), rtol=2e-6)
+
+
+def test_weights_stream_in_full_after_a_forward_without_gradient(runs: Any) -> None:
+    for result in everyone(runs):
+        last = result["runs"][-1]["weights"]
+        assert list(result["after_no_grad"]) == list(last)
+        assert all(torch.equal(result["after_no_grad"][name], last[name]) for name in last)
+
+
+def test_an_untied_head_is_streamed(runs: Any) -> None:
+    for result in everyone(runs):
+        assert "lm_head.weight" in result["untied"]
+        assert "model.embed_tokens.weight" in result["untied"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_export_gives_the_same_log_probs_in_transformers(runs: Any, world: int) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result = runs[world][0]
+    folder = result["folder"] / "full"
+    expected, _ = padded_log_probs(AutoModelForCausalLM.from_pretrained(folder).eval(), ROWS)
+    torch.testing.assert_close(result["after"], expected, rtol=0, atol=1e-5)
+    assert (result["after"] - result["before"]).abs().max() > 1e-2
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+    assert (folder / "generation_config.json").is_file()
+    assert not list(result["folder"].glob(".*partial*"))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_peft_reads_the_adapter_and_gives_the_same_log_probs(runs: Any, world: int) -> None:
+    from peft import PeftModel
+
+    result = runs[world][0]
+    for name in ("adapter", f"adapter-of-rank-{world - 1}"):
+        model = PeftModel.from_pretrained(tiny_lm(), result["folder"] / name).eval()
+        assert model.peft_config["default"].base_model_name_or_path == str(result["base"])
+        expected, _ = padded_log_probs(model, ROWS)
+        torch.testing.assert_close(result["lora_after"], expected, rtol=0, atol=1e-5)
+
+
+def test_lora_trains_the_adapter_and_leaves_the_base(runs: Any) -> None:
+    for result in everyone(runs):
+        assert torch.equal(result["lora_base"], result["lora_base_after"])
+        assert (result["lora_after"] - result["lora_base"]).abs().max() > 1e-3
+        assert all(tensor.dtype == torch.float32 for tensor in result["adapter"].values())
+        np.testing.assert_allclose(result["lora_steps"], runs[1][0]["lora_steps"], rtol=1e-4)
+
+
+def test_bfloat16_computes_in_half_and_keeps_float32_masters(runs: Any) -> None:
+    for result in everyone(runs):
+        assert result["half_masters"] == {torch.float32}
+        assert result["half_stream"] == {torch.bfloat16}
+        gap = (result["half"] - result["before"]).abs().max()
+        assert 0 < gap < 0.2
+        np.testing.assert_allclose(result["half_steps"][0], result["runs"][0]["steps"][0], rtol=0.1)
+        assert result["half_lora_dtypes"] == {(True, torch.float32), (False, torch.bfloat16)}
+        assert all(math.isfinite(x) for step in result["half_lora_steps"] for x in step)
