@@ -51,7 +51,7 @@ def save_tokenizer(folder: Path, ids: int = VOCABULARY, template: str | None = "
     words = {"<pad>": 0, "<eos>": 1, **{chr(0x4E00 + i): i for i in range(2, ids)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>")
     fast.chat_template = template
     fast.save_pretrained(folder)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.helpers import rescale_adapter_scale
@@ -49,10 +50,11 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
         r=spec.rank,
         lora_alpha=spec.alpha,
         target_modules="all-linear" if "all-linear" in names else names,
-        base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
     peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)
+    # A relative path would mean another folder to whoever loads the adapter elsewhere.
+    config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
     for name, parameter in lm.named_parameters():
         if "lora_" in name:
             parameter.data = parameter.data.float()

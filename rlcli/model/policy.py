@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
@@ -110,8 +109,6 @@ class PolicyModel(nn.Module):
         write_adapter(self, self.adapter_state(), folder)
 
     def _whole(self, named: Iterator[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        if isinstance(self, FSDPModule):
-            self.reshard()  # a forward pass without a backward leaves the root's parameters gathered, in compute dtype
         for name, parameter in named:
             tensor = parameter.detach().to(dtype)  # before gathering: half the traffic in bfloat16
             yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

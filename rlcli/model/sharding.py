@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rlcli.model.policy import PolicyModel
 
@@ -25,6 +25,15 @@ def shard(policy: PolicyModel, mesh: DeviceMesh) -> None:
     for layer in policy.lm.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)
+    policy.register_forward_hook(_reshard_without_backward)
+
+
+def _reshard_without_backward(policy: FSDPModule, *_: object) -> None:
+    """The root stays gathered from its forward to its backward pass. Where no backward follows, `parameters()` would be
+    whole copies in compute dtype: an optimizer built on them would train nothing, and weight sync would lose precision.
+    """
+    if not torch.is_grad_enabled():
+        policy.reshard()
 
 
 def fill_from_rank0(policy: PolicyModel, state: Mapping[str, Tensor], device: torch.device) -> None:
