@@ -123,7 +123,7 @@ def _column(name: str, values: list[Any], kind: Any) -> Any:
 
     try:
         array = pa.array(values, type=kind)
-    except (pa.ArrowException, TypeError):
+    except (pa.ArrowException, TypeError, ValueError):
         array = None
     # Arrow drops unknown struct fields and fills missing ones with nulls, silently: only equality shows it.
     if array is not None and array.to_pylist() == values:
@@ -131,7 +131,7 @@ def _column(name: str, values: list[Any], kind: Any) -> Any:
     for number, value in enumerate(values):
         try:
             fits = pa.array([value], type=kind).to_pylist() == [value]
-        except (pa.ArrowException, TypeError):
+        except (pa.ArrowException, TypeError, ValueError):
             fits = False
         if not fits:
             raise DataError(
@@ -158,6 +158,6 @@ def _extra_info_column(values: list[dict[str, Any]]) -> Any:
             pyarrow.parquet.write_table(pa.table({"extra_info": array}), io.BytesIO())
             if [json.dumps(value, sort_keys=True) for value in array.to_pylist()] == texts:
                 return array
-        except (pa.ArrowException, TypeError, OverflowError):
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass
     return pa.array([{JSON_FIELD: text} for text in texts])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging
 
 from rlcli.errors import ConfigError, ModelError
 
@@ -73,6 +74,7 @@ def make_tiny_model(
 
 def save_model(model: Any, folder: Path) -> None:
     """Save `model` with the tiny tokenizer, chat template and generation config to an existing folder."""
+    logging.disable_progress_bar()  # a bar for one small file says nothing
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
