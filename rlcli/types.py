@@ -69,9 +69,9 @@ class VerifyRequest:
 class Verdict:
     """What a verifier says of one response.
 
-    score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the score,
-    each a metric of its own. detail: why, for a reader (of a crash, the exception). latency_s: seconds it took, filled in
-    by the scoring pool.
+    score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the
+    score, each a metric of its own. detail: why, for a reader (of a crash, the exception). latency_s: seconds it took,
+    filled in by the scoring pool.
 
     >>> Verdict(score=1.0, outcome=Outcome.OK, answer="42").outcome.value
     'ok'
@@ -92,8 +92,9 @@ class Verifier(Protocol):
     It never executes or evaluates the model's text.
 
         def verify(request: VerifyRequest) -> Verdict:
-            right = request.completion.strip() == request.ground_truth
-            return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=request.completion)
+            answer = request.completion.strip()
+            right = answer == request.ground_truth
+            return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=answer)
     """
 
     def __call__(self, request: VerifyRequest, /) -> Verdict: ...

@@ -173,13 +173,13 @@ def check_version() -> str:
     """The installed vLLM's version; SetupError where this file was not written for it."""
     import vllm
 
-    version = str(vllm.__version__)
+    version = vllm.__version__
     parts = version.split(".")
     numbers = (int(parts[0]), int(parts[1])) if parts[0].isdigit() and parts[1].isdigit() else None
     # A development build may say "dev"; it is let through.
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
-    return version
+    return str(version)
 
 
 def _allowed_rank(rank: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
-from rlcli.errors import ConfigError, RlcliError, UnknownName, VerifierError
+from rlcli.errors import ConfigError, UnknownName, VerifierError
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
 from rlcli.workers.cluster import resolve_device, worker_threads
@@ -161,17 +161,14 @@ def _count(parameters: int | None) -> str:
 
 
 def _known_verifiers(rows: list[Prompt]) -> tuple[str, ...]:
-    """The verifiers that the rows name, each loaded once: a run must not learn on its first sample that one is
-    broken."""
+    """The verifiers that the rows name, each known to exist. They are loaded in the scoring processes, never here."""
     names = sorted({row.verifier for row in rows})
     for name in names:
         try:
-            VERIFIERS.get(name)
+            VERIFIERS.target(name)
         except UnknownName as error:
             first = next(row.id for row in rows if row.verifier == name)
             raise VerifierError(f"{error.message} (row {first})", error.mend) from None
-        except RlcliError as error:
-            raise VerifierError(error.message, error.mend) from error
     return tuple(names)
 
 
@@ -187,7 +184,7 @@ def _kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int)
     model = AutoConfig.from_pretrained(config.model.path)
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    per_token = 2 * model.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
+    per_token: int = 2 * model.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
     engines = config.cluster.workers // rollout.tensor_parallel
     samples = max(rollout.prompts_per_step * rollout.samples_per_prompt // engines, 1)
     blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)

@@ -171,7 +171,7 @@ class Trainer:
 
     def sync_weights(self) -> float:
         """Hand the weights over and hear the canary. Raises RunFailed where engine and trainer disagree."""
-        difference = max(self.workers.sync_weights(self.probe))
+        difference: float = max(self.workers.sync_weights(self.probe))
         if not difference <= self.tolerance:
             raise RunFailed(
                 f"after the weight sync the engine's log-probs differ from the trainer's by {difference:.3g}, "
