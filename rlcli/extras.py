@@ -9,7 +9,10 @@ from rlcli.errors import SetupError
 TRAINING = ("torch", "transformers", "ray", "vllm", "peft")
 """The modules that the extras `rlcli[cpu]` and `rlcli[gpu]` bring."""
 
-INSTALL = "pip install 'rlcli[cpu]', or 'rlcli[gpu]' on a machine with an NVIDIA GPU"
+INSTALL = (
+    "install the extra: uv pip install --torch-backend=cpu 'rlcli[cpu]', or 'rlcli[gpu]' on a machine with an NVIDIA "
+    "GPU; in a checkout: scripts/env"
+)
 
 
 def missing(*modules: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
+WARMUP_STEPS = 10
 
 
 def quickstart(
@@ -51,6 +52,8 @@ def quickstart(
         "data.path": str(data),
         "evaluation.data": str(data),
         "train.steps": steps,
+        # A run of a few steps, to see it go, is warm-up throughout.
+        "train.warmup_steps": None if steps is None else min(steps, WARMUP_STEPS),
         "train.seed": seed,
         "cluster.workers": workers or min(2, len(os.sched_getaffinity(0))),
     }

@@ -200,7 +200,7 @@ def _unique_shared_memory_names(group_id: str) -> None:
     original = _CPUSHMDistributed.make_group_name
 
     def unique(communicator: Any) -> str:
-        return f"rlcli-{group_id}-" + original(communicator).strip("/").replace(":", "-")
+        return f"rlcli-{group_id}-" + str(original(communicator)).strip("/").replace(":", "-")
 
     _CPUSHMDistributed.make_group_name = staticmethod(unique)
 

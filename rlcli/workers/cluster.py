@@ -13,6 +13,7 @@ from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.undertaker import Undertaker
 
 PLACEMENT_TIMEOUT_S = 120.0
 MIN_SHM_BYTES = 256 << 20
@@ -88,6 +89,7 @@ def ray_session(address: str, workers: int) -> Iterator[None]:
     store = _object_store_bytes()
     # A session folder of our own: Ray leaves its logs and sockets behind, and this way they go with the run.
     folder = tempfile.mkdtemp(prefix="rlcli-ray-", dir="/tmp")
+    undertaker = Undertaker(folder)
     try:
         ray.init(
             num_cpus=max(workers, os.cpu_count() or 1),
@@ -97,10 +99,11 @@ def ray_session(address: str, workers: int) -> Iterator[None]:
             object_store_memory=store,
             _temp_dir=folder,
         )
+        undertaker.watch_children()
         yield
     finally:
         ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        undertaker.close()
 
 
 def start_group(worker: type, pool: Pool, logs: Path, *args: Any) -> WorkerGroup:

@@ -80,9 +80,15 @@ def test_killing_the_driver_ends_every_process_of_the_run(tiny: Path, sums: Path
     process = start(*long_run(tiny, sums, out, "1"))
     until(lambda: steps_done(out) >= 1, "a step")
     family = descendants(process.pid)
+    sessions = {
+        word for p in family for word in " ".join(p.cmdline()).replace("=", " ").split() if "rlcli-ray-" in word
+    }
+    folders = {Path(word).parts[2] for word in sessions}
+    assert len(folders) == 1, folders
     process.kill()
     process.communicate()
     assert_gone(family)
+    until(lambda: not (Path("/tmp") / min(folders)).exists(), "the session's folder to go")
 
 
 def test_a_killed_worker_is_named_with_its_log(tiny: Path, sums: Path, tmp_path: Path) -> None:

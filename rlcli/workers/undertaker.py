@@ -1,0 +1,75 @@
+"""Ends what a killed driver leaves behind.
+
+Ray's daemons notice that their driver was killed, but its agents first try for a minute or more to reach the dead
+cluster, and its session folder stays. So the driver starts this small process beside them, tells it through a pipe
+which processes are its own, and the end of the pipe, however it comes, is the sign to clear up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+
+GRACE_S = 2.0
+"""How long the processes get to end by themselves once the driver is gone."""
+
+
+class Undertaker:
+    """Held by the driver of a local cluster. folder: the session's, removed at the end."""
+
+    def __init__(self, folder: str) -> None:
+        # A session of its own: what ends the driver's terminal must not end this.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+
+    def watch_children(self) -> None:
+        """Note the processes that descend from this one now. Process ids are used again, so each goes with its
+        start."""
+        import psutil
+
+        own = psutil.Process()
+        found = [(p.pid, p.create_time()) for p in own.children(recursive=True) if p.pid != self._process.pid]
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(found) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Let it clear up now, and wait until it has."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=4 * GRACE_S)
+
+
+def main(folder: str) -> None:
+    import psutil
+
+    watched: set[tuple[int, float]] = set()
+    for line in sys.stdin:
+        watched |= {(pid, started) for pid, started in json.loads(line)}
+    left = []
+    for pid, started in watched:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.create_time() == started:
+                left.append(process)
+    _, alive = psutil.wait_procs(left, timeout=GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
