@@ -16,6 +16,7 @@ SUPPORTED = ((0, 24), (0, 33))
 """vLLM releases this file was written for: at least the first, below the second."""
 
 ADAPTER_ID = 1
+CPU_BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class VllmEngine:
                 enforce_eager=spec.enforce_eager or spec.device == "cpu",
                 enable_sleep_mode=spec.device == "cuda",
                 enable_prefix_caching=True,
+                **(_whole_prompts(spec) if spec.device == "cpu" else {}),
                 logprobs_mode="processed_logprobs",
                 skip_tokenizer_init=True,
                 enable_lora=spec.lora_rank > 0,
@@ -180,6 +182,12 @@ def check_version() -> str:
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
     return str(version)
+
+
+def _whole_prompts(spec: EngineSpec) -> dict[str, Any]:
+    """No prompt is prefilled in pieces: for each unfinished piece vLLM takes a random number back, which the CPU's
+    generators cannot do (`CPU Generator does not use offset`)."""
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length)}
 
 
 def _allowed_rank(rank: int) -> int:

@@ -22,7 +22,8 @@ MIN_SHM_BYTES = 256 << 20
 WORKER_ENV = {
     # vLLM runs inside the worker, so that weights reach it without leaving the process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    # Its warnings (weights that «failed to load», a template that cannot be warmed up) are false alarms here.
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # One 1-GiB pool at most where nothing else bounds it; the engine's own bound is passed per run.

@@ -85,7 +85,9 @@ class Worker:
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from transformers import AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         torch.manual_seed(self.config.train.seed)
         bf16 = self.config.model.dtype == "bfloat16" or (
             self.config.model.dtype == "auto" and self.spec.device == "cuda"
