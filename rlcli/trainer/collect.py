@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,10 +42,12 @@ def collect(
     Prompts are dealt to the engines in turn; workers that share an engine get the same ones. `Sample.prompt` is the
     position in `indexes`.
     """
-    tasks = [
-        PromptTask(position, prompts.tokens(index), prompts.prompts[index], samples_per_prompt)
-        for position, index in enumerate(indexes)
-    ]
+    drawn: Counter[int] = Counter()
+    tasks = []
+    for position, index in enumerate(indexes):
+        first = drawn[index] * samples_per_prompt
+        tasks.append(PromptTask(position, prompts.tokens(index), prompts.prompts[index], samples_per_prompt, first))
+        drawn[index] += 1
     engines = len(workers) // tensor_parallel
     per_rank = [tasks[rank // tensor_parallel :: engines] for rank in range(len(workers))]
     reports, done, total = [], 0, len(tasks) * samples_per_prompt

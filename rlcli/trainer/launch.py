@@ -28,6 +28,7 @@ def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) 
         config=config,
         device=prepared.device,
         train=train,
+        adapter=prepared.adapter,
         logs=str(logs.resolve()),
         max_length=prepared.max_length,
         kv_cache_bytes=prepared.kv_cache_bytes,

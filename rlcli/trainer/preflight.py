@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
-from rlcli.errors import ConfigError, UnknownName, VerifierError
+from rlcli.errors import ConfigError, ModelError, UnknownName, VerifierError
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
 from rlcli.workers.cluster import resolve_device, worker_threads
@@ -21,7 +23,8 @@ MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 @dataclass(frozen=True)
 class Prepared:
     """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
-    response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself."""
+    response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself. adapter: folder of the LoRA
+    adapter to evaluate on top of `config.model.path`, or empty."""
 
     config: RunConfig
     device: str
@@ -32,6 +35,7 @@ class Prepared:
     max_length: int
     kv_cache_bytes: int | None
     parameters: int | None
+    adapter: str = ""
 
     @property
     def threads(self) -> int:
@@ -63,6 +67,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     if train:
         Algorithm.build(**config.algorithm.model_dump())  # refuses a name that no function bears
     device = resolve_device(config.cluster.device)
+    config, adapter = _located(config, train)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if max_length > facts.max_positions:
@@ -96,6 +101,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         max_length=max_length,
         kv_cache_bytes=_kv_cache_bytes(config, device, dtype, max_length),
         parameters=facts.parameters,
+        adapter=adapter,
     )
 
 
@@ -142,6 +148,25 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     if prepared.kv_cache_bytes:
         rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
     return rows
+
+
+def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
+    """The configuration with an absolute model folder (workers have other directories), and the adapter in it."""
+    folder = Path(config.model.path)
+    if not folder.is_dir():
+        return config, ""
+    folder = folder.resolve()
+    note = folder / "adapter_config.json"
+    changes: dict[str, dict[str, object]] = {"model": {"path": str(folder)}}
+    if note.is_file():
+        if train:
+            raise ModelError(
+                f"model.path = '{config.model.path}' is a LoRA adapter", "train its base model, or merge the two first"
+            )
+        settings = json.loads(note.read_text())
+        changes = {"model": {"path": settings["base_model_name_or_path"]}, "lora": {"rank": settings["r"]}}
+    updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
+    return config.model_copy(update=updated), str(folder) if note.is_file() else ""
 
 
 def _reference(config: RunConfig) -> str:

@@ -58,7 +58,7 @@ class RolloutRole:
         started = said = time.monotonic()
         asked = [(task, sample) for task in tasks for sample in range(task.samples)]
         requests = [
-            GenerationRequest(key, task.tokens, sample_seed(call.seed, call.purpose, call.step, task.source.id, sample))
+            GenerationRequest(key, task.tokens, self._seed(call, task, sample))
             for key, (task, sample) in enumerate(asked)
         ]
         builder, pending, unsaid = ShardBuilder(), [], 0
@@ -84,6 +84,9 @@ class RolloutRole:
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of the last rollout, as text."""
         return self._texts[:count]
+
+    def _seed(self, call: RolloutCall, task: PromptTask, sample: int) -> int:
+        return sample_seed(call.seed, call.purpose, call.step, task.source.id, task.first_sample + sample)
 
     def _verify(self, task: PromptTask, sample: int, generation: Generation, builder: ShardBuilder) -> _Pending:
         assert self.scorer is not None

@@ -12,12 +12,14 @@ from rlcli.types import Prompt, Sample
 @dataclass(frozen=True)
 class PromptTask:
     """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
-    samples: how many responses."""
+    samples: how many responses. first_sample: what their indexes count from in seeds; not 0 where a step that is longer
+    than the dataset draws a prompt twice, so that the second group is not a copy of the first."""
 
     prompt: int
     tokens: Any
     source: Prompt
     samples: int
+    first_sample: int = 0
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,14 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 @dataclass(frozen=True)
 class WorkerSpec:
     """What every worker of a group is built from. train: host a policy too (else only the engine, which then reads the
-    weights from `config.model.path` itself). logs: folder for the ranks' logs. max_length: prompt and response, tokens.
-    scoring_processes: of each worker. verifiers: names to preload."""
+    weights from `config.model.path` itself, and the LoRA adapter from the folder `adapter`, if any). logs: folder for
+    the ranks' logs. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to
+    preload."""
 
     config: RunConfig
     device: str
     train: bool
+    adapter: str
     logs: str
     max_length: int
     kv_cache_bytes: int | None
@@ -97,7 +99,10 @@ class Worker:
             mesh = init_device_mesh(self.device.type, (self.world,))
             self.policy = PolicyRole(self.config, dtype, self.device, mesh)
         tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
-        self.rollout_role = RolloutRole(self.rank, self._engine(dtype, tokenizer), self._scorer(), tokenizer)
+        engine = self._engine(dtype, tokenizer)
+        if self.spec.adapter:
+            engine.load_adapter(self.spec.adapter)
+        self.rollout_role = RolloutRole(self.rank, engine, self._scorer(), tokenizer)
 
     @dispatch(send="scatter", collect="stream")
     def rollout(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:

@@ -127,4 +127,7 @@ def test_an_adapter_reaches_the_engine(cli: Cli, tiny: Path, sums: Path, tmp_pat
     assert all(line["canary/max_abs_diff"] < 1e-4 for line in steps)
     # Before the first update the adapter is zero and the policy is the reference; after it, it is not.
     assert steps[0]["update/kl"] == pytest.approx(0.0, abs=1e-6)
-    assert (out / "checkpoints" / "latest" / "adapter_model.safetensors").exists()
+    adapter = out / "checkpoints" / "latest"
+    assert (adapter / "adapter_model.safetensors").exists()
+    words = ("eval", "--model", adapter, "--data", sums, "--max-tokens", "8", "--verifier", "test-even", "--json")
+    assert json.loads(cli(*words).stdout)["prompts"] == 8

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlcli.data.packer import Plan, plan_batches
+from rlcli.data.prompts import TokenizedPrompts
+from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.collect import Collected
+from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.metrics import Clock, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.work import rank_work
-from rlcli.types import Outcome, Sample, Verdict
+from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.work import Progress, PromptTask, RolloutReport
 
 
 def sample(prompt: int, index: int, score: float, tokens: int, outcome: Outcome = Outcome.OK, shard: int = 0) -> Sample:
@@ -108,6 +113,45 @@ def test_every_active_sample_reaches_one_rank_with_its_place_and_advantage(sampl
     }
     assert rows == {(0, 0): 0.5, (1, 1): -0.5}
     assert {(m.tokens, m.sequences, m.max_length) for w in work for m in w.minibatches} == {(20, 4, 8)}
+
+
+class OneWorkerAPrompt:
+    """Answers `rollout` as two workers would, last prompt first."""
+
+    def __init__(self) -> None:
+        self.tasks: list[list[PromptTask]] = []
+
+    def __len__(self) -> int:
+        return 2
+
+    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | RolloutReport]:
+        self.tasks = tasks
+        for rank, own in reversed(list(enumerate(tasks))):
+            made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
+            yield Progress(len(made))
+            yield RolloutReport(rank, made[::-1], f"shard {rank}", 1.0 + rank, 0.0)
+
+
+def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) -> None:
+    row = Prompt("sums:0", ({"role": "user", "content": "1+2="},), "sums", "math", "gsm8k", "3")
+    flat = np.arange(12, dtype=np.int32)
+    prompts = TokenizedPrompts((row,) * 3, 0, flat, np.array([0, 4, 8, 12]))
+    workers, heard = OneWorkerAPrompt(), []
+    collected = collect(
+        workers,  # type: ignore[arg-type]
+        prompts,
+        [2, 0, 2, 1],
+        2,
+        RolloutCall(Sampling(1.0, 8), 0, "train", 1),
+        on_progress=lambda done, total: heard.append((done, total)),
+    )
+    assert [[task.prompt for task in own] for own in workers.tasks] == [[0, 2], [1, 3]]
+    assert [(s.prompt, s.sample) for s in collected.samples] == [(p, i) for p in range(4) for i in range(2)]
+    assert collected.shards == ["shard 0", "shard 1"]
+    assert collected.generate_s == 2.0
+    assert heard == [(4, 8), (8, 8)]
+    # A prompt that is drawn twice in one step gets other seeds the second time.
+    assert {task.prompt: task.first_sample for own in workers.tasks for task in own} == {0: 0, 1: 0, 2: 2, 3: 0}
 
 
 def test_the_newest_checkpoints_are_kept_and_latest_points_to_the_last(tmp_path: Path) -> None:
