@@ -26,8 +26,6 @@ WORKER_ENV = {
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # One 1-GiB pool at most where nothing else bounds it; the engine's own bound is passed per run.
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONWARNINGS": "ignore",
     "PYTHONUNBUFFERED": "1",
@@ -49,12 +47,18 @@ class Pool:
         return {"CPU": 1.0, "GPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
 
 
-def resolve_device(wanted: str) -> str:
-    """`auto` becomes cuda where this machine has an NVIDIA GPU, else cpu; cuda without one is refused."""
+def resolve_device(wanted: str, address: str) -> str:
+    """`auto` becomes cuda where this machine has an NVIDIA GPU, else cpu; cuda without one is refused, unless workers
+    go to a running cluster, which is asked when it is reached."""
     has_gpu = any(Path("/proc/driver/nvidia/gpus").glob("*")) or shutil.which("nvidia-smi") is not None
-    if wanted == "cuda" and not has_gpu:
+    if wanted == "cuda" and not has_gpu and not cluster_address(address):
         raise SetupError("cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu")
     return ("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted
+
+
+def cluster_address(configured: str) -> str:
+    """The running cluster to use, or nothing for a local one of this run."""
+    return configured or os.environ.get("RAY_ADDRESS", "")
 
 
 def worker_threads(workers: int) -> int:
@@ -73,7 +77,7 @@ def ray_session(address: str, workers: int) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
-    address = address or os.environ.get("RAY_ADDRESS", "")
+    address = cluster_address(address)
     if address:
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -93,6 +97,7 @@ def ray_session(address: str, workers: int) -> Iterator[None]:
     undertaker = Undertaker(folder)
     try:
         ray.init(
+            address="local",  # Or it would join a cluster that happens to run on this machine.
             num_cpus=max(workers, os.cpu_count() or 1),
             include_dashboard=False,
             log_to_driver=False,
@@ -100,9 +105,10 @@ def ray_session(address: str, workers: int) -> Iterator[None]:
             object_store_memory=store,
             _temp_dir=folder,
         )
-        undertaker.watch_children()
+        undertaker.watch()
         yield
     finally:
+        undertaker.watch()  # An interrupt may have come while Ray was starting.
         ray.shutdown()
         undertaker.close()
 
@@ -137,7 +143,7 @@ def start_group(worker: type, pool: Pool, logs: Path, *args: Any) -> WorkerGroup
         ).remote(rank, pool.workers, *args)
         for rank in range(pool.workers)
     ]
-    return WorkerGroup(worker, actors, logs)
+    return WorkerGroup(worker, actors, logs, places)
 
 
 def _check_resources(pool: Pool, resources: dict[str, float]) -> None:
