@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer import TyperException
 
 from rlcli import __version__
 from rlcli.cli.doctor import doctor
 from rlcli.cli.eval import evaluate
+from rlcli.cli.group import Group
 from rlcli.cli.prep import prep
 from rlcli.cli.quickstart import quickstart
 from rlcli.cli.recipes import app as recipes_app
@@ -32,6 +34,7 @@ EPILOG = """Examples:
 
 app = typer.Typer(
     name="rlcli",
+    cls=Group,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -72,21 +75,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     try:
-        app([word for word in words if word != "--debug"], prog_name="rlcli")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
+        # Not standalone: Typer would draw its own errors as boxes, and import rich for them.
+        done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if debug:
+        if isinstance(error, TyperException) and not error.format_message():
+            return 2  # A group without a command: its help has been printed.
+        if debug and not isinstance(error, TyperException):
             raise
         mendable = _mendable(error)
         print("error:", *str(mendable or _defect(error)).split(), file=sys.stderr)
         return mendable.exit_code if mendable else 1
-    return 0
+    return done if isinstance(done, int) else 0
 
 
 def _mendable(error: Exception) -> RlcliError | None:
+    if isinstance(error, TyperException):
+        context = getattr(error, "ctx", None)
+        return RlcliError(error.format_message().rstrip("."), f"see {context.command_path if context else 'rlcli'} -h")
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in TRAINING:
         return not_installed(error.name.partition(".")[0])
     return error if isinstance(error, RlcliError) else None

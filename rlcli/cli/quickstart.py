@@ -35,13 +35,14 @@ def quickstart(
 
     require(*TRAINING)
     from rlcli.cli.console import stderr
-    from rlcli.trainer.launch import default_out
     from rlcli.trainer.preflight import prepare
+    from rlcli.trainer.run_folder import RunFolder, default_out
     from rlcli.trainer.view import View
 
     started = time.monotonic()
     say = stderr().print
     target = out or default_out("quickstart")
+    RunFolder.check(target)
     say("[1/4] data: sums of two numbers below 100")
     data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
     say("[2/4] warm start: supervised learning on worked and on guessed answers")
@@ -60,6 +61,7 @@ def quickstart(
     say("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
     resolved = resolve("quickstart", flags)
     with View() as view:
+        view.phase("check model and data")
         result = train_in_folder(resolved, prepare(resolved.config), target, view)
     result |= {"seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
     result["total_s"] = round(time.monotonic() - started, 1)

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from rlcli.cli import console
+from rlcli.cli.group import Group
 
 # The configuration and its schema are imported by the commands: `rlcli --help` does without them.
 
-app = typer.Typer(no_args_is_help=True, help="List, show and explain training recipes.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List, show and explain training recipes.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -74,19 +74,20 @@ def run_training(
 ) -> None:
     """Check, print the plan, run, print the result. Exits with 130 where the run was interrupted."""
     from rlcli.cli.console import emit_json, plain, show, table
-    from rlcli.trainer.launch import default_out
     from rlcli.trainer.preflight import derived_plan, prepare
+    from rlcli.trainer.run_folder import RunFolder, default_out
     from rlcli.trainer.view import View
 
     notes: list[str] = []
+    target = out or default_out(resolved.recipe.header.name)
     with View(show_samples=show_samples) as view:
         view.phase("check model and data")
+        RunFolder.check(target, force)
         prepared = prepare(resolved.config, on_note=notes.append)
         plan = derived_plan(prepared)
         if not dry_run:
             for line in [f"{what}: {how}" for what, how in plan] + notes:
                 view.note(line)
-            target = out or default_out(resolved.recipe.header.name)
             result = train_in_folder(resolved, prepared, target, view, force=force)
     if dry_run and as_json:
         emit_json({"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")})
@@ -109,6 +110,8 @@ def train_in_folder(
 ) -> dict[str, Any]:
     """Run in the folder `target` and return what there is to say of it, as plain values."""
     from rlcli.config.load import dump_toml
+
+    view.phase("load torch and vLLM")  # which the next import does, and takes seconds
     from rlcli.trainer.launch import launch
     from rlcli.trainer.plots import reward_curve_png
     from rlcli.trainer.run_folder import RunFolder

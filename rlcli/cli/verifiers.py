@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from rlcli.cli import console
+from rlcli.cli.group import Group
 
-app = typer.Typer(no_args_is_help=True, help="List the verifiers that score responses.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List the verifiers that score responses.")
 
 
 @app.command("list")

@@ -86,5 +86,13 @@ def _rule(schema: dict[str, Any]) -> str:
         return "a list, each " + _rule(schema["items"])
     noun = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "text"}
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    bounds = [f"{sign} {schema[bound]:g}" for bound, sign in signs.items() if bound in schema]
+    bounds = [f"{sign} {_plain(schema[bound])}" for bound, sign in signs.items() if bound in schema]
     return " ".join([noun[schema["type"]], " and ".join(bounds)]).strip()
+
+
+def _plain(bound: float) -> str:
+    """
+    >>> _plain(4294967296.0), _plain(0.5)
+    ('4294967296', '0.5')
+    """
+    return str(int(bound)) if bound == int(bound) else f"{bound:g}"

@@ -12,6 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+
+MOST_SAMPLES = 1_000_000
+"""In one step: beyond, the driver's memory fills before a token is generated."""
 
 
 GROUP_BASELINES = ("grpo", "dr_grpo", "rloo")
@@ -84,9 +88,7 @@ class Algorithm(Section):
 
 class Train(Section):
     steps: Positive = Field(default=100, description="Steps of the run.")
-    seed: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Seed of prompt order, sampling and initialisation."
-    )
+    seed: Seed = Field(default=0, description="Seed of prompt order, sampling and initialisation.")
     minibatches: Positive = Field(default=1, description="Optimizer updates in one step.")
     tokens_per_microbatch: Positive = Field(default=8192, description="Most tokens that one worker forwards at once.")
     lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-6, description="Peak learning rate (AdamW).")
@@ -106,7 +108,9 @@ class Train(Section):
 
 
 class Lora(Section):
-    rank: Annotated[int, Field(ge=0)] = Field(default=0, description="Rank of the adapter; 0 trains all weights.")
+    rank: Annotated[int, Field(ge=0, le=512)] = Field(
+        default=0, description="Rank of the adapter; 0 trains all weights."
+    )
     alpha: Annotated[float, Field(gt=0.0)] = Field(default=32.0, description="Scale of the adapter (alpha / rank).")
     targets: str = Field(
         default="all-linear", description="Comma-separated module names that get an adapter, or all-linear."
@@ -120,7 +124,7 @@ class VerifierSection(Section):
     deadline_s: Annotated[float, Field(gt=0.0)] = Field(
         default=5.0, description="Seconds after which a verification is killed."
     )
-    processes: Annotated[int, Field(ge=0)] = Field(
+    processes: Annotated[int, Field(ge=0, le=256)] = Field(
         default=0, description="Scoring processes of each worker; 0: by the number of CPU cores."
     )
     max_crash_rate: Fraction = Field(
@@ -148,7 +152,7 @@ class Evaluation(Section):
     every: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Steps between evaluations; 0: only before the first step and after the last."
     )
-    samples: Positive = Field(default=1, description="Responses per prompt.")
+    samples: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="Responses per prompt.")
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(
         default=0.0, description="Sampling temperature; 0 is greedy."
     )
@@ -193,6 +197,11 @@ class RunConfig(Section):
             (
                 self.algorithm.kl_estimator != "k1" or self.algorithm.kl_coef == 0,
                 "algorithm.kl_estimator = k1 has an expected gradient of 0 as a term of the loss; use k2 or k3",
+            ),
+            (
+                r.prompts_per_step * r.samples_per_prompt <= MOST_SAMPLES,
+                f"rollout.prompts_per_step × rollout.samples_per_prompt = {r.prompts_per_step * r.samples_per_prompt} "
+                f"samples in a step are more than {MOST_SAMPLES}; lower one of them",
             ),
             (
                 r.prompts_per_step % t.minibatches == 0,

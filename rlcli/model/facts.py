@@ -51,8 +51,6 @@ def check_model(path: str) -> ModelFacts:
 
 def read_config(path: str) -> Any:
     """The model's config, once everything in it is known to be supported."""
-    from transformers import AutoConfig
-
     folder = Path(path)
     if folder.is_file():
         raise ModelError(f"model.path = '{path}' is a file", "give the folder that holds config.json")
@@ -65,6 +63,8 @@ def read_config(path: str) -> Any:
         raise ModelError(
             f"model.path = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)"
         )
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:

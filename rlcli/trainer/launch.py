@@ -95,11 +95,3 @@ def launch_evaluation(
             save_as=save_as,
             on_progress=view.progress,
         )
-
-
-def default_out(recipe: str, root: Path = Path("runs")) -> Path:
-    """`runs/grpo-1`, or the next number that is free."""
-    number = 1
-    while (root / f"{recipe}-{number}").exists():
-        number += 1
-    return root / f"{recipe}-{number}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, ModelError, UnknownName, VerifierError
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
-from rlcli.workers.cluster import resolve_device, worker_threads
+from rlcli.workers.cluster import cluster_address, resolve_device, worker_threads
 
 CPU_BLOCK = 128
 """Tokens in a block of vLLM's KV cache on CPUs: each response takes whole blocks."""
@@ -53,21 +54,22 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     train=False checks for evaluation alone: `config.evaluation.data` is then the only data. Raises the RlcliError that
     names what is wrong and its mend.
     """
-    from transformers import AutoTokenizer
-
-    from rlcli.algorithms.algorithm import Algorithm
     from rlcli.model.facts import check_model
 
+    # In the order of what it costs to know: what needs torch and transformers, seconds to import, comes last.
     if not config.model.path:
         raise ConfigError("no model is given", "name a folder or hub id with --model")
     if train and not config.data.path:
         raise ConfigError(
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
         )
-    if train:
-        Algorithm.build(**config.algorithm.model_dump())  # refuses a name that no function bears
-    device = resolve_device(config.cluster.device)
+    device = resolve_device(config.cluster.device, config.cluster.address)
+    _check_cores(config, device)
     config, adapter = _located(config, train)
+    train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
+    test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
+    test_rows = test_rows[: config.evaluation.max_prompts or None]
+    verifiers = _known_verifiers(train_rows + test_rows)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if max_length > facts.max_positions:
@@ -76,11 +78,13 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
             f"{facts.max_positions} positions of {config.model.path}",
             "lower one of them",
         )
+    from transformers import AutoTokenizer
+
+    from rlcli.algorithms.algorithm import Algorithm
+
+    if train:
+        Algorithm.build(**config.algorithm.model_dump())  # refuses a name that no function bears
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-    train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
-    test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
-    test_rows = test_rows[: config.evaluation.max_prompts or None]
-    verifiers = _known_verifiers(train_rows + test_rows)
     dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
     def ready(rows: list[Prompt], what: str) -> TokenizedPrompts:
@@ -103,6 +107,16 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         parameters=facts.parameters,
         adapter=adapter,
     )
+
+
+def _check_cores(config: RunConfig, device: str) -> None:
+    """On this machine's CPUs a worker a core at most; two go anywhere, so that what needs several can be tried."""
+    workers, cores = config.cluster.workers, len(os.sched_getaffinity(0))
+    if device == "cpu" and not cluster_address(config.cluster.address) and workers > max(2, cores):
+        raise ConfigError(
+            f"cluster.workers = {workers}, but this machine has {cores} CPU cores",
+            f"give --workers {max(2, cores)} or fewer, or name a Ray cluster with --ray-address",
+        )
 
 
 def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
@@ -163,8 +177,13 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             raise ModelError(
                 f"model.path = '{config.model.path}' is a LoRA adapter", "train its base model, or merge the two first"
             )
-        settings = json.loads(note.read_text())
-        changes = {"model": {"path": settings["base_model_name_or_path"]}, "lora": {"rank": settings["r"]}}
+        try:
+            settings = json.loads(note.read_text(encoding="utf-8"))
+            changes = {"model": {"path": settings["base_model_name_or_path"]}, "lora": {"rank": settings["r"]}}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ModelError(
+                f"{note} is no adapter's: {type(error).__name__}: {error}", "copy the whole adapter again"
+            ) from error
     updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
     return config.model_copy(update=updated), str(folder) if note.is_file() else ""
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -59,26 +59,32 @@ class RunFolder:
         cannot be written.
         """
         path = path.absolute()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            held = {entry.name for entry in path.iterdir()}
-            if held and LOCK not in held:
-                raise RlcliError(f"run folder {path} holds files that are no run's", "give another folder with --out")
-            lock = _lock(path)
-            folder = cls(path, lock)
+        with _writable(path):
+            folder = cls(path, _hold(path, force))
             try:
-                folder._clear(force)
+                folder._clear()
                 for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
                     room.mkdir()
                 write_json(path / "environment.json", environment())
             except BaseException:
                 folder.close()
                 raise
-        except OSError as error:
-            raise SetupError(
-                f"run folder {path} cannot be written: {error.strerror}", "give another with --out"
-            ) from None
         return folder
+
+    @staticmethod
+    def check(path: Path, force: bool = False) -> None:
+        """Raise what `create` would, and leave no trace: for the start of a command, where the run is still far off."""
+        path = path.absolute()
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            with _writable(path):
+                os.close(_hold(path, force))
+        finally:
+            with suppress(OSError):
+                if made:
+                    (path / LOCK).unlink(missing_ok=True)
+                for folder in made:
+                    folder.rmdir()
 
     def write_config(self, toml: str) -> None:
         """The resolved configuration, as TOML."""
@@ -110,12 +116,13 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def _clear(self, force: bool) -> None:
-        held = [self.path / name for name in LAYOUT if (self.path / name).exists()]
-        if held and not force:
-            raise RlcliError(f"run folder {self.path} already holds a run", "give another folder with --out")
-        for entry in held:
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    def _clear(self) -> None:
+        for name in LAYOUT:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +178,33 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Say of an OSError what it means for the run folder `path`."""
+    try:
+        yield
+    except OSError as error:
+        at = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
+        why = f"{at} is a file" if at else error.strerror
+        raise SetupError(f"run folder {path} cannot be written: {why}", "give another with --out") from None
+
+
+def _hold(path: Path, force: bool) -> int:
+    """Make the folder `path` where it is missing and lock it for a new run. Removes nothing."""
+    path.mkdir(parents=True, exist_ok=True)
+    held = {entry.name for entry in path.iterdir()}
+    if held and LOCK not in held:
+        raise RlcliError(f"run folder {path} holds files that are no run's", "give another folder with --out")
+    lock = _lock(path)
+    if held.intersection(LAYOUT) and not force:
+        os.close(lock)
+        raise RlcliError(
+            f"run folder {path} already holds a run",
+            "give another folder with --out; rlcli train replaces it with --force",
+        )
+    return lock
+
+
 def _lock(path: Path) -> int:
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -196,3 +230,11 @@ def _replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def default_out(recipe: str, root: Path = Path("runs")) -> Path:
+    """`runs/grpo-1`, or the next number that is free."""
+    number = 1
+    while (root / f"{recipe}-{number}").exists():
+        number += 1
+    return root / f"{recipe}-{number}"

@@ -13,7 +13,7 @@ import pytest
 from rlcli import __version__
 from rlcli.cli import main as door
 from rlcli.errors import ConfigError, RunFailed
-from rlcli.extras import require
+from rlcli.extras import INSTALL, require
 
 COMMANDS = {
     "Train": ["train", "eval", "quickstart"],
@@ -37,9 +37,10 @@ def boom() -> Iterator[Callable[[BaseException], None]]:
     del door.app.registered_commands[before:]
 
 
-def test_help_imports_nothing_heavy_and_takes_less_than_half_a_second() -> None:
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["recipes", "list", "-h"]])
+def test_help_imports_nothing_heavy_and_takes_less_than_half_a_second(words: list[str]) -> None:
     code = (
-        "import sys, json, time; from rlcli.cli.main import main; code = main(['--help']); "
+        f"import sys, json, time; from rlcli.cli.main import main; code = main({words}); "
         f"print(json.dumps([code, time.process_time(), [m for m in {HEAVY} if m in sys.modules]]))"
     )
     seconds = []
@@ -101,6 +102,38 @@ def test_an_unknown_command_names_the_near_one(
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train", "--foo"], "No such option: --foo (Possible options: --force, --out); see rlcli train -h"),
+        (["eval"], "Missing option '--data'; see rlcli eval -h"),
+        (["recipes", "explain", "a", "b"], "Got unexpected extra argument(s) (b); see rlcli recipes explain -h"),
+        (["--foo"], "No such option: --foo; see rlcli -h"),
+        (["--debug", "prep"], "Missing argument 'name'; see rlcli prep -h"),
+    ],
+)
+def test_a_wrong_line_is_refused_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert door.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err == f"error: {line}\n"
+    assert captured.out == ""
+
+
+def test_a_wrong_type_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert door.main(["train", "grpo", "--steps", "many"]) == 2
+    assert capsys.readouterr().err.startswith("error: Invalid value for '--steps': ")
+
+
+@pytest.mark.parametrize("words", [[], ["recipes"], ["verifiers"]])
+def test_a_group_without_a_command_prints_its_help_and_no_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert door.main(words) == 2
+    captured = capsys.readouterr()
+    assert " ".join(["Usage: rlcli", *words]) in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
     ("error", "exit_code", "line"),
     [
         (ConfigError("train.lr = -1", "raise it"), 2, "error: train.lr = -1; raise it\n"),
@@ -111,7 +144,7 @@ def test_an_unknown_command_names_the_near_one(
         (
             ModuleNotFoundError("No module named 'vllm.lora'", name="vllm.lora"),
             2,
-            "error: not installed: vllm; pip install 'rlcli[cpu]', or 'rlcli[gpu]' on a machine with an NVIDIA GPU\n",
+            f"error: not installed: vllm; {INSTALL}\n",
         ),
         (
             ModuleNotFoundError("No module named 'mine'", name="mine"),
@@ -159,5 +192,5 @@ def test_the_installed_script_leaves_with_the_exit_code() -> None:
 
 def test_require_names_only_what_is_absent() -> None:
     require("json", "typer")
-    with pytest.raises(Exception, match=r"not installed: absent_a, absent_b; pip install 'rlcli\[cpu\]'"):
+    with pytest.raises(Exception, match=r"not installed: absent_a, absent_b; .*'rlcli\[cpu\]'"):
         require("json", "absent_a", "absent_b")

@@ -145,7 +145,7 @@ VALUES = {
     "model.path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     "tracking.project": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     "train.lr": st.floats(1e-12, 1e3, exclude_min=True),
-    "train.seed": st.integers(0, 2**62),
+    "train.seed": st.integers(0, 2**32 - 1),
     "data.shuffle": st.booleans(),
     "algorithm.dual_clip": st.one_of(st.just("unset"), st.floats(1, 100, exclude_min=True)),
     "model.dtype": st.sampled_from(["auto", "float32", "bfloat16"]),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlcli.errors import RlcliError, SetupError
 from rlcli.trainer import run_folder
-from rlcli.trainer.run_folder import RunFolder, finite, write_json
+from rlcli.trainer.run_folder import RunFolder, default_out, finite, write_json
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -145,8 +145,12 @@ def test_a_folder_with_other_files_is_refused_even_by_force_and_left_alone(tmp_p
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SetupError, match=r"run folder .*file/run cannot be written: Not a directory; .*--out"):
-        RunFolder.create(tmp_path / "file" / "run")
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(SetupError, match=rf"run folder {path} cannot be written: .*/file is a file; .*--out"):
+            RunFolder.create(path)
+    # Not even root makes a folder there.
+    with pytest.raises(SetupError, match=r"run folder /proc/run cannot be written: .*; .*--out"):
+        RunFolder.create(Path("/proc/run"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -161,3 +165,29 @@ def test_a_refused_folder_is_let_go_of(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RlcliError, match="already holds"):
             RunFolder.create(tmp_path)
+
+
+@pytest.mark.parametrize("deep", ["run", "a/b/run"])
+def test_a_check_leaves_no_trace(deep: str, tmp_path: Path) -> None:
+    RunFolder.check(tmp_path / deep)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_check_refuses_what_create_would_and_changes_nothing(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.append_metrics({"step": 1})
+        with pytest.raises(RlcliError, match="in use by process"):
+            RunFolder.check(folder.path, force=True)
+    with pytest.raises(RlcliError, match="already holds a run"):
+        RunFolder.check(folder.path)
+    RunFolder.check(folder.path, force=True)
+    assert lines(folder.path / "metrics.jsonl") == [{"step": 1}]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="is a file"):
+        RunFolder.check(tmp_path / "file" / "run")
+
+
+def test_the_next_free_name_is_the_default(tmp_path: Path) -> None:
+    assert default_out("grpo", tmp_path) == tmp_path / "grpo-1"
+    (tmp_path / "grpo-1").mkdir()
+    assert default_out("grpo", tmp_path) == tmp_path / "grpo-2"
