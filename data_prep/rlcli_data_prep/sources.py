@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def read_file(file: Path) -> list[Row]:
         else:
             content = file.read_bytes()
             rows = _parse(file, gzip.decompress(content) if file.suffix == ".gz" else content)
-    # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short.
-    except (OSError, EOFError, ValueError) as error:
+    # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short, zlib.error of one that is damaged.
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{file} cannot be read: {error!s:.200}", "check that the file is whole") from error
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
@@ -65,7 +66,7 @@ def _parse(file: Path, content: bytes) -> list[Any]:
 
 
 def _split_files(source: Path) -> dict[str, list[Path]]:
-    if not source.exists():
+    if not source.is_file() and not source.is_dir():
         raise DataError(f"--source: no such file or folder: {source}", "give a folder that holds train and test files")
     among = [source] if source.is_file() else sorted(source.iterdir())
     files = [file for file in among if file.is_file() and file.name.endswith(ENDINGS)]

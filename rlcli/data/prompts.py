@@ -58,7 +58,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
         wanted = [name for name in (*REQUIRED, "ability", "extra_info") if name in columns]
         rows: list[dict[str, Any]] = parquet.read(columns=wanted).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"data: {file} cannot be read as parquet: {error!s:.200}", mend) from error
+        raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", mend) from error
     if not rows:
         raise DataError(f"data: {file} has no rows", mend)
     return rows
@@ -184,6 +184,11 @@ def _render(tokenizer: Any, prompt: Prompt) -> str:
     messages: list[Message] = list(prompt.messages)
     try:
         text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"the chat template of {tokenizer.name_or_path or 'the model'} is broken: {error}",
+            "mend or copy again its chat_template.jinja",
+        ) from error
     except jinja2.TemplateError as error:
         raise ModelError(
             f"the chat template of {tokenizer.name_or_path or 'the model'} refuses prompt {prompt.id}: {error}",

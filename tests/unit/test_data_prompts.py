@@ -160,3 +160,6 @@ def test_a_missing_or_refusing_chat_template_is_the_models_fault() -> None:
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match=r"no chat template; use an instruct model"):
         TokenizedPrompts.tokenize(prompts_of("1+1="), tokenizer, 64)
+    tokenizer.chat_template = "{% for message in %}"
+    with pytest.raises(ModelError, match=r"is broken: .*; mend or copy again its chat_template\.jinja"):
+        TokenizedPrompts.tokenize(prompts_of("1+1="), tokenizer, 64)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from rlcli_data_prep import arithmetic, gsm8k
-from rlcli_data_prep.sources import read_splits
+from rlcli_data_prep.sources import read_file, read_splits
 from typer.testing import CliRunner
 
 from rlcli.cli.prep import prep
@@ -104,7 +104,13 @@ def test_a_source_without_splits_says_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "trainees.jsonl").write_text("{}")
     with pytest.raises(DataError, match=r"holds no file of a split \(it holds trainees\.jsonl\)"):
         read_splits(str(tmp_path), "hub/id", "main")
-    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(b"{}" * 99)[:20])
+    whole = gzip.compress(b"".join(b"%d\n" % number for number in range(999)))
+    for damaged in (whole[:20], whole[:20] + b"x" * 40 + whole[60:], b"no gzip at all"):
+        (tmp_path / "train.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"train\.jsonl\.gz cannot be read: .*; check that the file is whole"):
+            read_file(tmp_path / "train.jsonl.gz")
+    with pytest.raises(DataError, match="no such file or folder: /dev/null"):
+        read_splits("/dev/null", "hub/id", "main")
     with pytest.raises(DataError, match=r"train\.jsonl\.gz cannot be read"):
         read_splits(str(tmp_path), "hub/id", "main")
 
