@@ -2,7 +2,7 @@
 
 Ray's daemons notice that their driver was killed, but its agents first try for a minute or more to reach the dead
 cluster, and its session folder stays. So the driver starts this small process beside them, tells it through a pipe
-which processes are its own, and the end of the pipe, however it comes, is the sign to clear up.
+which processes are Ray's, and the end of the pipe, however it comes, is the sign to clear up.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Undertaker:
     """Held by the driver of a local cluster. folder: the session's, removed at the end."""
 
     def __init__(self, folder: str) -> None:
+        self._folder = folder
         # A session of its own: what ends the driver's terminal must not end this.
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, folder],
@@ -31,13 +32,19 @@ class Undertaker:
             text=True,
         )
 
-    def watch_children(self) -> None:
-        """Note the processes that descend from this one now. Process ids are used again, so each goes with its
-        start."""
+    def watch(self) -> None:
+        """Note the session's processes as they are now: the driver's children whose command line names its folder, and
+        what descends from them. Other children (a tracker's service, say) are not its business.
+
+        Process ids are used again, so each goes with its start.
+        """
         import psutil
 
-        own = psutil.Process()
-        found = [(p.pid, p.create_time()) for p in own.children(recursive=True) if p.pid != self._process.pid]
+        found: list[tuple[int, float]] = []
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
+                if child.pid != self._process.pid and any(self._folder in word for word in child.cmdline()):
+                    found += [(p.pid, p.create_time()) for p in (child, *child.children(recursive=True))]
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(found) + "\n")

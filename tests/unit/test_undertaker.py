@@ -1,0 +1,74 @@
+"""What the undertaker ends, and what it leaves alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlcli.workers.undertaker import Undertaker
+
+SLEEP = "import time; time.sleep(600)"
+DRIVER = f"""
+import subprocess, sys, time
+from rlcli.workers.undertaker import Undertaker
+
+undertaker = Undertaker(sys.argv[1])
+daemon = subprocess.Popen([sys.executable, "-c", {SLEEP!r}, f"--session_dir={{sys.argv[1]}}/session"])
+service = subprocess.Popen([sys.executable, "-c", {SLEEP!r}, "tracker"])
+undertaker.watch()
+print(daemon.pid, service.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    folder = tmp_path / "rlcli-ray-test"
+    folder.mkdir()
+    return folder
+
+
+def sleeper(*words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SLEEP, *words])
+
+
+def test_the_session_ends_with_its_descendants_and_other_children_live_on(session: Path) -> None:
+    undertaker = Undertaker(str(session))
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
+    daemon = subprocess.Popen([sys.executable, "-c", nested, f"--temp-dir={session}"])
+    other = sleeper("a tracker's service")
+    try:
+        while not (below := psutil.Process(daemon.pid).children()):
+            time.sleep(0.05)
+        undertaker.watch()
+        undertaker.close()
+        assert daemon.wait(timeout=5) < 0
+        assert not psutil.wait_procs(below, timeout=5)[1]
+        assert not session.exists()
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_killed_driver_is_cleared_up_after(session: Path) -> None:
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(session)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    daemon, service = (psutil.Process(int(pid)) for pid in driver.stdout.readline().split())
+    try:
+        driver.kill()
+        driver.wait()
+        assert not psutil.wait_procs([daemon], timeout=20)[1]
+        deadline = time.monotonic() + 10
+        while session.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert service.is_running()
+    finally:
+        service.kill()
+        driver.stdout.close()
