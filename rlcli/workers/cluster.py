@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from rlcli.workers.group import WorkerGroup
 from rlcli.workers.undertaker import Undertaker
 
 PLACEMENT_TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
 """Ray's object store lies in /dev/shm; below this it would silently fall back to disk."""
 
@@ -75,22 +77,37 @@ def ray_session(address: str, workers: int) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would run workers at nice 15, as background work; they are what the machine is there for.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    address = cluster_address(address)
+    with _joined(address) if address else _local(workers):
+        yield
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[None]:
     import ray
 
-    address = cluster_address(address)
-    if address:
-        try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, RuntimeError, TimeoutError) as error:
-            raise SetupError(
-                f"no Ray cluster answers at {address}: {error}",
-                "start one with `ray start --head` or leave the address out",
-            ) from error
-        try:
-            yield
-        finally:
-            ray.shutdown()
-        return
+    host, _, port = address.rpartition(":")
+    mend = "start one with `ray start --head` or leave the address out"
+    try:
+        if host and "//" not in host and port.isdecimal():  # Ray itself tries for minutes to reach what is not there.
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError) as error:  # ConnectionError and TimeoutError are OSErrors
+        why = error.__cause__ or error
+        if isinstance(why, ray.exceptions.AuthenticationError):
+            mend = "give its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        said = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
+        raise SetupError(f"no Ray cluster answers at {address}: {said}", mend) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _local(workers: int) -> Iterator[None]:
+    import ray
+
     store = _object_store_bytes()
     # A session folder of our own: Ray leaves its logs and sockets behind, and this way they go with the run.
     folder = tempfile.mkdtemp(prefix="rlcli-ray-", dir="/tmp")

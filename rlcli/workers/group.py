@@ -11,6 +11,7 @@ from rlcli.errors import RlcliError, RunFailed
 from rlcli.workers.dispatch import Dispatch, add_up, dispatch_of
 
 CLOSE_TIMEOUT_S = 20.0
+DEATH_GRACE_S = 3.0
 LOG_TAIL_LINES = 8
 
 
@@ -19,14 +20,17 @@ class WorkerGroup:
 
         group.update(0)      # every rank updates; the returned numbers are added up
 
-    The first error of any rank is raised at once, without waiting for ranks that hang in a collective on the failed
-    one.
+    The first error of any rank is raised without waiting for ranks that hang in a collective on the failed one. Where a
+    rank has died, that is the error, and not the broken connections of the others.
+
+    places: the placement group that holds the actors' resources; it goes with them.
     """
 
-    def __init__(self, worker: type, actors: Sequence[Any], logs: Path) -> None:
+    def __init__(self, worker: type, actors: Sequence[Any], logs: Path, places: Any) -> None:
         self._worker = worker
         self._actors = list(actors)
         self._logs = logs
+        self._places = places
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -45,12 +49,14 @@ class WorkerGroup:
         self.kill()
 
     def kill(self) -> None:
-        """End the processes now."""
+        """End the processes now and give their places back."""
         import ray
 
         for actor in self._actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+        with contextlib.suppress(Exception):
+            ray.util.remove_placement_group(self._places)
 
     def _call(self, name: str, how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         size = len(self._actors)
@@ -103,18 +109,38 @@ class WorkerGroup:
 
         try:
             return ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            raise self._died(name, rank, error) from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, RlcliError):
                 raise error.cause from None
+            for other, death in self._deaths():
+                raise self._died(name, other, death) from error
             raise RunFailed(
                 f"worker {rank} failed in {name}: {type(error.cause).__name__}: {str(error.cause).strip()}",
                 f"its log is {self._log(rank)}",
             ) from error
-        except ray.exceptions.RayActorError as error:
-            tail = " | ".join(self._tail(rank))
-            raise RunFailed(
-                f"worker {rank} died in {name}; its log {self._log(rank)} ends: {tail or '(empty)'}"
-            ) from error
+        except ray.exceptions.RayError as error:  # Ray's own: out of memory, an object that was lost
+            raise RunFailed(f"worker {rank} failed in {name}: {type(error).__name__}: {_last_line(error)}") from error
+
+    def _deaths(self) -> Iterator[tuple[int, Exception]]:
+        """Ranks that are dead, or found to be within a moment: their peers notice before Ray does."""
+        import ray
+
+        rank_of = {actor.__ray_ready__.remote(): rank for rank, actor in enumerate(self._actors)}
+        # Actors that are alive answer when they are done with what they do, if ever.
+        answered, _ = ray.wait(list(rank_of), num_returns=len(rank_of), timeout=DEATH_GRACE_S)
+        for call in answered:
+            try:
+                ray.get(call)
+            except ray.exceptions.RayActorError as death:
+                yield rank_of[call], death
+
+    def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
+        tail = " | ".join(self._tail(rank))
+        # Its log tells more than Ray, unless it never got as far as to write to it.
+        why = f"; its log {self._log(rank)} ends: {tail}" if tail else f": {_last_line(death)}"
+        return RunFailed(f"worker {rank} died in {name}{why}")
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
@@ -125,3 +151,8 @@ class WorkerGroup:
         except OSError:
             return []
         return [line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:]
+
+
+def _last_line(error: Exception) -> str:
+    """Where Ray's messages end with the cause."""
+    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__

@@ -1,0 +1,164 @@
+"""Groups of actors on real Ray, without models: how calls are dispatched, how failures are told, what is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.errors import DataError, RunFailed, SetupError
+from rlcli.workers.cluster import Pool, ray_session, start_group
+from rlcli.workers.group import WorkerGroup
+
+TWO = Pool(workers=2, device="cpu", threads=1)
+
+
+def toy() -> type:
+    """A worker class. Made by a function, so that Ray carries its code to the actors."""
+    from rlcli.workers.dispatch import dispatch
+
+    class Toy:
+        def __init__(self, rank: int, world: int, broken: int = -1) -> None:
+            if rank == broken:
+                raise PermissionError(13, "cannot write the log")
+            self.rank, self.world = rank, world
+
+        @dispatch()
+        def pid(self) -> int:
+            return os.getpid()
+
+        @dispatch(send="scatter", collect="sum")
+        def count(self, rows: list[int]) -> dict[str, float]:
+            return {"rows": float(len(rows)), f"rank {self.rank}": 1.0}
+
+        @dispatch(send="scatter", collect="stream")
+        def spell(self, word: str) -> Iterator[tuple[int, str]]:
+            yield from ((self.rank, letter) for letter in word)
+
+        @dispatch()
+        def meet(self, how: str) -> None:
+            """Rank 0 fails; rank 1 waits for it for ever, or notices a broken connection."""
+            if self.rank == 1 and how == "dies":
+                time.sleep(0.5)
+                raise RuntimeError("Connection closed by peer")
+            if self.rank == 1:
+                time.sleep(600)
+            if how == "dies":
+                os._exit(1)
+            raise DataError("no row 7", "make one") if how == "user's error" else ValueError("seven is odd")
+
+        def close(self) -> None: ...
+
+    return Toy
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster that someone else runs."""
+    code = (
+        "import ray, sys\n"
+        "ray.init(address='local', num_cpus=2, include_dashboard=False, logging_level='ERROR', "
+        "object_store_memory=100 << 20)\n"
+        "print(ray.get_runtime_context().gcs_address, flush=True)\n"
+        "sys.stdin.read()\n"
+        "ray.shutdown()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert owner.stdout is not None
+    try:
+        yield next(line.strip() for line in owner.stdout if re.fullmatch(r"[\d.]+:\d+\s*", line))
+    finally:
+        owner.communicate("", timeout=60)
+
+
+@pytest.fixture
+def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup]:
+    with ray_session(cluster, 2):
+        workers = start_group(toy(), TWO, tmp_path)
+        try:
+            yield workers
+        finally:
+            workers.kill()
+
+
+def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, tmp_path: Path) -> None:
+    import psutil
+    import ray
+    from ray.util import placement_group_table
+
+    with ray_session(cluster, 2):
+        workers = start_group(toy(), TWO, tmp_path)
+        processes = [psutil.Process(pid) for pid in workers.pid()]
+        assert workers.count([[1, 2], [3]]) == {"rows": 3.0, "rank 0": 1.0, "rank 1": 1.0}
+        spelt = list(workers.spell(["ab", "xyz"]))
+        assert [letter for rank, letter in spelt if rank == 1] == ["x", "y", "z"]
+        assert len(spelt) == 5
+        with pytest.raises(AttributeError):
+            workers.unheard_of()
+        workers.close()
+        assert {entry["state"] for entry in placement_group_table().values()} == {"REMOVED"}
+        deadline = time.monotonic() + 20
+        while ray.available_resources().get("CPU", 0) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert not psutil.wait_procs(processes, timeout=20)[1]
+    assert not ray.is_initialized()
+
+
+def failure(group: WorkerGroup, how: str) -> tuple[Any, float]:
+    started = time.monotonic()
+    with pytest.raises((RunFailed, DataError)) as raised:
+        group.meet(how)
+    return raised.value, time.monotonic() - started
+
+
+def test_the_first_failure_is_raised_while_others_wait_for_ever(group: WorkerGroup, tmp_path: Path) -> None:
+    error, took = failure(group, "raises")
+    assert "worker 0 failed in meet: ValueError: seven is odd" in str(error)
+    assert str(tmp_path / "rank-0.log") in error.mend
+    assert took < 20
+
+
+def test_a_users_error_comes_as_it_was_raised(group: WorkerGroup) -> None:
+    error, _ = failure(group, "user's error")
+    assert type(error) is DataError
+    assert (error.message, error.mend) == ("no row 7", "make one")
+
+
+def test_a_death_is_told_rather_than_the_broken_connections_it_left(group: WorkerGroup, tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("loading\n\nSegmentation fault\n")
+    error, _ = failure(group, "dies")
+    assert "worker 0 died in meet" in str(error)
+    assert "loading | Segmentation fault" in str(error)
+
+
+def test_a_worker_that_does_not_start_says_why(cluster: str, tmp_path: Path) -> None:
+    with ray_session(cluster, 2):
+        workers = start_group(toy(), TWO, tmp_path, 1)
+        with pytest.raises(RunFailed, match=r"worker 1 died in pid: PermissionError: .*cannot write the log"):
+            workers.pid()
+        workers.kill()
+
+
+def test_more_workers_than_the_cluster_holds_are_refused(cluster: str, tmp_path: Path) -> None:
+    with ray_session(cluster, 3), pytest.raises(SetupError, match=r"cluster.workers = 3 needs 3 CPUs"):
+        start_group(toy(), Pool(workers=3, device="cpu", threads=1), tmp_path)
+
+
+def test_no_cluster_at_the_address_is_said_in_one_line() -> None:
+    with pytest.raises(SetupError, match=r"no Ray cluster answers at 127.0.0.1:1"), ray_session("127.0.0.1:1", 1):
+        pass
