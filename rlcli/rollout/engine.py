@@ -42,6 +42,11 @@ class Generation:
     finish_reason: FinishReason
 
 
+def shared_memory_prefix(group_id: str) -> str:
+    """How the names of all that a run leaves in /dev/shm begin, so that it can be told from other runs' and removed."""
+    return f"rlcli-{group_id}-"
+
+
 class RolloutEngine(Protocol):
     """What the worker asks of an engine. Workers that share one engine (tensor parallel) make the same calls in the
     same order with the same arguments.

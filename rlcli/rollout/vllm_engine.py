@@ -7,10 +7,11 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
-from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
+from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
 
 SUPPORTED = ((0, 24), (0, 33))
 """vLLM releases this file was written for: at least the first, below the second."""
@@ -74,6 +75,9 @@ class VllmEngine:
                 seed=0,
                 disable_log_stats=True,
             )
+        # All ranks of the engine have joined it by now; without its name it goes when they do, however they end.
+        for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
+            segment.unlink(missing_ok=True)
         self._engine = self._llm.llm_engine
         self._adapter: Any = None
         self._requests = 0
@@ -132,15 +136,21 @@ class VllmEngine:
             self._llm.sleep(level=2 if self.spec.weights_follow else 1)
 
     def wake_weights(self) -> None:
-        if self.spec.device == "cuda" and self._engine.is_sleeping():
-            self._llm.wake_up(tags=["weights"])
+        self._wake("weights")
 
     def wake_cache(self) -> None:
-        if self.spec.device == "cuda" and self._engine.is_sleeping():
-            self._llm.wake_up(tags=["kv_cache"])
+        self._wake("kv_cache")
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+    def _wake(self, what: str) -> None:
+        if self.spec.device == "cuda" and self._engine.is_sleeping():
+            import torch
+
+            # What the trainer's tensors leave in torch's cache is memory that the engine could not map.
+            torch.cuda.empty_cache()
+            self._llm.wake_up(tags=[what])
 
     def _add(self, prompt: Any, params: Any) -> str:
         from vllm import TokensPrompt
@@ -208,7 +218,7 @@ def _unique_shared_memory_names(group_id: str) -> None:
     original = _CPUSHMDistributed.make_group_name
 
     def unique(communicator: Any) -> str:
-        return f"rlcli-{group_id}-" + str(original(communicator)).strip("/").replace(":", "-")
+        return shared_memory_prefix(group_id) + str(original(communicator)).strip("/").replace(":", "-")
 
     _CPUSHMDistributed.make_group_name = staticmethod(unique)
 

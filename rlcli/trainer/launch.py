@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcli.rollout.engine import Sampling
+from rlcli.errors import SetupError
+from rlcli.rollout.engine import Sampling, shared_memory_prefix
 from rlcli.trainer.evaluate import EvalReport, evaluate
 from rlcli.trainer.preflight import Prepared
 from rlcli.trainer.run_folder import RunFolder
@@ -27,6 +29,7 @@ def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) 
     spec = WorkerSpec(
         config=config,
         device=prepared.device,
+        dtype=prepared.dtype,
         train=train,
         adapter=prepared.adapter,
         logs=str(logs.resolve()),
@@ -44,6 +47,8 @@ def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) 
         try:
             view.phase("start workers")
             workers.join(*workers.meeting_point())
+            if train:
+                check_shared(logs, len(workers))
             view.phase("load model")
             workers.build()
             yield workers
@@ -52,6 +57,9 @@ def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) 
             with ignoring_signals():
                 # After a failure the others may hang in a collective: there is nothing left to ask them.
                 workers.kill() if failed else workers.close()
+                # Of workers that were killed on this machine; where they ran on others it stays until reboot.
+                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*"):
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
 def launch(prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View) -> RunResult:
@@ -73,6 +81,16 @@ def launch(prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View
         )
         stop.armed = True
         return trainer.run()
+
+
+def check_shared(logs: Path, workers: int) -> None:
+    """Workers on other machines write logs, samples and checkpoints to the run folder too: is it the same one?"""
+    for rank in range(workers):
+        if not (logs / f"rank-{rank}.log").exists():
+            raise SetupError(
+                f"worker {rank} writes to {logs} on its own machine, and this one does not see it",
+                "give --out on a file system that all machines of the cluster share",
+            )
 
 
 def launch_evaluation(

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, ModelError, UnknownName, VerifierError
+from rlcli.hub import offline_unless_reachable
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
 from rlcli.workers.cluster import cluster_address, resolve_device, worker_threads
@@ -63,13 +64,14 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         raise ConfigError(
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
         )
-    device = resolve_device(config.cluster.device, config.cluster.address)
-    _check_cores(config, device)
+    device = check_machine(config)
     config, adapter = _located(config, train)
     train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
     test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
     test_rows = test_rows[: config.evaluation.max_prompts or None]
     verifiers = _known_verifiers(train_rows + test_rows)
+    if not Path(config.model.path).is_dir():
+        offline_unless_reachable(on_note)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if max_length > facts.max_positions:
@@ -78,6 +80,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
             f"{facts.max_positions} positions of {config.model.path}",
             "lower one of them",
         )
+    _check_tensor_parallel(config)
     from transformers import AutoTokenizer
 
     from rlcli.algorithms.algorithm import Algorithm
@@ -109,13 +112,29 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     )
 
 
-def _check_cores(config: RunConfig, device: str) -> None:
-    """On this machine's CPUs a worker a core at most; two go anywhere, so that what needs several can be tried."""
+def check_machine(config: RunConfig) -> str:
+    """The device that workers run on, once it is known to have room for them.
+
+    On this machine's CPUs a worker a core at most; two go anywhere, so that what needs several can be tried.
+    """
+    device = resolve_device(config.cluster.device, config.cluster.address)
     workers, cores = config.cluster.workers, len(os.sched_getaffinity(0))
     if device == "cpu" and not cluster_address(config.cluster.address) and workers > max(2, cores):
         raise ConfigError(
             f"cluster.workers = {workers}, but this machine has {cores} CPU cores",
             f"give --workers {max(2, cores)} or fewer, or name a Ray cluster with --ray-address",
+        )
+    return device
+
+
+def _check_tensor_parallel(config: RunConfig) -> None:
+    from rlcli.model.facts import read_config
+
+    heads, shared = read_config(config.model.path).num_attention_heads, config.rollout.tensor_parallel
+    if heads % shared:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {shared} does not divide the {heads} attention heads of {config.model.path}",
+            "give a divisor of it",
         )
 
 

@@ -21,7 +21,7 @@ from rlcli.trainer.evaluate import EvalReport, evaluate
 from rlcli.trainer.metrics import Clock, plan_metrics, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.run_folder import RunFolder, write_json
 from rlcli.trainer.tracking import Trackers
-from rlcli.trainer.view import View
+from rlcli.trainer.view import SampleText, View
 from rlcli.trainer.work import rank_work
 from rlcli.types import Outcome, Sample
 from rlcli.workers.group import WorkerGroup
@@ -69,7 +69,7 @@ class Trainer:
         self.prompts, self.held_out = prompts, held_out
         self.cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
-        self.probe = prompts.tokens(0)[:PROBE_TOKENS]
+        self.probe = prompts.tokens(max(range(len(prompts)), key=prompts.length))[:PROBE_TOKENS]
         self.workers, self.folder, self.trackers, self.view, self.stop = workers, folder, trackers, view, stop
         self.checkpoints = Checkpoints(folder.checkpoints, config.checkpoint.keep)
 
@@ -87,6 +87,7 @@ class Trainer:
         checkpoint = ""
         for step in range(1, total + 1):
             metrics = self.step(step)
+            texts = self.texts()
             rewards.append(metrics["reward/mean"])
             last = step == total or self.stop.requested
             if last or (every and step % every == 0):
@@ -94,7 +95,9 @@ class Trainer:
             if self.held_out is not None and self.evaluation_due(step, last=step == total):
                 evaluations[step] = self.evaluate(self.held_out, step)
                 metrics |= _eval_metrics(evaluations[step])
-            self.report(step, metrics)
+            self.trackers.log(step, metrics)
+            self.view.step(metrics)
+            self.view.samples(texts)
             if last:
                 break
         return RunResult(len(rewards), rewards, evaluations, checkpoint, stopped=len(rewards) < total)
@@ -216,12 +219,12 @@ class Trainer:
         self.view.note(f"evaluation at step {step}: {report.headline()}")
         return report
 
-    def report(self, step: int, metrics: dict[str, float]) -> None:
-        self.trackers.log(step, metrics)
-        self.view.step(metrics)
-        if self.view.show_samples:
-            texts: list[dict[str, Any]] = [t for rank in self.workers.texts(self.view.show_samples) for t in rank]
-            self.view.samples([(t["prompt"], t["response"], t["score"], t["outcome"]) for t in texts])
+    def texts(self) -> list[SampleText]:
+        """What the view shows of the last rollout, fetched before an evaluation takes its place."""
+        if not self.view.show_samples:
+            return []
+        found: list[dict[str, Any]] = [t for rank in self.workers.texts(self.view.show_samples) for t in rank]
+        return [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
 
     def save(self, step: int) -> str:
         self.view.phase("checkpoint")

@@ -112,7 +112,7 @@ class PolicyRole:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         numbers = torch.stack(list(sums.values())).tolist() if sums else []
-        return dict(zip(sums, numbers, strict=True)) | {"grad_norm": norm / self.world, "updates": 1 / self.world}
+        return dict(zip(sums, numbers, strict=True)) | {"grad_norm": norm / self.world}
 
     def drop_batch(self) -> None:
         self._batch, self._work = [], []

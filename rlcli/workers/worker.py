@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
@@ -23,13 +24,14 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What every worker of a group is built from. train: host a policy too (else only the engine, which then reads the
-    weights from `config.model.path` itself, and the LoRA adapter from the folder `adapter`, if any). logs: folder for
-    the ranks' logs. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to
-    preload."""
+    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. train: host a policy too
+    (else only the engine, which then reads the weights from `config.model.path` itself, and the LoRA adapter from the
+    folder `adapter`, if any). logs: folder for the ranks' logs. max_length: prompt and response, tokens.
+    scoring_processes: of each worker. verifiers: names to preload. group_id: of this run on this machine."""
 
     config: RunConfig
     device: str
+    dtype: str
     train: bool
     adapter: str
     logs: str
@@ -91,15 +93,11 @@ class Worker:
 
         logging.disable_progress_bar()
         torch.manual_seed(self.config.train.seed)
-        bf16 = self.config.model.dtype == "bfloat16" or (
-            self.config.model.dtype == "auto" and self.spec.device == "cuda"
-        )
-        dtype = torch.bfloat16 if bf16 else torch.float32
         if self.spec.train:
             mesh = init_device_mesh(self.device.type, (self.world,))
-            self.policy = PolicyRole(self.config, dtype, self.device, mesh)
+            self.policy = PolicyRole(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
-        engine = self._engine(dtype, tokenizer)
+        engine = self._engine(tokenizer)
         if self.spec.adapter:
             engine.load_adapter(self.spec.adapter)
         self.rollout_role = RolloutRole(self.rank, engine, self._scorer(), tokenizer)
@@ -147,15 +145,17 @@ class Worker:
         engine.wake_weights()
         if self.config.lora.rank:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
-            with tempfile.TemporaryDirectory(prefix="rlcli-adapter-", dir=_fast_folder()) as folder:
+            prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
+            with tempfile.TemporaryDirectory(prefix=prefix, dir=_fast_folder()) as folder:
                 policy.save_adapter(Path(folder))
                 engine.load_adapter(folder)
         else:
-            engine.load_weights(policy.stream_weights(self.engine_dtype))
+            engine.load_weights(policy.stream_weights())
         engine.wake_cache()
         self.rollout_role.version += 1
-        mine, theirs = self._policy.probe_log_probs(probe), engine.prompt_log_probs(probe)
-        return float(np.abs(mine - theirs).max()) if np.isfinite(theirs).all() else float("inf")
+        difference = np.abs(self._policy.probe_log_probs(probe) - engine.prompt_log_probs(probe))
+        # The controller takes the largest of all ranks, and a NaN would be lost among numbers.
+        return float(difference.max()) if np.isfinite(difference).all() else float("inf")
 
     @dispatch()
     def save(self, folder: str) -> None:
@@ -183,15 +183,14 @@ class Worker:
         assert self.policy is not None, "this group only generates"
         return self.policy
 
-    def _engine(self, dtype: Any, tokenizer: Any) -> Any:
+    def _engine(self, tokenizer: Any) -> Any:
         from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 
-        self.engine_dtype = dtype
         rollout = self.config.rollout
         return VllmEngine(
             EngineSpec(
                 model=self.config.model.path,
-                dtype=str(dtype).removeprefix("torch."),
+                dtype=self.spec.dtype,
                 device=self.spec.device,
                 max_length=self.spec.max_length,
                 max_concurrent=rollout.max_concurrent,

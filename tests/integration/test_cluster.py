@@ -1,4 +1,4 @@
-"""Groups of actors on real Ray, without models: how calls are dispatched, how failures are told, what is left behind."""
+"""Groups of actors on real Ray, without models: how calls are dispatched, how failures are told, what stays behind."""
 
 from __future__ import annotations
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
+from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.prompts import TokenizedPrompts
+from rlcli.errors import ConfigError, SetupError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.collect import Collected, collect
+from rlcli.trainer.launch import check_shared
 from rlcli.trainer.metrics import Clock, sample_metrics, time_metrics, update_metrics
+from rlcli.trainer.preflight import prepare
+from rlcli.trainer.trainer import Trainer
 from rlcli.trainer.work import rank_work
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.rollout_role import RolloutCall
@@ -70,8 +76,8 @@ def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample
 
 
 def test_update_metrics_are_means_over_tokens_not_over_minibatches() -> None:
-    first = {"tokens": 3.0, "policy_loss": 3.0, "entropy": 6.0, "grad_norm": 1.0, "mismatch_kl": 0.3, "updates": 1.0}
-    second = {"tokens": 1.0, "policy_loss": 5.0, "entropy": 2.0, "grad_norm": 3.0, "mismatch_kl": 9.0, "updates": 1.0}
+    first = {"tokens": 3.0, "policy_loss": 3.0, "entropy": 6.0, "grad_norm": 1.0, "mismatch_kl": 0.3}
+    second = {"tokens": 1.0, "policy_loss": 5.0, "entropy": 2.0, "grad_norm": 3.0, "mismatch_kl": 9.0}
     metrics = update_metrics([first, {}, second])
     assert metrics["update/policy_loss"] == 2.0
     assert metrics["update/entropy"] == 2.0
@@ -161,3 +167,55 @@ def test_the_newest_checkpoints_are_kept_and_latest_points_to_the_last(tmp_path:
         checkpoints.committed(step)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000006", "step-000010"]
     assert (tmp_path / "latest").resolve() == checkpoints.path(10)
+
+
+def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_it() -> None:
+    rollouts: list[str] = []
+    trainer = object.__new__(Trainer)
+    trainer.config = RunConfig.model_validate({"train": {"steps": 2}, "evaluation": {"every": 1}})
+    trainer.view, trainer.trackers, trainer.stop = MagicMock(show_samples=1), MagicMock(), MagicMock(requested=False)
+    trainer.workers = MagicMock()
+    trainer.workers.texts.side_effect = lambda count: [
+        [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
+    ]
+    trainer.held_out = MagicMock()
+    trainer.sync_weights = MagicMock()  # type: ignore[method-assign]
+    trainer.save = MagicMock(return_value="checkpoint")  # type: ignore[method-assign]
+
+    def step(number: int) -> dict[str, float]:
+        rollouts.append(f"of step {number}")
+        return {"reward/mean": 1.0}
+
+    def evaluate(prompts: object, number: int) -> MagicMock:
+        rollouts.append("of an evaluation")
+        return MagicMock()
+
+    trainer.step, trainer.evaluate = step, evaluate  # type: ignore[assignment, method-assign]
+    trainer.run()
+    shown = [call.args[0][0][1] for call in trainer.view.samples.call_args_list]
+    assert shown == ["of step 1", "of step 2"]
+
+
+def test_a_run_folder_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").touch()
+    check_shared(tmp_path, 1)
+    with pytest.raises(SetupError, match=r"worker 1 writes .*--out"):
+        check_shared(tmp_path, 2)
+
+
+def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
+    from rlcli.data.schema import write_prompts
+    from rlcli.model.tiny import make_tiny_model
+
+    rows = [Prompt("sums:0", ({"role": "user", "content": "1+2="},), "sums", "math", "gsm8k", "3")]
+    write_prompts(tmp_path / "train.parquet", rows)
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(make_tiny_model(tmp_path / "tiny"))},
+            "data": {"path": str(tmp_path)},
+            "rollout": {"tensor_parallel": 3},
+            "cluster": {"workers": 3, "address": "somewhere:6379", "device": "cpu"},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"tensor_parallel = 3 does not divide the 4 attention heads"):
+        prepare(config)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
 import pytest
 
+from rlcli.config.schema import RunConfig
 from rlcli.workers.dispatch import add_up, dispatch, dispatch_of
 from rlcli.workers.work import sample_seed
-from rlcli.workers.worker import Worker
+from rlcli.workers.worker import Worker, WorkerSpec
 
 
 def test_a_seed_names_its_sample_and_nothing_else() -> None:
@@ -43,3 +48,31 @@ def test_only_marked_methods_can_be_called_on_a_group() -> None:
 def test_every_phase_of_the_step_is_dispatched() -> None:
     for name in ("rollout", "load", "compute_old_log_probs", "compute_reference_log_probs", "update", "sync_weights"):
         dispatch_of(Worker, name)
+
+
+@pytest.fixture
+def worker(tmp_path: Any) -> Worker:
+    """A worker whose roles are stand-ins. (Its constructor would take this process's output.)"""
+    made = object.__new__(Worker)
+    made.config = RunConfig()
+    made.spec = WorkerSpec(made.config, "cpu", "float32", True, "", str(tmp_path), 8, None, 1, (), "test")
+    made.policy, made.rollout_role = MagicMock(), MagicMock(version=0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("trainer", "engine", "difference"),
+    [
+        ([-1.0, -2.0], [-1.0, -2.5], 0.5),
+        ([-1.0, -2.0], [-1.0, float("nan")], float("inf")),
+        ([float("nan"), -2.0], [-1.0, -2.0], float("inf")),
+        ([-1.0, float("-inf")], [-1.0, float("-inf")], float("inf")),
+    ],
+)
+def test_the_canary_sings_of_any_log_prob_that_is_no_number(
+    worker: Worker, trainer: list[float], engine: list[float], difference: float
+) -> None:
+    assert worker.policy is not None
+    worker.policy.probe_log_probs.return_value = np.float32(trainer)  # type: ignore[attr-defined]
+    worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[attr-defined]
+    assert worker.sync_weights(np.arange(3, dtype=np.int32)) == difference
