@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.errors import ConfigError
+
 if TYPE_CHECKING:
     from rlcli.trainer.evaluate import EvalReport
 
@@ -62,7 +64,12 @@ def evaluate(
         "train.tokens_per_microbatch": 1 << 30,  # Nothing is trained: no bound on a micro-batch.
         "verifier.name": verifier,
     }
+    from rlcli.trainer.run_folder import evaluation_folder
+
     config = resolve(RECIPE, flags, sets or []).config
+    if model is None and endpoint is None:
+        raise ConfigError("no model is given", "name a folder or hub id with --model, or a served one with --endpoint")
+    out = evaluation_folder(out) if out else None
     # Workers write their logs as they go; where nothing is to be kept, they go with this folder.
     with tempfile.TemporaryDirectory(prefix="rlcli-eval-") as scratch:
         folder = out or Path(scratch)
@@ -74,18 +81,21 @@ def _local(config: Any, folder: Path, out: Path | None) -> EvalReport:
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
-    from rlcli.trainer.launch import launch_evaluation
     from rlcli.trainer.preflight import prepare
     from rlcli.trainer.view import View
 
     with View() as view:
+        view.phase("check model and data")
         prepared = prepare(config, train=False, on_note=view.note)
+        view.phase("load torch and vLLM")  # which the next import does, and takes seconds
+        from rlcli.trainer.launch import launch_evaluation
+
         return launch_evaluation(
             prepared,
             samples=config.evaluation.samples,
             temperature=config.evaluation.temperature,
             logs=folder / "logs",
-            save_as=str(out.resolve() / "samples-rank-{rank}.parquet") if out else "",
+            save_as=str(out / "samples-rank-{rank}.parquet") if out else "",
             view=view,
         )
 
@@ -95,6 +105,7 @@ def _served(config: Any, endpoint: str, folder: Path, out: Path | None) -> EvalR
     from rlcli.trainer.view import View
 
     with View() as view:
+        view.phase(f"ask {endpoint}")
         return evaluate_served(
             endpoint,
             config,

@@ -65,9 +65,12 @@ def _describe(name: str, converter: Converter) -> dict[str, Any]:
 def _convert(name: str, out: Path, options: ConvertOptions, as_json: bool) -> None:
     from rlcli.data.converters import CONVERTERS
     from rlcli.data.schema import write_prompts
+    from rlcli.hub import offline_unless_reachable
 
     converter = CONVERTERS.get(name)
     _refuse_unread(name, converter, options)
+    if options.source is None and "source" in converter.options:
+        offline_unless_reachable(lambda note: typer.echo(note, err=True))
     splits = converter.convert(options)
     if not splits:
         raise DataError(f"{name}: the converter gave no split", "mend the converter, or give another --source")

@@ -11,11 +11,12 @@ import typer
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 WARMUP_STEPS = 10
+MAX_SEED = (1 << 32) - 1
 
 
 def quickstart(
     out: Annotated[Path | None, typer.Option(help="Folder for data and run (default: runs/quickstart-N).")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the data, the warm start and the run.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data, the warm start and the run.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: up to 2, one a core).")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of reinforcement learning.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where the warm start is kept (default: ~/.cache/rlcli).")] = None,
@@ -35,29 +36,28 @@ def quickstart(
 
     require(*TRAINING)
     from rlcli.cli.console import stderr
-    from rlcli.trainer.preflight import prepare
+    from rlcli.trainer.preflight import check_machine, prepare
     from rlcli.trainer.run_folder import RunFolder, default_out
     from rlcli.trainer.view import View
 
     started = time.monotonic()
     say = stderr().print
     target = out or default_out("quickstart")
-    RunFolder.check(target)
-    say("[1/4] data: sums of two numbers below 100")
-    data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
-    say("[2/4] warm start: supervised learning on worked and on guessed answers")
-    warm = _warm_start(cache or _cache_folder(), data, seed)
-    say(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
     flags: dict[str, object] = {
-        "model.path": str(warm.path),
-        "data.path": str(data),
-        "evaluation.data": str(data),
         "train.steps": steps,
         # A run of a few steps, to see it go, is warm-up throughout.
         "train.warmup_steps": None if steps is None else min(steps, WARMUP_STEPS),
         "train.seed": seed,
         "cluster.workers": workers or min(2, len(os.sched_getaffinity(0))),
     }
+    check_machine(resolve("quickstart", flags).config)
+    RunFolder.check(target)
+    say("[1/4] data: sums of two numbers below 100")
+    data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
+    say("[2/4] warm start: supervised learning on worked and on guessed answers")
+    warm = _warm_start(cache or _cache_folder(), data, seed)
+    say(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
+    flags |= {"model.path": str(warm.path), "data.path": str(data), "evaluation.data": str(data)}
     say("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
     resolved = resolve("quickstart", flags)
     with View() as view:

@@ -11,11 +11,11 @@ import typer
 
 def tiny_model(
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
-    hidden: Annotated[int, typer.Option(help="Hidden size; 32 or more per head, in multiples of 16.")] = 128,
-    layers: Annotated[int, typer.Option(help="Number of layers.")] = 2,
+    hidden: Annotated[int, typer.Option(max=8192, help="Hidden size; 32 or more per head, in multiples of 16.")] = 128,
+    layers: Annotated[int, typer.Option(max=128, help="Number of layers.")] = 2,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="Key and value heads.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -25,6 +25,11 @@ FLAGS = {
     "train.seed": "--seed",
     "cluster.workers": "--workers",
     "cluster.address": "--ray-address",
+    "evaluation.samples": "--samples",
+    "evaluation.temperature": "--temperature",
+    "evaluation.max_prompts": "--max-prompts",
+    "rollout.max_response_tokens": "--max-tokens",
+    "verifier.name": "--verifier",
 }
 """Keys that commands also offer as flags."""
 

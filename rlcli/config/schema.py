@@ -209,6 +209,11 @@ class RunConfig(Section):
                 "give a divisor of it",
             ),
             (
+                self.evaluation.samples == 1 or self.evaluation.temperature > 0,
+                f"evaluation.samples = {self.evaluation.samples} at evaluation.temperature = 0 are the same response "
+                f"{self.evaluation.samples} times; give one sample, or a temperature above 0",
+            ),
+            (
                 c.workers % r.tensor_parallel == 0,
                 f"rollout.tensor_parallel = {r.tensor_parallel} does not divide cluster.workers = {c.workers}; "
                 "give a divisor of it",

@@ -38,12 +38,15 @@ def check_model(path: str) -> ModelFacts:
     """Raise `ModelError` where the model at `path` (folder or hub id) could not be trained; reads no weights."""
     config = read_config(path)
     folder = Path(path)
+    tokenizer_size = _check_tokenizer(path, config.vocab_size)
     shapes = _local_shapes(folder) if folder.is_dir() else None
+    if shapes is not None:
+        _check_shapes(path, config, shapes)
     return ModelFacts(
         path=path,
         architecture=config.model_type,
         vocab_size=config.vocab_size,
-        tokenizer_size=_check_tokenizer(path, config.vocab_size),
+        tokenizer_size=tokenizer_size,
         max_positions=config.max_position_embeddings,
         parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
     )
@@ -67,10 +70,11 @@ def read_config(path: str) -> Any:
 
     try:
         config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers' validators raise errors of their own kinds
         if folder.is_dir():
             raise ModelError(
-                f"{path}/config.json does not load: {_first_line(error)}", f"supported are: {', '.join(SUPPORTED)}"
+                f"{path}/config.json does not load: {_first_line(error).rstrip('.')}",
+                f"see that it is whole and of a supported kind ({', '.join(SUPPORTED)})",
             ) from error
         raise ModelError(
             f"model.path = '{path}' is no folder here, and the hub does not give it: {_first_line(error)}",
@@ -133,6 +137,25 @@ def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
     return shapes
 
 
+def _check_shapes(path: str, config: Any, shapes: dict[str, list[int]]) -> None:
+    """Refuse weights that the config does not describe: what is missing would be filled with random numbers."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        lm = AutoModelForCausalLM.from_config(config)
+    lm.tie_weights()  # moving parameters to the meta device had parted them
+    wanted = {name: list(parameter.shape) for name, parameter in lm.named_parameters()}
+    mend = "use the config.json that these weights came with"
+    for name, shape in wanted.items():
+        if shapes.get(name, shape) != shape:
+            raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", mend)
+    missing = [name for name in wanted if name not in shapes]
+    # Where no name is known, the file has other names than the model, which transformers may know how to map.
+    if missing and len(missing) < len(wanted):
+        raise ModelError(f"{path}: {missing[0]}, which config.json asks for, is not in the weights", mend)
+
+
 def _check_tokenizer(path: str, vocab_size: int) -> int:
     from transformers import AutoTokenizer
 
@@ -142,14 +165,15 @@ def _check_tokenizer(path: str, vocab_size: int) -> int:
         raise ModelError(
             f"{path}: the tokenizer does not load: {_first_line(error)}", "add tokenizer.json to the model"
         ) from error
-    size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    if set(vocabulary) <= set(tokenizer.all_special_tokens):  # what transformers makes up where there are no files
+        raise ModelError(f"{path}: the tokenizer is empty", "add tokenizer.json to the model")
+    size = max(vocabulary.values()) + 1
     if size > vocab_size:
         raise ModelError(
             f"{path}: the tokenizer has ids up to {size - 1}, but the model's vocabulary ends at {vocab_size - 1}",
             "use the tokenizer that the model was trained with, or resize its embeddings",
         )
-    if size == 0:
-        raise ModelError(f"{path}: the tokenizer is empty", "add tokenizer.json to the model")
     if not tokenizer.chat_template:
         raise ModelError(
             f"{path}: the tokenizer has no chat template",

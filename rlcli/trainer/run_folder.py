@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -178,15 +179,27 @@ def _output(*command: str) -> str:
     return done.stdout.strip()
 
 
+def evaluation_folder(path: Path) -> Path:
+    """Make the folder of an evaluation's samples and logs, and know that it can be written. A run's folder is refused:
+    its logs would be overwritten."""
+    with _writable(path, "folder"):
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / LOCK).exists():
+            raise RlcliError(f"folder {path} holds a run", "give another folder with --out")
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    return path.resolve()
+
+
 @contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    """Say of an OSError what it means for the run folder `path`."""
+def _writable(path: Path, what: str = "run folder") -> Iterator[None]:
+    """Say of an OSError what it means for the folder `path`."""
     try:
         yield
     except OSError as error:
         at = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
         why = f"{at} is a file" if at else error.strerror
-        raise SetupError(f"run folder {path} cannot be written: {why}", "give another with --out") from None
+        raise SetupError(f"{what} {path} cannot be written: {why}", "give another with --out") from None
 
 
 def _hold(path: Path, force: bool) -> int:

@@ -103,22 +103,40 @@ def test_a_config_that_cannot_be_trained_is_refused(model: Path, changes: dict[s
         check_model(str(model))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": VOCABULARY + 28}, "embed_tokens.weight is .* in the weights and .* by config"),
+        ({"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16}, "_proj.weight is .* in the weights"),
+        ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "layers.2.* is not in the weights"),
+    ],
+)
+def test_weights_that_the_config_does_not_describe_are_refused(
+    model: Path, changes: dict[str, Any], message: str
+) -> None:
+    change_config(model, **changes)
+    with pytest.raises(ModelError, match=f"{message}.*; use the config"):
+        check_model(str(model))
+
+
 def test_a_window_over_every_layer_is_refused(tmp_path: Path) -> None:
     tiny_config("phi3", sliding_window=64).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="sliding_window = 64"):
         check_model(str(tmp_path))
 
 
-def test_a_broken_config_is_refused(model: Path) -> None:
-    (model / "config.json").write_text("{")
-    with pytest.raises(ModelError, match=r"config\.json does not load"):
+@pytest.mark.parametrize("text", ["{", "[]", "", '{"model_type": "qwen2", "hidden_size": "big"}'])
+def test_a_broken_config_is_refused(text: str, model: Path) -> None:
+    (model / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json does not load: .*; see that it is whole"):
         check_model(str(model))
 
 
 def test_a_missing_tokenizer_is_refused(model: Path) -> None:
     for file in [*model.glob("token*"), *model.glob("chat_template*"), *model.glob("special*")]:
         file.unlink()
-    with pytest.raises(ModelError, match="tokenizer"):
+    # transformers makes up a tokenizer of special tokens alone, which turns every prompt into nothing.
+    with pytest.raises(ModelError, match=r"tokenizer.*; add tokenizer\.json"):
         check_model(str(model))
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlcli.errors import RlcliError, SetupError
 from rlcli.trainer import run_folder
-from rlcli.trainer.run_folder import RunFolder, default_out, finite, write_json
+from rlcli.trainer.run_folder import RunFolder, default_out, evaluation_folder, finite, write_json
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -191,3 +191,14 @@ def test_the_next_free_name_is_the_default(tmp_path: Path) -> None:
     assert default_out("grpo", tmp_path) == tmp_path / "grpo-1"
     (tmp_path / "grpo-1").mkdir()
     assert default_out("grpo", tmp_path) == tmp_path / "grpo-2"
+
+
+def test_an_evaluation_writes_to_any_folder_but_a_runs(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert evaluation_folder(tmp_path) == tmp_path
+    assert evaluation_folder(tmp_path / "new" / "ü x") == tmp_path / "new" / "ü x"
+    with pytest.raises(SetupError, match=r"folder .*/notes\.txt cannot be written: .* is a file; .*--out"):
+        evaluation_folder(tmp_path / "notes.txt")
+    RunFolder.create(tmp_path / "run").close()
+    with pytest.raises(RlcliError, match="holds a run; give another folder"):
+        evaluation_folder(tmp_path / "run")

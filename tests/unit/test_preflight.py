@@ -1,0 +1,71 @@
+"""What is refused before anything heavy is imported, let alone a worker started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.config.load import resolve
+from rlcli.data.schema import row, write_rows
+from rlcli.errors import ConfigError, ModelError
+from rlcli.trainer.preflight import check_machine, prepare
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    messages = [{"role": "user", "content": "1+1="}]
+    write_rows(
+        tmp_path / "train.parquet", [row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="2")]
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ([], "no model is given"),
+        (["model.path={data}/nothing"], "there is no such folder"),
+        (["model.path={data}", "data.path="], "no data is given"),
+        (["model.path={data}", "data.path={data}/nothing"], "no such file or folder"),
+        (["model.path={data}", "verifier.name=chess"], "no verifier is called 'chess'"),
+        (["model.path={data}"], "holds no config.json"),
+        (["cluster.workers=999", "model.path={data}"], "cluster.workers = 999, but this machine has"),
+    ],
+)
+def test_what_needs_no_torch_is_refused_without_it(sets: list[str], says: str, rows: Path) -> None:
+    sets = ["cluster.device=cpu", f"data.path={rows}", *(text.format(data=rows) for text in sets)]
+    code = (
+        "import sys, json\n"
+        "from rlcli.config.load import resolve\n"
+        "from rlcli.trainer.preflight import prepare\n"
+        f"try: prepare(resolve('grpo', {{}}, {sets!r}).config)\n"
+        "except Exception as error:\n"
+        "    print(json.dumps([str(error), [m for m in ('torch', 'ray', 'transformers') if m in sys.modules]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, imported = json.loads(done.stdout)
+    assert says in message
+    assert imported == []
+
+
+def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    config = {"cluster.device": "cpu"}
+    assert check_machine(resolve("grpo", {**config, "cluster.workers": 2}).config) == "cpu"
+    with pytest.raises(ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give --workers 2"):
+        check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
+    # A cluster knows its own size.
+    assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"r": 8}'])
+def test_a_broken_adapter_is_refused(text: str, rows: Path) -> None:
+    (rows / "adapter_config.json").write_text(text)
+    config = resolve("grpo", {"model.path": str(rows), "evaluation.data": str(rows / "train.parquet")}).config
+    with pytest.raises(ModelError, match=r"adapter_config\.json is no adapter's: .*; copy the whole adapter again"):
+        prepare(config, train=False)
