@@ -131,3 +131,20 @@ def test_an_adapter_reaches_the_engine(cli: Cli, tiny: Path, sums: Path, tmp_pat
     assert (adapter / "adapter_model.safetensors").exists()
     words = ("eval", "--model", adapter, "--data", sums, "--max-tokens", "8", "--verifier", "test-even", "--json")
     assert json.loads(cli(*words).stdout)["prompts"] == 8
+
+
+def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    out, before = tmp_path / "run", set(Path("/dev/shm").glob("rlcli-*cpushm*"))
+    cli(
+        *("train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "2", "--workers", "2", *SMALL),
+        *("--set", "rollout.tensor_parallel=2", "--set", "verifier.name=test-even"),
+    )
+    steps = metrics_of(out)
+    assert all(line["canary/max_abs_diff"] < 1e-4 for line in steps)
+    assert steps[0]["update/grad_norm"] > 0
+    # Both generate the same; the first of the two keeps the samples.
+    assert {path.name for path in (out / "samples").iterdir()} == {f"step-00000{n}.rank-0.parquet" for n in (1, 2)}
+    assert len(pq.read_table(out / "samples" / "step-000001.rank-0.parquet")) == 16
+    assert set(Path("/dev/shm").glob("rlcli-*cpushm*")) <= before
