@@ -183,4 +183,6 @@ def _check_tokenizer(path: str, vocab_size: int) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # What ends in a colon says nothing without the next.
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])

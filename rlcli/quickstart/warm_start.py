@@ -80,6 +80,7 @@ def warm_start(
     prompts = read_prompts(data, "train")
     path = Path(out) / f"warm-start-{_key(prompts, seed, steps)}"
     if not path.is_dir():
+        _writable(path)
         began = time.monotonic()
         model, loss = _train(prompts, seed, steps, on_progress)
         _save(model, path, {"seconds": round(time.monotonic() - began, 3), "loss": round(loss, 4), "seed": seed})
@@ -88,6 +89,18 @@ def warm_start(
         cached = True
     note = json.loads((path / NOTE).read_text())
     return WarmStart(path, note["seconds"], cached, note["loss"])
+
+
+def _writable(path: Path) -> None:
+    """Know that the model can be kept before a minute goes into it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ModelError(
+            f"cannot write {path}: {error.strerror or error}", "give another place with --cache"
+        ) from error
 
 
 def _key(prompts: list[Prompt], seed: int, steps: int) -> str:

@@ -56,6 +56,7 @@ class RunFolder:
         """Make the folder, hold it, and write environment.json.
 
         force: replace the run that the folder holds, unless that run is alive; what is not a run's is never removed.
+        What a run that failed to start has left (logs, its configuration) is replaced in any case.
         Raises `RlcliError` where the folder is in use, holds a run, or holds something else; `SetupError` where it
         cannot be written.
         """
@@ -209,13 +210,19 @@ def _hold(path: Path, force: bool) -> int:
     if held and LOCK not in held:
         raise RlcliError(f"run folder {path} holds files that are no run's", "give another folder with --out")
     lock = _lock(path)
-    if held.intersection(LAYOUT) and not force:
+    if _begun(path) and not force:
         os.close(lock)
         raise RlcliError(
             f"run folder {path} already holds a run",
             "give another folder with --out; rlcli train replaces it with --force",
         )
     return lock
+
+
+def _begun(path: Path) -> bool:
+    """Whether the folder holds what a run has made. One that failed to start leaves nothing to lose."""
+    rooms = (path / name for name in ("samples", "evaluations", "checkpoints"))
+    return (path / "metrics.jsonl").exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)
 
 
 def _lock(path: Path) -> int:

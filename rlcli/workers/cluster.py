@@ -92,7 +92,7 @@ def _joined(address: str) -> Iterator[None]:
         if host and "//" not in host and port.isdecimal():  # Ray itself tries for minutes to reach what is not there.
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (OSError, RuntimeError) as error:  # ConnectionError and TimeoutError are OSErrors
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
         why = error.__cause__ or error
         if isinstance(why, ray.exceptions.AuthenticationError):
             mend = "give its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"

@@ -106,7 +106,8 @@ def test_a_folder_in_use_is_refused_even_by_force(tmp_path: Path) -> None:
 def test_a_killed_run_holds_its_folder_no_longer(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from rlcli.trainer.run_folder import RunFolder\n"
-        f"folder = RunFolder.create(Path({str(tmp_path)!r})); print('held', flush=True); time.sleep(60)"
+        f"folder = RunFolder.create(Path({str(tmp_path)!r})); folder.append_metrics({{}}); print('held', flush=True)\n"
+        "time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -160,8 +161,20 @@ def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path)
 
 
+def test_a_run_that_failed_to_start_can_be_tried_again_in_its_folder(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        folder.write_config("[train]\nsteps = 3\n")
+        (folder.logs / "rank-0.log").write_text("no such cluster")
+    with RunFolder.create(tmp_path) as folder:
+        assert not list(folder.logs.iterdir())
+        (folder.checkpoints / "step-1").mkdir()
+    with pytest.raises(RlcliError, match="already holds a run"):
+        RunFolder.create(tmp_path)
+
+
 def test_a_refused_folder_is_let_go_of(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path).close()
+    with RunFolder.create(tmp_path) as folder:
+        folder.append_metrics({"step": 1})
     for _ in range(2):
         with pytest.raises(RlcliError, match="already holds"):
             RunFolder.create(tmp_path)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.data.schema import write_prompts
-from rlcli.errors import DataError
+from rlcli.errors import DataError, ModelError
 from rlcli.model.tiny import tiny_tokenizer
 from rlcli.quickstart import warm_start as module
 from rlcli.quickstart.warm_start import warm_start
@@ -127,3 +127,11 @@ def test_the_model_can_show_its_work_but_mostly_does_not(data: Path, tmp_path: P
 
     assert 0.2 < accuracy(do_sample=True, temperature=1.0, top_k=0, top_p=1.0) < 0.55
     assert accuracy(do_sample=False) < 0.25
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_training(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    steps: list[int] = []
+    with pytest.raises(ModelError, match=r"cannot write .*/file/warm-start-.*; give another place with --cache"):
+        warm_start(tmp_path / "file", data, 0, on_progress=lambda done, total: steps.append(done))
+    assert steps == []
