@@ -1,0 +1,80 @@
+"""The quickstart over several seeds: is the improvement there each time, and how long does it take?
+
+    .venv/bin/python scripts/bench/quickstart_seeds.py [--seeds 5] [--out seeds.json]
+
+Runs `rlcli quickstart --json` for each seed in a scratch folder with an empty cache, one after another; prints a table
+and exits with 1 unless every seed improves by at least 30 points with disjoint 95% intervals within 5 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+POINTS, SECONDS = 0.30, 300.0
+
+
+def run(seed: int, folder: Path) -> dict[str, Any]:
+    words = [
+        "quickstart",
+        "--seed",
+        str(seed),
+        "--json",
+        "--out",
+        str(folder / "run"),
+        "--cache",
+        str(folder / "cache"),
+    ]
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "rlcli.cli.main", *words], stdout=subprocess.PIPE, check=True)
+    seconds = time.perf_counter() - started
+    result = json.loads(done.stdout)
+    before, *_, after = (report["pass"]["pass@1"] for _, report in sorted(result["evaluations"].items(), key=step_of))
+    return {
+        "seed": seed,
+        "before": before,
+        "after": after,
+        "seconds": seconds,
+        "warm_start_s": result["warm_start_s"],
+        "reward_first": result["reward_first"],
+        "reward_last": result["reward_last"],
+        "passed": after["mean"] - before["mean"] >= POINTS and before["high"] < after["low"] and seconds <= SECONDS,
+    }
+
+
+def step_of(item: tuple[str, Any]) -> int:
+    return int(item[0])
+
+
+def percent(estimate: dict[str, float]) -> str:
+    return f"{100 * estimate['mean']:.1f}% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=None)
+    arguments = parser.parse_args()
+    print("| seed | pass@1 before | pass@1 after | sampled reward, first → last step | warm start | in all |")
+    print("|---|---|---|---|---|---|", flush=True)
+    results = []
+    for seed in range(arguments.seeds):
+        with tempfile.TemporaryDirectory(prefix="rlcli-seeds-") as folder:
+            one = run(seed, Path(folder))
+        results.append(one)
+        rewards = f"{one['reward_first']:.2f} → {one['reward_last']:.2f}"
+        times = f"{one['warm_start_s']:.0f} s | {one['seconds']:.0f} s"
+        print(f"| {seed} | {percent(one['before'])} | {percent(one['after'])} | {rewards} | {times} |", flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(results, indent=2) + "\n")
+    return 0 if all(one["passed"] for one in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
