@@ -1,0 +1,189 @@
+"""The real stack on one NVIDIA GPU: bfloat16, NCCL, CUDA graphs, and an engine that sleeps while the trainer works."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no NVIDIA GPU"),
+]
+
+# tests/integration/plugin brings a verifier whose reward random text can earn, so that there is a gradient.
+PLUGIN = Path(__file__).parents[1] / "integration" / "plugin"
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")])}
+SMALL = [
+    *("--set", "rollout.prompts_per_step=8", "--set", "rollout.samples_per_prompt=8"),
+    *("--set", "rollout.max_response_tokens=64", "--set", "data.max_prompt_tokens=32"),
+    *("--set", "train.tokens_per_microbatch=2048", "--set", "train.lr=1e-3", "--set", "verifier.name=test-even"),
+    *("--set", "rollout.gpu_memory_utilization=0.3"),
+]
+CANARY = 0.3
+"""Engine and trainer compute in bfloat16 with kernels of their own; a stale weight shows as whole nats."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rlcli.model.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=256, heads=4)
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rlcli.data.converters import CONVERTERS
+    from rlcli.data.schema import write_prompts
+    from rlcli.types import ConvertOptions
+
+    folder = tmp_path_factory.mktemp("data")
+    for split, prompts in CONVERTERS.get("arithmetic").convert(ConvertOptions(count=64, test_count=8)).items():
+        write_prompts(folder / f"{split}.parquet", prompts)
+    return folder
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return done
+
+
+def train(tiny: Path, sums: Path, out: Path, *words: str) -> list[dict[str, Any]]:
+    run(
+        *("-m", "rlcli.cli.main", "train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "3"),
+        *SMALL,
+        *words,
+    )
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    out = tmp_path / "run"
+    steps = train(
+        *(tiny, sums, out, "--eval-data", str(sums)),
+        *("--set", "algorithm.kl_coef=0.1", "--set", "train.minibatches=2"),
+    )
+    assert [line["step"] for line in steps] == [0, 1, 2, 3]
+    assert "eval/pass@1" in steps[0]
+    for line in steps[1:]:
+        assert line["canary/max_abs_diff"] < CANARY
+        assert abs(line["mismatch/kl"]) < 0.01
+        assert line["update/grad_norm"] > 0
+        assert line["update/count"] == 2
+    assert steps[3]["update/kl"] > steps[1]["update/kl"] >= 0
+    before, after = (
+        load_file(tiny / "model.safetensors"),
+        load_file(out / "checkpoints" / "latest" / "model.safetensors"),
+    )
+    assert before.keys() == after.keys()
+    assert str(next(iter(after.values())).dtype) == "torch.bfloat16"
+    report = json.loads(
+        run(
+            *("-m", "rlcli.cli.main", "eval", "--model", out / "checkpoints" / "latest", "--data", sums, "--json"),
+            *("--max-tokens", "32", "--verifier", "test-even", "--set", "rollout.gpu_memory_utilization=0.3"),
+        ).stdout
+    )
+    assert report["prompts"] == 8
+
+
+def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lora"
+    steps = train(tiny, sums, out, "--set", "lora.rank=8", "--set", "algorithm.kl_coef=0.1")
+    assert all(line["canary/max_abs_diff"] < CANARY for line in steps)
+    # Before the first update the adapter is zero and the policy is the reference; after it, it is not.
+    assert steps[0]["update/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert steps[2]["update/kl"] > 0
+    assert (out / "checkpoints" / "latest" / "adapter_model.safetensors").exists()
+
+
+def drive(model: str, out: str, lora_rank: str) -> None:
+    """In a process of its own: one worker without Ray, through the engine's sleep, a change of weights and a sync."""
+    import numpy as np
+    import torch
+
+    from rlcli.config.schema import RunConfig
+    from rlcli.rollout.engine import GenerationRequest, Sampling
+    from rlcli.workers.cluster import WORKER_ENV
+    from rlcli.workers.worker import Worker, WorkerSpec
+
+    os.environ.update(WORKER_ENV)
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": model},
+            "data": {"max_prompt_tokens": 64},
+            "rollout": {"max_response_tokens": 64, "gpu_memory_utilization": 0.3},
+            "train": {"tokens_per_microbatch": 128},
+            "lora": {"rank": int(lora_rank)},
+        }
+    )
+    spec = WorkerSpec(config, "cuda", "bfloat16", True, "", str(Path(out).parent), 128, None, 1, (), "gpu-test")
+    worker = Worker(0, 1, spec)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker.join("127.0.0.1", port)
+    worker.build()
+    prompt = np.arange(10, 74, dtype=np.int32)
+    assert worker.policy is not None
+
+    def greedy() -> list[int]:
+        request = GenerationRequest(0, prompt, seed=0)
+        (made,) = worker.rollout_role.engine.generate([request], Sampling(0.0, 32))
+        return [int(token) for token in made.tokens]
+
+    def free() -> float:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        there, total = torch.cuda.mem_get_info()
+        return there / total
+
+    found: dict[str, Any] = {"canary": [worker.sync_weights(prompt)], "greedy": [greedy()], "free": [free()]}
+    worker.release_rollout_memory()
+    found["free"].append(free())
+    # What an update would leave in torch's cache is not the engine's to lose.
+    del_me = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.9), dtype=torch.uint8, device="cuda")
+    del del_me
+    with torch.no_grad():
+        for parameter in worker.policy.policy.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    found["canary"].append(worker.sync_weights(prompt))
+    found["greedy"].append(greedy())
+    found["free"].append(free())
+    Path(out).write_text(json.dumps(found))
+    worker.close()
+
+
+@pytest.mark.parametrize("lora_rank", [0, 8])
+def test_the_engine_gives_its_memory_back_and_wakes_with_the_new_weights(
+    tiny: Path, tmp_path: Path, lora_rank: int
+) -> None:
+    out = tmp_path / "found.json"
+    try:
+        run(__file__, tiny, out, str(lora_rank))
+    except AssertionError as error:  # the worker's output goes to its log
+        log = tmp_path / "rank-0.log"
+        raise AssertionError(log.read_text()[-6000:] if log.exists() else str(error)) from error
+    found = json.loads(out.read_text())
+    assert all(difference < CANARY for difference in found["canary"]), found["canary"]
+    assert found["greedy"][0] != found["greedy"][1]
+    awake, asleep, awake_again = found["free"]
+    assert asleep - awake > 0.2, "its KV cache is most of the 30% that it was given"
+    assert awake_again == pytest.approx(awake, abs=0.02)
+
+
+if __name__ == "__main__":
+    drive(*sys.argv[1:])
