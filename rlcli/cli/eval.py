@@ -92,8 +92,6 @@ def _local(config: Any, folder: Path, out: Path | None) -> EvalReport:
 
         return launch_evaluation(
             prepared,
-            samples=config.evaluation.samples,
-            temperature=config.evaluation.temperature,
             logs=folder / "logs",
             save_as=str(out / "samples-rank-{rank}.parquet") if out else "",
             view=view,

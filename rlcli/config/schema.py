@@ -135,7 +135,9 @@ class VerifierSection(Section):
 class Cluster(Section):
     workers: Positive = Field(default=1, description="Worker processes, one a device; they form one process group.")
     address: str = Field(
-        default="", description="Address of a running Ray cluster; unset: RAY_ADDRESS, else a local one for this run."
+        default="",
+        description="Address of a running Ray cluster, whose machines share the model's and the run's folder; "
+        "unset: RAY_ADDRESS, else a local one for this run.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where workers run; auto: GPUs where there are any."

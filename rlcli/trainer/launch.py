@@ -93,9 +93,7 @@ def check_shared(logs: Path, workers: int) -> None:
             )
 
 
-def launch_evaluation(
-    prepared: Prepared, *, samples: int, temperature: float, logs: Path, save_as: str, view: View
-) -> EvalReport:
+def launch_evaluation(prepared: Prepared, *, logs: Path, save_as: str, view: View) -> EvalReport:
     """Evaluate `prepared.config.model.path` on `prepared.prompts`, with engines alone."""
     config = prepared.config
     with (
@@ -106,8 +104,8 @@ def launch_evaluation(
         return evaluate(
             workers,
             prepared.prompts,
-            samples=samples,
-            sampling=Sampling(temperature, config.rollout.max_response_tokens),
+            samples=config.evaluation.samples,
+            sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
             seed=config.train.seed,
             tensor_parallel=config.rollout.tensor_parallel,
             save_as=save_as,

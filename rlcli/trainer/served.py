@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import read_prompts
@@ -12,7 +13,7 @@ from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.scoring.pool import ScoringPool
 from rlcli.trainer.collect import OnProgress
 from rlcli.trainer.evaluate import EvalReport, report_of
-from rlcli.types import Verdict, VerifyRequest
+from rlcli.types import Prompt, Verdict, VerifyRequest
 from rlcli.workers.cluster import worker_threads
 from rlcli.workers.work import sample_seed
 
@@ -57,26 +58,28 @@ def evaluate_served(
             )
             pending.append((result, scorer.submit(prompt.verifier, request)))
             on_progress(len(pending), total)
-        done = sorted(((result, verdict.result()) for result, verdict in pending), key=lambda pair: asked[pair[0].key])
+        done = [(*asked[result.key], result, verdict.result()) for result, verdict in pending]
+    done.sort(key=lambda one: one[:2])
     if save_as:
-        rows = [
-            {
-                "prompt_id": prompts[asked[result.key][0]].id,
-                "sample": asked[result.key][1],
-                "response": result.text,
-                "answer": verdict.answer,
-                "score": verdict.score,
-                "outcome": str(verdict.outcome),
-                "response_tokens": result.completion_tokens,
-                "finish_reason": result.finish_reason,
-            }
-            for result, verdict in done
-        ]
+        rows = [_record(prompts[index], sample, result, verdict) for index, sample, result, verdict in done]
         write_samples(save_as, 0, rows)
     return report_of(
         [
-            (asked[result.key][0], verdict, result.completion_tokens, result.finish_reason == "length")
-            for result, verdict in done
+            (index, verdict, result.completion_tokens, result.finish_reason == "length")
+            for index, _, result, verdict in done
         ],
         len(prompts),
     )
+
+
+def _record(prompt: Prompt, sample: int, result: ChatResult, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "prompt_id": prompt.id,
+        "sample": sample,
+        "response": result.text,
+        "answer": verdict.answer,
+        "score": verdict.score,
+        "outcome": str(verdict.outcome),
+        "response_tokens": result.completion_tokens,
+        "finish_reason": result.finish_reason,
+    }

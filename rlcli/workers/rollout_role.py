@@ -125,6 +125,7 @@ class RolloutRole:
             "prompt_tokens": sample.prompt_tokens,
             "response_tokens": sample.response_tokens,
             "finish_reason": sample.finish_reason,
+            "version": sample.version,
             "mean_log_prob": float(log_probs.mean()) if len(log_probs) else None,
         }
 
