@@ -60,6 +60,7 @@ def worker(tmp_path: Any) -> Worker:
     return made
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # −∞ less −∞
 @pytest.mark.parametrize(
     ("trainer", "engine", "difference"),
     [
