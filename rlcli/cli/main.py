@@ -22,6 +22,7 @@ from rlcli.cli.verifiers import app as verifiers_app
 from rlcli.errors import RlcliError
 from rlcli.extras import TRAINING, not_installed
 
+INTERRUPTED = 130
 TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
 
 EPILOG = """Examples:
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
     except KeyboardInterrupt:
-        return 130
+        done = INTERRUPTED
     except Exception as error:
         if isinstance(error, TyperException) and not error.format_message():
             return 2  # A group without a command: its help has been printed.
@@ -89,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mendable = _mendable(error)
         print("error:", *str(mendable or _defect(error)).split(), file=sys.stderr)
         return mendable.exit_code if mendable else 1
+    if done == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
     return done if isinstance(done, int) else 0
 
 

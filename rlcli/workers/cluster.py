@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +93,8 @@ def _joined(address: str) -> Iterator[None]:
     try:
         if host and "//" not in host and port.isdecimal():  # Ray itself tries for minutes to reach what is not there.
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        with _own_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
         why = error.__cause__ or error
         if isinstance(why, ray.exceptions.AuthenticationError):
@@ -113,21 +116,36 @@ def _local(workers: int) -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="rlcli-ray-", dir="/tmp")
     undertaker = Undertaker(folder)
     try:
-        ray.init(
-            address="local",  # Or it would join a cluster that happens to run on this machine.
-            num_cpus=max(workers, os.cpu_count() or 1),
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=store,
-            _temp_dir=folder,
-        )
+        with _own_signal_handlers():
+            ray.init(
+                address="local",  # Or it would join a cluster that happens to run on this machine.
+                num_cpus=max(workers, os.cpu_count() or 1),
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=store,
+                _temp_dir=folder,
+            )
         undertaker.watch()
         yield
     finally:
         undertaker.watch()  # An interrupt may have come while Ray was starting.
         ray.shutdown()
         undertaker.close()
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Put back what the block replaces: with Ray's handlers, a SIGTERM prints a stack and aborts the driver."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def start_group(worker: type, pool: Pool, logs: Path, *args: Any) -> WorkerGroup:

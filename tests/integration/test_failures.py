@@ -14,6 +14,8 @@ import psutil
 import pytest
 from conftest import SMALL, Cli, descendants, start
 
+from rlcli.trainer.run_folder import RunFolder
+
 pytestmark = pytest.mark.timeout(600)
 
 DEADLINE_S = 120.0
@@ -59,20 +61,43 @@ def assert_gone(family: list[psutil.Process]) -> None:
     assert not alive, [process.cmdline() for process in alive]
 
 
-def test_sigint_finishes_the_step_saves_and_leaves_nothing_running(tiny: Path, sums: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1")])
+def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
+    number: signal.Signals, workers: str, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    process = start(*long_run(tiny, sums, out, "2"), "--json")
+    process = start(*long_run(tiny, sums, out, workers), "--json")
     until(lambda: steps_done(out) >= 2, "two steps")
     family = descendants(process.pid)
     assert len(family) > 4, "Ray, its workers and their scoring processes"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, stderr
+    assert stderr.splitlines()[-1] == "interrupted"
     result = json.loads(stdout)
     assert result["stopped"]
     assert result["steps"] == steps_done(out) < 5000
     assert (out / "checkpoints" / "latest" / "config.json").exists()
     assert_gone(family)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_step_leaves_at_once_and_the_folder_can_be_used_again(
+    number: signal.Signals, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "1"))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("… load model"):
+            break
+    family = descendants(process.pid)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert stderr.splitlines()[-1] == "interrupted"
+    assert_gone(family)
+    RunFolder.check(out)
 
 
 def test_killing_the_driver_ends_every_process_of_the_run(tiny: Path, sums: Path, tmp_path: Path) -> None:
