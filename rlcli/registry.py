@@ -92,7 +92,7 @@ class Registry(Generic[T]):
             raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
         try:
             return cast(T, entry.load())
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
             raise RlcliError(
                 f"the {self.kind} '{name}' ({self.origin(name)}, {entry.value}) does not load: {error!r}",
                 "reinstall or remove that package",

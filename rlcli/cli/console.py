@@ -52,7 +52,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str =
     made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for index, column in enumerate(columns):
         # The first column names the row: shortened, it would be of no use.
-        made.add_column(column, no_wrap=index == 0)
+        made.add_column(column, no_wrap=index == 0, overflow="fold")
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))
     return made

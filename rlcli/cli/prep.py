@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcli.errors import ConfigError, DataError
+from rlcli.errors import ConfigError, DataError, RlcliError
 from rlcli.types import Converter, ConvertOptions, Prompt
 
 
@@ -42,14 +42,31 @@ def prep(
 def _list(as_json: bool) -> None:
     from rlcli.data.converters import CONVERTERS
 
-    converters = [(name, CONVERTERS.get(name)) for name in CONVERTERS.names()]
+    converters = {}
+    for name in CONVERTERS.names():
+        try:
+            converters[name] = _converter(name)
+        except RlcliError as error:  # one broken package must not hide the others
+            typer.echo(f"note: {error}", err=True)
     if as_json:
-        typer.echo(json.dumps([_describe(name, converter) for name, converter in converters]))
+        typer.echo(json.dumps([_describe(name, converter) for name, converter in converters.items()]))
         return
-    for name, converter in converters:
+    for name, converter in converters.items():
         typer.echo(f"{name}: {converter.summary} (from {converter.source}; verifier {converter.verifier})")
         for option, text in converter.options.items():
             typer.echo(f"  {_flag(option)}: {text}")
+
+
+def _converter(name: str) -> Converter:
+    from rlcli.data.converters import CONVERTERS
+
+    found: object = CONVERTERS.get(name)
+    if not isinstance(found, Converter):
+        raise DataError(
+            f"the dataset '{name}' ({CONVERTERS.origin(name)}, {CONVERTERS.target(name)}) is a {type(found).__name__}",
+            "its package must publish an rlcli.types.Converter",
+        )
+    return found
 
 
 def _describe(name: str, converter: Converter) -> dict[str, Any]:
@@ -63,11 +80,10 @@ def _describe(name: str, converter: Converter) -> dict[str, Any]:
 
 
 def _convert(name: str, out: Path, options: ConvertOptions, as_json: bool) -> None:
-    from rlcli.data.converters import CONVERTERS
     from rlcli.data.schema import write_prompts
     from rlcli.hub import offline_unless_reachable
 
-    converter = CONVERTERS.get(name)
+    converter = _converter(name)
     _refuse_unread(name, converter, options)
     if options.source is None and "source" in converter.options:
         offline_unless_reachable(lambda note: typer.echo(note, err=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -29,6 +30,8 @@ def list_recipes(json: Json = False) -> None:
     from rlcli.config import recipes
 
     headers = [recipes.load(name).header for name in recipes.names()]
+    for error in recipes.broken():
+        print(f"note: {error}", file=sys.stderr)
     if json:
         console.emit_json([asdict(header) for header in headers])
         return

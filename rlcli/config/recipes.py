@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlcli.errors import ConfigError, UnknownName
+from rlcli.errors import ConfigError, RlcliError, UnknownName
 from rlcli.registry import Registry, near
 
 PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
@@ -59,6 +59,17 @@ class Recipe:
 def names() -> list[str]:
     """The packaged recipes, sorted."""
     return sorted(_catalogue())
+
+
+def broken() -> list[RlcliError]:
+    """Why recipe packages that are installed do not load."""
+    errors = []
+    for entry in PACKAGES.names():
+        try:
+            PACKAGES.get(entry)
+        except RlcliError as error:
+            errors.append(error)
+    return errors
 
 
 def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
@@ -110,7 +121,9 @@ def _find(name: str) -> tuple[Path | Traversable, str]:
         return path, str(path.resolve())
     catalogue = _catalogue()
     if name not in catalogue:
-        raise UnknownName(f"no recipe is called '{name}'", f"{near(name, catalogue)}; the name of a file ends in .toml")
+        hidden = [f"and {error}" for error in broken()]  # which might have held it
+        mends = [near(name, catalogue), "the name of a file ends in .toml", *hidden]
+        raise UnknownName(f"no recipe is called '{name}'", "; ".join(mends))
     return catalogue[name]
 
 
@@ -123,7 +136,10 @@ def _beside(base: str, file: Path | Traversable) -> str:
 def _catalogue() -> dict[str, tuple[Traversable, str]]:
     found: dict[str, tuple[Traversable, str]] = {}
     for entry in PACKAGES.names():
-        package = PACKAGES.get(entry)
+        try:
+            package = PACKAGES.get(entry)
+        except RlcliError:
+            continue  # One broken package must not hide the others; `broken` tells.
         for file in files(package).iterdir():
             name, dot, ending = file.name.rpartition(".")
             if (dot, ending) != (".", "toml"):

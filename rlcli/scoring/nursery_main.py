@@ -100,10 +100,13 @@ def _load(target: str, verifiers: dict[str, Verifier]) -> str | None:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-        verifiers[target] = getattr(module, attribute)
+        verifier = getattr(module, attribute)
+        if not callable(verifier):
+            return f"it is of type {type(verifier).__name__}, not a function"
+        verifiers[target] = verifier
         if preload := getattr(module, "preload", None):
             preload()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
         return _describe(error)
     gc.freeze()  # what is loaded stays shared with the workers: their collector must not write to it
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, ModelError, UnknownName, VerifierError
 from rlcli.hub import offline_unless_reachable
+from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
 from rlcli.workers.cluster import cluster_address, resolve_device, worker_threads
@@ -224,7 +226,7 @@ def _count(parameters: int | None) -> str:
 
 
 def _known_verifiers(rows: list[Prompt]) -> tuple[str, ...]:
-    """The verifiers that the rows name, each known to exist. They are loaded in the scoring processes, never here."""
+    """The verifiers that the rows name, each known to load: in a process of its own, as their code never runs here."""
     names = sorted({row.verifier for row in rows})
     for name in names:
         try:
@@ -232,6 +234,9 @@ def _known_verifiers(rows: list[Prompt]) -> tuple[str, ...]:
         except UnknownName as error:
             first = next(row.id for row in rows if row.verifier == name)
             raise VerifierError(f"{error.message} (row {first})", error.mend) from None
+    with contextlib.closing(Nursery()) as nursery:
+        for name in names:
+            nursery.load(name, VERIFIERS.target(name))
     return tuple(names)
 
 
