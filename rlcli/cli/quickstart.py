@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -117,7 +118,7 @@ def _show(result: dict[str, Any], target: Path, data: Path, as_json: bool) -> No
     plain(
         f"""
 Next:
-  rlcli eval --model {target}/checkpoints/latest --data {data} --samples 8 --max-tokens 40
+  rlcli eval --model {quote(f"{target}/checkpoints/latest")} --data {quote(str(data))} --samples 8 --max-tokens 40
   rlcli recipes show quickstart                  what this run was made of
   rlcli prep gsm8k                               a real dataset
   rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run"""

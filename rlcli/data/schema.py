@@ -79,7 +79,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
         os.replace(beside, path)
     except OSError as error:
         raise DataError(
-            f"cannot write {path}: {error.strerror or error}", "give a folder that you may write"
+            f"cannot write {path}: {error.strerror or error}", "give a folder that you may write and that has room"
         ) from error
     finally:
         beside.unlink(missing_ok=True) if beside.parent.is_dir() else None

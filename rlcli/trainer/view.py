@@ -21,6 +21,7 @@ SPARK_STEPS = 40
 ETA_STEPS = 20
 SILENCE_S = 30.0
 SAMPLE_CHARACTERS = 1500
+TITLE_CHARACTERS = 32
 
 SampleText = tuple[str, str, float, str]
 """prompt, response, score, outcome"""
@@ -82,7 +83,7 @@ class View:
 
     def start(self, total_steps: int, title: str) -> None:
         """The steps begin."""
-        self._total, self._title = total_steps, printable(title)
+        self._total, self._title = total_steps, _ending(printable(title), TITLE_CHARACTERS)
         if self._live is None:
             self._print(f"{self._title}: {total_steps} steps")
 
@@ -214,6 +215,15 @@ def printable(text: str) -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def _ending(text: str, most: int) -> str:
+    """A title is a model's path, more often than not, and its end says more than its beginning.
+
+    >>> _ending("/home/me/models/tiny", 12)
+    '…models/tiny'
+    """
+    return text if len(text) <= most else "…" + text[1 - most :]
 
 
 def _shortened(text: str) -> str:
