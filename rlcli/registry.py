@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar, cast
 
@@ -80,14 +79,12 @@ class Registry(Generic[T]):
 
         Raises `UnknownName` with the near names, or `RlcliError` when a plugin fails to import.
         """
-        if name in self._added:
-            target = self._added[name]
-            if isinstance(target, str):
-                module, _, attribute = target.partition(":")
-                target = cast(T, getattr(import_module(module), attribute))
-                self._added[name] = target
+        target = self._added.get(name)
+        if target is not None and not isinstance(target, str):
             return target
         entry = self._entry_points().get(name)
+        if target is not None:
+            entry = EntryPoint(name, target, self.group)
         if entry is None:
             raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
         try:

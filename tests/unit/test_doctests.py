@@ -1,0 +1,32 @@
+"""The examples in docstrings are true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {
+    "rlcli": ROOT,
+    "verifiers/rlcli_verifiers": ROOT / "verifiers",
+    "data_prep/rlcli_data_prep": ROOT / "data_prep",
+}
+
+
+def modules_with_examples() -> list[str]:
+    found = []
+    for folder, root in FOLDERS.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            if ">>>" in file.read_text():
+                found.append(".".join(file.relative_to(root).with_suffix("").parts))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_examples_are_true(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted > 0
+    assert results.failed == 0
