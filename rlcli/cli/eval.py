@@ -113,7 +113,7 @@ def _served(config: Any, endpoint: str, folder: Path, out: Path | None) -> EvalR
 
 
 def _print(report: EvalReport, model: str, data: str, as_json: bool) -> None:
-    from rlcli.cli.console import emit_json, show, table
+    from rlcli.cli.console import emit_json, plain, show, table
 
     if as_json:
         emit_json({"model": model, "data": data, **report.as_dict()})
@@ -125,4 +125,5 @@ def _print(report: EvalReport, model: str, data: str, as_json: bool) -> None:
         ("truncated", f"{100 * report.truncated:.1f}%"),
     ]
     title = f"{model} on {data}: {report.passes.prompts} prompts × {report.passes.samples // report.passes.prompts}"
-    show(table(["", ""], rows, title=title))
+    plain(title)
+    show(table(["measure", "value"], rows))

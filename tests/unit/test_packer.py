@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 import random
 import time
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.data import packer
 from rlcli.data.packer import MiniBatch, Plan, plan_batches
 
 relaxed = settings(deadline=None)
@@ -232,9 +230,3 @@ def test_a_large_step_is_planned_in_well_under_a_second() -> None:
         case.plan()
         best = min(best, time.perf_counter() - start)
     assert best < 1.0
-
-
-def test_the_example_in_the_docstring_holds() -> None:
-    result = doctest.testmod(packer)
-    assert result.attempted > 0
-    assert result.failed == 0
