@@ -43,13 +43,13 @@ def plain(text: str) -> None:
     print(text)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table of results. Cells are shown as they are, without markup."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
         # The first column names the row: shortened, it would be of no use.
         made.add_column(column, no_wrap=index == 0, overflow="fold")
