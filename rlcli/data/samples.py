@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
+
+from rlcli.files import replacing
 
 
 def write_samples(path: Path, step: int, rows: list[dict[str, Any]]) -> None:
@@ -14,6 +15,5 @@ def write_samples(path: Path, step: int, rows: list[dict[str, Any]]) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([{"step": step, **row} for row in rows])
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(table, temporary)
-    os.replace(temporary, path)
+    with replacing(path) as beside:
+        pq.write_table(table, beside)

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError
+from rlcli.files import replacing
 from rlcli.types import Message, Prompt
 
 JSON_FIELD = "rlcli_json"
@@ -72,17 +72,14 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
     path = Path(path)
     table = _table(path, list(rows))
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pyarrow.parquet.write_table(table, beside)
-        os.replace(beside, path)
+        with replacing(path) as beside:
+            pyarrow.parquet.write_table(table, beside)
     except OSError as error:
         raise DataError(
             f"cannot write {path}: {error.strerror or error}", "give a folder that you may write and that has room"
         ) from error
-    finally:
-        beside.unlink(missing_ok=True) if beside.parent.is_dir() else None
     return int(table.num_rows)
 
 

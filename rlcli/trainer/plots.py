@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
+from rlcli.files import replacing
 
 BLUE, FAINT, RED = "#2563a8", "#a9c3e0", "#c2410c"
 BRAILLE = 0x2800
@@ -49,12 +49,8 @@ def reward_curve_png(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(temporary, format="png")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as beside:
+        figure.savefig(beside, format="png")
 
 
 def _draw_rewards(axes: Any, steps: Sequence[int], rewards: Sequence[float]) -> None:

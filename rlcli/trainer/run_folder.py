@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from rlcli.errors import RlcliError, SetupError
+from rlcli.files import replacing
 
 LOCK = ".lock"
 """Marks a folder as a run's; held with flock while the run lives, so it falls free however the run ends."""
@@ -90,7 +91,7 @@ class RunFolder:
 
     def write_config(self, toml: str) -> None:
         """The resolved configuration, as TOML."""
-        with _replacing(self.path / "config.toml") as temporary:
+        with replacing(self.path / "config.toml") as temporary:
             temporary.write_text(toml, encoding="utf-8")
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -143,7 +144,7 @@ def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
@@ -239,17 +240,6 @@ def _lock(path: Path) -> int:
         os.close(lock)
         raise
     return lock
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place at the end; on an error it is removed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def default_out(recipe: str, root: Path = Path("runs")) -> Path:
