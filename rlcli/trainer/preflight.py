@@ -17,7 +17,7 @@ from rlcli.hub import offline_unless_reachable
 from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
-from rlcli.workers.cluster import cluster_address, resolve_device, worker_threads
+from rlcli.workers.cluster import check_local, cluster_address, resolve_device, worker_threads
 
 CPU_BLOCK = 128
 """Tokens in a block of vLLM's KV cache on CPUs: each response takes whole blocks."""
@@ -120,6 +120,8 @@ def check_machine(config: RunConfig) -> str:
     On this machine's CPUs a worker a core at most; two go anywhere, so that what needs several can be tried.
     """
     device = resolve_device(config.cluster.device, config.cluster.address)
+    if not cluster_address(config.cluster.address):
+        check_local()
     workers, cores = config.cluster.workers, len(os.sched_getaffinity(0))
     if device == "cpu" and not cluster_address(config.cluster.address) and workers > max(2, cores):
         raise ConfigError(

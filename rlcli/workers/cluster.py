@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -22,6 +23,9 @@ PLACEMENT_TIMEOUT_S = 120.0
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
 """Ray's object store lies in /dev/shm; below this it would silently fall back to disk."""
+
+MIN_OPEN_FILES = 1024
+"""Ray's daemons, the workers' sockets and the files of weights."""
 
 WORKER_ENV = {
     # vLLM runs inside the worker, so that weights reach it without leaving the process.
@@ -68,6 +72,25 @@ def cluster_address(configured: str) -> str:
 def worker_threads(workers: int) -> int:
     """CPU threads for each worker of one machine: OpenMP threads that share a core spin against each other."""
     return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def check_local() -> None:
+    """Raise `SetupError` where this machine lacks what a cluster of this run's own needs: shared memory, ports, open
+    files. Without them Ray and gloo wait for minutes or fail with a riddle."""
+    _object_store_bytes()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise SetupError(
+            f"no port of 127.0.0.1 can be bound and reached: {error.strerror or error}",
+            "bring it up (ip link set lo up), and let no firewall or sandbox refuse it",
+        ) from error
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MIN_OPEN_FILES:
+        if hard < MIN_OPEN_FILES:
+            raise SetupError(f"at most {hard} files may be open, the run needs {MIN_OPEN_FILES}", "ulimit -n 65536")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, hard))
 
 
 @contextlib.contextmanager

@@ -6,13 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlcli.config.load import resolve
 from rlcli.data.schema import row, write_rows
-from rlcli.errors import ConfigError, ModelError
+from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.trainer.preflight import check_machine, prepare
+
+
+def refuse(*_: object) -> None:
+    raise OSError(101, "unreachable")
 
 
 @pytest.fixture
@@ -61,6 +67,24 @@ def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
     # A cluster knows its own size.
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)
+
+
+@pytest.mark.parametrize(
+    ("resource_name", "broken", "says"),
+    [
+        ("shutil.disk_usage", lambda path: SimpleNamespace(free=64 << 20), r"/dev/shm has 64 MiB free.*--shm-size"),
+        ("socket.create_server", refuse, r"no port of 127\.0\.0\.1 can be bound and reached: unreachable; .*ip link"),
+        ("resource.getrlimit", lambda kind: (64, 512), "at most 512 files may be open.*ulimit -n"),
+    ],
+)
+def test_a_machine_that_lacks_something_is_refused_unless_a_cluster_is_named(
+    resource_name: str, broken: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(resource_name, broken)
+    with pytest.raises(SetupError, match=says):
+        check_machine(resolve("grpo", {"cluster.device": "cpu"}).config)
+    assert check_machine(resolve("grpo", {"cluster.device": "cpu", "cluster.address": "1.2.3.4:6379"}).config) == "cpu"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"r": 8}'])
