@@ -26,3 +26,13 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if beside.parent.is_dir():
             beside.unlink(missing_ok=True)
+
+
+def by_umask(folder: Path) -> None:
+    """Give the files below `folder` the permissions that a new file gets: safetensors makes its own 0600, and others on
+    a shared machine could not read the model."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(0o666 & ~umask)

@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor
 
-from rlcli.errors import ModelError
+from rlcli.errors import ModelError, RunFailed
+from rlcli.files import by_umask
 from rlcli.model.facts import read_config
 from rlcli.model.policy import PolicyModel, write_adapter
 
@@ -33,16 +35,18 @@ def save_pretrained(policy: PolicyModel, tokenizer_path: str, out: Path) -> None
 def _write(policy: PolicyModel, state: dict[str, Tensor], tokenizer_path: str, out: Path) -> None:
     if out.exists():
         raise ModelError(f"{out} exists already", "remove it or give another folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
-        partial.mkdir()
+        partial.mkdir(parents=True)
         if policy.has_adapter:
             write_adapter(policy, state, partial)
         else:
             _write_model(policy, state, partial)
         _write_tokenizer(tokenizer_path, partial)
+        by_umask(partial)
         os.replace(partial, out)
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(f"cannot write {out}: {error}", "make room or give a folder that can be written") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

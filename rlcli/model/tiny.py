@@ -14,6 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers.utils import logging
 
 from rlcli.errors import ConfigError, ModelError
+from rlcli.files import by_umask
 
 PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 ROLES = ("system", "user", "assistant")
@@ -77,6 +78,7 @@ def save_model(model: Any, folder: Path) -> None:
     logging.disable_progress_bar()  # a bar for one small file says nothing
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
+    by_umask(folder)
 
 
 def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen2Config:

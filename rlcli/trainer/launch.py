@@ -79,7 +79,6 @@ def launch(prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View
             view,
             stop,
         )
-        stop.armed = True
         return trainer.run()
 
 

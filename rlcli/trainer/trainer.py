@@ -32,9 +32,11 @@ PROBE_TOKENS = 64
 
 
 class StopRequest(Protocol):
-    """Says whether someone asked the run to end after the current step."""
+    """Says whether someone asked the run to end after the current step. The trainer arms it once there are steps to
+    finish: before, there is nothing to lose, and asking ends the run at once."""
 
     requested: bool
+    armed: bool
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Trainer:
     def run(self) -> RunResult:
         """Evaluate, step, checkpoint; returns when all steps are done or `stop` was asked."""
         total, every = self.config.train.steps, self.config.checkpoint.every
-        self.view.start(total, self.config.model.path)
+        self.view.start(total, self.folder.path.name)
         self.view.phase("sync")
         self.sync_weights()
         evaluations: dict[int, EvalReport] = {}
@@ -85,6 +87,7 @@ class Trainer:
             self.trackers.log(0, _eval_metrics(evaluations[0]))
         rewards: list[float] = []
         checkpoint = ""
+        self.stop.armed = True
         for step in range(1, total + 1):
             metrics = self.step(step)
             texts = self.texts()

@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -58,10 +59,17 @@ class Pool:
 def resolve_device(wanted: str, address: str) -> str:
     """`auto` becomes cuda where this machine has an NVIDIA GPU, else cpu; cuda without one is refused, unless workers
     go to a running cluster, which is asked when it is reached."""
-    has_gpu = any(Path("/proc/driver/nvidia/gpus").glob("*")) or shutil.which("nvidia-smi") is not None
+    has_gpu = _lists_a_gpu()
     if wanted == "cuda" and not has_gpu and not cluster_address(address):
         raise SetupError("cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu")
     return ("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted
+
+
+def _lists_a_gpu() -> bool:
+    """Whether `nvidia-smi` names a GPU: it can be installed where there is none."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return False
 
 
 def cluster_address(configured: str) -> str:

@@ -215,3 +215,17 @@ def test_an_evaluation_writes_to_any_folder_but_a_runs(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run").close()
     with pytest.raises(RlcliError, match="holds a run; give another folder"):
         evaluation_folder(tmp_path / "run")
+
+
+def test_files_get_the_permissions_that_the_umask_allows(tmp_path: Path) -> None:
+    from rlcli.files import by_umask
+
+    (tmp_path / "inner").mkdir()
+    private = tmp_path / "inner" / "model.safetensors"
+    private.touch(mode=0o600)
+    before = os.umask(0o027)
+    try:
+        by_umask(tmp_path)
+    finally:
+        os.umask(before)
+    assert private.stat().st_mode & 0o777 == 0o640

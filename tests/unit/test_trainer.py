@@ -178,7 +178,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     trainer.workers.texts.side_effect = lambda count: [
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
-    trainer.held_out = MagicMock()
+    trainer.held_out = trainer.folder = MagicMock()
     trainer.sync_weights = MagicMock()  # type: ignore[method-assign]
     trainer.save = MagicMock(return_value="checkpoint")  # type: ignore[method-assign]
 
