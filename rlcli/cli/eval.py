@@ -73,7 +73,7 @@ def evaluate(
     # Workers write their logs as they go; where nothing is to be kept, they go with this folder.
     with tempfile.TemporaryDirectory(prefix="rlcli-eval-") as scratch:
         folder = out or Path(scratch)
-        report = _served(config, endpoint, folder, out) if endpoint else _local(config, folder, out)
+        report = _served(config, endpoint, out) if endpoint else _local(config, folder, out)
     _print(report, config.model.path or str(endpoint), data, as_json)
 
 
@@ -98,7 +98,7 @@ def _local(config: Any, folder: Path, out: Path | None) -> EvalReport:
         )
 
 
-def _served(config: Any, endpoint: str, folder: Path, out: Path | None) -> EvalReport:
+def _served(config: Any, endpoint: str, out: Path | None) -> EvalReport:
     from rlcli.trainer.served import evaluate_served
     from rlcli.trainer.view import View
 
