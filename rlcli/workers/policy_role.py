@@ -68,10 +68,11 @@ class PolicyRole:
         self._work: list[MiniWork] = []
 
     def load(self, work: RankWork) -> None:
-        """Fetch this rank's rows and pack them."""
+        """Fetch the shards that hold this rank's rows, and no others, and pack the rows."""
         import ray
 
-        shards = [ray.get(reference) if reference is not None else None for reference in work.shards]
+        needed = {int(shard) for mini in work.minibatches for micro in mini.micro for shard in micro.shards}
+        shards = {shard: ray.get(work.shards[shard]) for shard in needed}
         self._work = work.minibatches
         self._batch = [[self._pack(micro, shards) for micro in mini.micro] for mini in work.minibatches]
 
@@ -163,13 +164,13 @@ class PolicyRole:
         for minibatch in self._batch:
             yield from minibatch
 
-    def _pack(self, micro: MicroWork, shards: list[Any]) -> MicroBatch:
+    def _pack(self, micro: MicroWork, shards: dict[int, Any]) -> MicroBatch:
         import numpy as np
         import torch
 
         from rlcli.model.packed import dummy, pack
 
-        rows = [shards[shard].row(row) for shard, row in zip(micro.shards, micro.rows, strict=True)]
+        rows = [shards[int(shard)].row(row) for shard, row in zip(micro.shards, micro.rows, strict=True)]
         lengths = np.asarray([len(log_probs) for _, _, log_probs in rows], dtype=np.int64)
         log_probs = np.concatenate([row[2] for row in rows]) if rows else np.zeros(0, np.float32)
 
