@@ -20,9 +20,10 @@ AdvantageFunction = Callable[[Tensor, Tensor], Tensor]
 _advantage: Named[AdvantageFunction] = Named("advantage")
 get = _advantage.get
 names = _advantage.names
+register = _advantage.register
 
 
-@_advantage("grpo")
+@_advantage.register("grpo")
 def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = (R − mean_g) / (std_g + 1e-6), std unbiased (÷ n − 1). GRPO, arXiv 2402.03300.
 
@@ -36,7 +37,7 @@ def grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     return (centred / (variance.sqrt() + 1e-6)[index]).to(rewards.dtype)
 
 
-@_advantage("dr_grpo")
+@_advantage.register("dr_grpo")
 def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = R − mean_g: no division, so that easy and hard prompts weigh alike. Dr. GRPO, arXiv 2503.20783.
 
@@ -49,7 +50,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     return centred.to(rewards.dtype)
 
 
-@_advantage("rloo")
+@_advantage.register("rloo")
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = n / (n − 1) · (R − mean_g) = R − the mean of the others. REINFORCE leave-one-out, arXiv 2402.14740.
 

@@ -35,9 +35,10 @@ AggregationFunction = Callable[[Tensor, Tensor, Tensor, Denominators], Tensor]
 _aggregation: Named[AggregationFunction] = Named("aggregation")
 get = _aggregation.get
 names = _aggregation.names
+register = _aggregation.register
 
 
-@_aggregation("token-mean")
+@_aggregation.register("token-mean")
 def token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
     """Σ / tokens: every token weighs the same, so long responses weigh more. DAPO, arXiv 2503.14476.
 
@@ -49,7 +50,7 @@ def token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: 
     return values.sum() / max(denominators.tokens, 1)
 
 
-@_aggregation("seq-mean-token-sum")
+@_aggregation.register("seq-mean-token-sum")
 def seq_mean_token_sum(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
     """Σ / sequences: the policy gradient of the response as one action. REINFORCE; RLOO, arXiv 2402.14740.
 
@@ -61,7 +62,7 @@ def seq_mean_token_sum(values: Tensor, sequence: Tensor, lengths: Tensor, denomi
     return values.sum() / denominators.sequences
 
 
-@_aggregation("seq-mean-token-mean")
+@_aggregation.register("seq-mean-token-mean")
 def seq_mean_token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
     """Σ_i (Σ_t / length_i) / sequences: every response weighs the same. GRPO, arXiv 2402.03300.
 
@@ -73,7 +74,7 @@ def seq_mean_token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denom
     return (values / lengths[sequence]).sum() / denominators.sequences
 
 
-@_aggregation("seq-mean-token-sum-norm")
+@_aggregation.register("seq-mean-token-sum-norm")
 def seq_mean_token_sum_norm(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
     """Σ / (sequences · max_length): a constant in place of the length, so no length bias. Dr. GRPO, arXiv 2503.20783.
 

@@ -18,9 +18,10 @@ KlFunction = Callable[[Tensor, Tensor], Tensor]
 _kl: Named[KlFunction] = Named("KL estimator")
 get = _kl.get
 names = _kl.names
+register = _kl.register
 
 
-@_kl("k1")
+@_kl.register("k1")
 def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     """d: unbiased, of high variance. As a term of the loss its expected gradient is 0: it is there to be measured.
 
@@ -30,7 +31,7 @@ def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     return _difference(log_probs, reference_log_probs)
 
 
-@_kl("k2")
+@_kl.register("k2")
 def k2(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     """d² / 2: biased, of low variance; its gradient is that of the KL itself where π is the sampling policy.
 
@@ -40,7 +41,7 @@ def k2(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     return _difference(log_probs, reference_log_probs).square() / 2
 
 
-@_kl("k3")
+@_kl.register("k3")
 def k3(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     """e^(−d) − 1 + d, at most 10: unbiased, never negative, of low variance. The one of GRPO, arXiv 2402.03300.
 

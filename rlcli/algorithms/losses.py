@@ -30,6 +30,7 @@ LossFunction = Callable[..., TokenLoss]
 _loss: Named[LossFunction] = Named("policy loss")
 get = _loss.get
 names = _loss.names
+register = _loss.register
 
 
 def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
@@ -41,7 +42,7 @@ def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     return (log_probs - old_log_probs).clamp(-20.0, 20.0).exp()
 
 
-@_loss("ppo")
+@_loss.register("ppo")
 def ppo(
     log_probs: Tensor,
     old_log_probs: Tensor,

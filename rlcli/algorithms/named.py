@@ -1,12 +1,22 @@
-"""How a module of algorithms offers its functions by name."""
+"""How a module of algorithms offers its functions by name, and which of its arguments a function asks for.
+
+A function's ordinary parameters are inputs: who calls it provides those, by name, that it declares. Its keyword-only
+parameters are options, which the configuration may set.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from rlcli.errors import UnknownName
+from rlcli.errors import RlcliError, UnknownName
 from rlcli.registry import near
+
+GROUP = "rlcli.algorithms"
+"""Entry points of this group name modules that register functions when they are imported."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -15,7 +25,7 @@ class Named(Generic[F]):
     """The functions of one kind, each registered where it is defined.
 
     >>> greeting: Named[Callable[[str], str]] = Named("greeting")
-    >>> @greeting("hello")
+    >>> @greeting.register("hello")
     ... def hello(name: str) -> str:
     ...     return f"Hello, {name}!"
     >>> greeting.get("hello")("Ada")
@@ -29,11 +39,19 @@ class Named(Generic[F]):
         self.kind = kind
         self._functions: dict[str, F] = {}
 
-    def __call__(self, name: str) -> Callable[[F], F]:
-        """Decorator: register the function as `name`, which can be taken once."""
+    def register(self, name: str) -> Callable[[F], F]:
+        """Decorator: offer the function as `name`, which one function can take.
+
+        The same function again, from a file that is read a second time, takes its own place.
+        """
 
         def register(function: F) -> F:
-            assert name not in self._functions, f"the {self.kind} '{name}' is registered twice"
+            other = self._functions.get(name)
+            if other is not None and _source(other) != _source(function):
+                raise RlcliError(
+                    f"the {self.kind} '{name}' is registered twice: in {_source(other)[0]} and {_source(function)[0]}",
+                    "give one of them another name",
+                )
             self._functions[name] = function
             return function
 
@@ -42,9 +60,65 @@ class Named(Generic[F]):
     def get(self, name: str) -> F:
         """The function called `name`. Raises `UnknownName` with the near names."""
         if name not in self._functions:
+            load_plugins()
+        if name not in self._functions:
             raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self._functions))
         return self._functions[name]
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """All names, sorted, those of installed packages included."""
+        load_plugins()
         return sorted(self._functions)
+
+
+@cache
+def load_plugins() -> None:
+    """Import the modules that installed packages publish, once. Raises `RlcliError` for one that fails to import."""
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+        except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
+            raise RlcliError(
+                f"the algorithms '{entry.name}' ({entry.value}) do not load: {error!r}",
+                "reinstall or remove that package",
+            ) from error
+
+
+def inputs_of(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of the inputs that `function` asks for.
+
+    >>> def loss(log_probs, advantages, *, beta=0.1): ...
+    >>> sorted(inputs_of(loss))
+    ['advantages', 'log_probs']
+    """
+    return frozenset(
+        name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind is not _OPTION
+    )
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The options of `function` with their defaults; `inspect.Parameter.empty` for one that must be given.
+
+    >>> def loss(log_probs, advantages, *, beta=0.1): ...
+    >>> options_of(loss)
+    {'beta': 0.1}
+    """
+    parameters = inspect.signature(function).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if parameter.kind is _OPTION}
+
+
+def call(function: Callable[..., Any], inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """`function` with those of `inputs` and `options` that it declares.
+
+    >>> call(lambda rewards, *, scale=1: rewards * scale, {"rewards": 3, "groups": 0}, {"scale": 2, "beta": 9})
+    6
+    """
+    chosen = {name: inputs[name] for name in inputs_of(function) if name in inputs}
+    return function(**chosen, **{name: options[name] for name in options_of(function) if name in options})
+
+
+def _source(function: Callable[..., Any]) -> tuple[str, str]:
+    return inspect.getfile(function), function.__qualname__
+
+
+_OPTION = inspect.Parameter.KEYWORD_ONLY
