@@ -28,7 +28,7 @@ class Key:
     default: Any
     description: str
     kind: str
-    """The JSON type: string, integer, number, boolean or array."""
+    """The JSON type: string, integer, number, boolean, array, or object for a table of numbers."""
     optional: bool
     """Whether it may be `unset`."""
 
@@ -46,11 +46,26 @@ def keys() -> dict[str, Key]:
     return found
 
 
+def find(name: str) -> Key | None:
+    """The key called `name`. Of a table of numbers (`algorithm.options`) every member is a key.
+
+    >>> find("algorithm.options.beta").rule
+    'a number'
+    """
+    table = keys().get(name.rpartition(".")[0])
+    if table is not None and table.kind == "object":
+        return Key(name, "a number", None, table.description, "number", False)
+    return keys().get(name)
+
+
 def describe(prefix: str = "") -> list[Key]:
     """The keys called `prefix` or of the section `prefix`; all of them without one.
 
     Raises `ConfigError` with the near names when there is none.
     """
+    member = find(prefix)
+    if member is not None and prefix not in keys():
+        return [member]
     found = [key for key in keys().values() if prefix in ("", key.name, key.name.partition(".")[0])]
     if not found:
         raise unknown_key(prefix)
@@ -62,10 +77,13 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     where = f" ({origin})" if origin else ""
     if name in RunConfig.model_fields:
         return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
+    if name in keys():
+        return ConfigError(f"'{name}' is a table{where}", f"set one of its numbers: {name}.NAME=NUMBER")
     leaf = name.rpartition(".")[2]
     leaves = {known.partition(".")[2] for known in keys()}
     close_leaves = difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)
-    close = [known for known in keys() if known.partition(".")[2] in close_leaves]
+    close = difflib.get_close_matches(name, keys(), n=1, cutoff=0.85)
+    close = close or [known for known in keys() if known.partition(".")[2] in close_leaves]
     close = close or difflib.get_close_matches(name, keys(), n=3, cutoff=0.6)
     mend = f"did you mean {', '.join(close)}?" if close else "list them with: rlcli recipes explain"
     return ConfigError(f"no key is called '{name}'{where}", mend)
@@ -80,6 +98,8 @@ def _key(name: str, schema: dict[str, Any]) -> Key:
 
 
 def _rule(schema: dict[str, Any]) -> str:
+    if schema["type"] == "object":
+        return "a table of numbers"
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     if schema["type"] == "array":

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.keys import UNSET, Key, describe, keys, unknown_key
+from rlcli.config.keys import UNSET, Key, describe, find, keys, unknown_key
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
@@ -69,10 +69,10 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
         key, value = _parse_set(text)
         values[key], origins[key] = value, "--set"
     for key in values:
-        if key not in keys():
+        if find(key) is None:
             raise unknown_key(key, origins[key])
     config = _validate(values, origins)
-    return Resolved(config, {key: origins.get(key, "default") for key in keys()}, loaded)
+    return Resolved(config, {name: "default" for name, key in keys().items() if key.kind != "object"} | origins, loaded)
 
 
 def dump_toml(resolved: Resolved) -> str:
@@ -99,9 +99,10 @@ def _parse_set(text: str) -> tuple[str, Any]:
     name, value = name.strip(), value.strip()
     if not equals or not name:
         raise ConfigError(f"--set '{text}' is not key=value", "write for instance --set train.lr=2e-6")
-    if name not in keys():
+    key = find(name)
+    if key is None or key.kind == "object":
         raise unknown_key(name, "--set")
-    return name, _parse_value(keys()[name], value)
+    return name, _parse_value(key, value)
 
 
 def _parse_value(key: Key, text: str) -> Any:
@@ -123,9 +124,12 @@ def _parse_value(key: Key, text: str) -> Any:
 def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
     nested: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
-        section, _, name = dotted.partition(".")
-        unset = value == UNSET and keys()[dotted].optional
-        nested.setdefault(section, {})[name] = None if unset else value
+        *path, name = dotted.split(".")
+        table = nested
+        for part in path:
+            table = table.setdefault(part, {})
+        key = find(dotted)
+        table[name] = None if value == UNSET and key is not None and key.optional else value
     try:
         # Strict, so that `steps = true` is no 1; through JSON, where a list may stand for a tuple.
         return RunConfig.model_validate_json(json.dumps(nested, default=str), strict=True)
@@ -135,12 +139,21 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
 
 def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:
     found = error.errors(include_url=False)
-    wrong = list(dict.fromkeys(".".join(str(part) for part in one["loc"][:2]) for one in found))
+    wrong = list(dict.fromkeys(_key_at(one["loc"]) for one in found))
     if wrong == [""]:
         # A rule between keys: the validator of the schema names the keys, their values and the mend.
         return ConfigError(str(found[0]["ctx"]["error"]))
-    lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {keys()[key].rule}" for key in wrong]
+    rules = {key: known.rule for key in wrong if (known := find(key))}
+    lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {rule}" for key, rule in rules.items()]
     return ConfigError("; ".join(lines), f"what it does: rlcli recipes explain {wrong[0]}")
+
+
+def _key_at(location: Sequence[object]) -> str:
+    """The key that holds what pydantic points at: an item of a list points to the list."""
+    path = [str(part) for part in location]
+    while path and find(".".join(path)) is None:
+        path.pop()
+    return ".".join(path)
 
 
 def to_toml(value: Any) -> str:

@@ -18,7 +18,10 @@ MOST_SAMPLES = 1_000_000
 """In one step: beyond, the driver's memory fills before a token is generated."""
 
 
-GROUP_BASELINES = ("grpo", "dr_grpo", "rloo")
+GROUP_BASELINES = (
+    *("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "maxrl", "grpo_passk", "gdpo", "prime"),
+    "win_rate",
+)
 """Advantages that compare the samples of one prompt with one another."""
 
 
@@ -42,6 +45,11 @@ class Data(Section):
     path: str = Field(default="", description="A parquet file, or a folder with train.parquet.")
     max_prompt_tokens: Positive = Field(default=1024, description="Longer prompts are left out, and counted.")
     shuffle: bool = Field(default=True, description="Draw prompts in a new random order each epoch (seeded).")
+    response: str = Field(
+        default="",
+        description="Field of extra_info that holds the response to imitate: supervised training, without rollouts; "
+        "unset: responses are sampled.",
+    )
 
 
 class Rollout(Section):
@@ -50,6 +58,9 @@ class Rollout(Section):
     max_response_tokens: Positive = Field(default=1024, description="Longest response.")
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
         default=1.0, description="Sampling temperature; log-probs are taken at it."
+    )
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1.0, description="Sample from the likeliest tokens that hold this probability; 1: from all."
     )
     tensor_parallel: Positive = Field(default=1, description="Workers that share one vLLM engine.")
     max_concurrent: Positive = Field(default=256, description="Responses that one engine generates at once.")
@@ -69,27 +80,109 @@ class Rollout(Section):
     )
 
 
+class DynamicSampling(Section):
+    keep: Literal["all", "unequal", "accuracy"] = Field(
+        default="all",
+        description="Groups that are trained on: all; unequal, whose rewards differ; accuracy, whose mean score lies "
+        "between low and high. Others are replaced by new ones.",
+    )
+    low: float = Field(default=0.2, description="Least mean score of a group (keep = accuracy).")
+    high: float = Field(default=0.8, description="Largest mean score of a group (keep = accuracy).")
+    max_batches: Positive = Field(default=10, description="Most rounds of generation in a step; then it stops.")
+    oversample: Annotated[float, Field(ge=1.0, le=16.0)] = Field(
+        default=1.0,
+        description="Prompts generated at a time, as a multiple of what is missing; good groups that are left over "
+        "wait for the next step.",
+    )
+
+
+class Shaping(Section):
+    overlong_buffer: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Tokens below rollout.max_response_tokens in which a penalty rises (DAPO); 0: none."
+    )
+    overlong_penalty: Annotated[float, Field(ge=0.0)] = Field(
+        default=1.0, description="That penalty at rollout.max_response_tokens."
+    )
+    length_weight: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0, description="Weight of the reward for short responses within a group (Kimi k1.5)."
+    )
+    format_weight: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0, description="Weight of the verdict's part named format, added to the score."
+    )
+
+
 class Algorithm(Section):
+    code: str = Field(default="", description="A Python file that registers algorithms of your own.")
     advantage: str = Field(default="grpo", description="How rewards become advantages.")
+    scale: Literal["group", "batch", "none"] = Field(
+        default="group", description="What grpo divides by: the standard deviation of the group or of the batch."
+    )
+    gamma: Fraction = Field(default=1.0, description="Discount of later rewards (gae, reinforce_pp).")
+    lam: Fraction = Field(default=1.0, description="λ of generalised advantage estimation (gae).")
     loss: str = Field(default="ppo", description="The policy loss.")
-    clip_low: Fraction = Field(default=0.2, description="Lower clip of the ratio: 1 − clip_low.")
-    clip_high: Annotated[float, Field(ge=0.0)] = Field(
-        default=0.2, description="Upper clip of the ratio: 1 + clip_high."
+    clip_low: Fraction | None = Field(
+        default=None, description="Lower clip of the ratio: 1 − clip_low; unset: the loss's own."
+    )
+    clip_high: Annotated[float, Field(ge=0.0)] | None = Field(
+        default=None, description="Upper clip of the ratio: 1 + clip_high; unset: the loss's own."
     )
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
         default=None, description="Bound of the loss where the advantage is negative (dual-clip PPO); unset: none."
     )
+    select: str = Field(default="all", description="Which samples of a step are trained on.")
+    aggregation: str = Field(default="token-mean", description="How token losses become one number.")
+    options: dict[str, float] = Field(
+        default_factory=dict,
+        description="Further numbers that the chosen functions take: options.NAME, as their docstrings tell.",
+    )
     kl_coef: Annotated[float, Field(ge=0.0)] = Field(
-        default=0.0, description="β, the weight of the KL to the reference model in the loss; 0 loads no reference."
+        default=0.0, description="β, the weight of the KL to the reference model; 0 loads no reference."
     )
     kl_estimator: str = Field(default="k3", description="How that KL is estimated.")
-    aggregation: str = Field(default="token-mean", description="How token losses become one number.")
+    kl_in: Literal["loss", "reward"] = Field(
+        default="loss", description="Where that KL goes: a term of the loss, or taken from the reward of each token."
+    )
+    kl_target: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=None, description="KL a token that kl_coef is steered to; unset: kl_coef stays."
+    )
+    entropy_coef: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="Weight of the entropy bonus.")
+    entropy_target: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=None, description="Entropy that entropy_coef is steered to; unset: entropy_coef stays."
+    )
+    nll_coef: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0, description="Weight of the negative log-likelihood of right responses (VAPO)."
+    )
+    correction: str = Field(
+        default="token_tis", description="How the difference between engine and trainer is corrected."
+    )
+    mismatch_alarm: Annotated[float, Field(gt=0.0)] = Field(
+        default=0.05, description="KL of engine to trainer above which the run warns."
+    )
+
+
+class Critic(Section):
+    path: str = Field(
+        default="",
+        description="Folder or hub id of the value model (gae, vapo) or process reward model (prime); "
+        "unset: it starts from the policy's.",
+    )
+    lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-5, description="Its peak learning rate.")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="First steps in which it alone is trained."
+    )
+    clip: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=0.5, description="Most that a value may move away from its old one in the loss; unset: no bound."
+    )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Workers of its own for a value model; 0: it shares the policy's."
+    )
 
 
 class Train(Section):
     steps: Positive = Field(default=100, description="Steps of the run.")
     seed: Seed = Field(default=0, description="Seed of prompt order, sampling and initialisation.")
-    minibatches: Positive = Field(default=1, description="Optimizer updates in one step.")
+    minibatches: Positive = Field(default=1, description="Optimizer updates in one pass over a step's samples.")
+    passes: Positive = Field(default=1, description="How often a step's samples are trained on.")
     tokens_per_microbatch: Positive = Field(default=8192, description="Most tokens that one worker forwards at once.")
     lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-6, description="Peak learning rate (AdamW).")
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.9, description="AdamW β1.")
@@ -177,7 +270,10 @@ class RunConfig(Section):
     model: Model = Model()
     data: Data = Data()
     rollout: Rollout = Rollout()
+    dynamic_sampling: DynamicSampling = DynamicSampling()
+    shaping: Shaping = Shaping()
     algorithm: Algorithm = Algorithm()
+    critic: Critic = Critic()
     train: Train = Train()
     lora: Lora = Lora()
     verifier: VerifierSection = VerifierSection()
@@ -188,17 +284,57 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _rules_between_keys(self) -> RunConfig:
-        r, t, c = self.rollout, self.train, self.cluster
+        r, t, c, a, d = self.rollout, self.train, self.cluster, self.algorithm, self.dynamic_sampling
         longest = self.data.max_prompt_tokens + r.max_response_tokens
         rules = [
             (
-                self.algorithm.advantage not in GROUP_BASELINES or r.samples_per_prompt >= 2,
+                a.advantage not in GROUP_BASELINES or r.samples_per_prompt >= 2,
                 f"rollout.samples_per_prompt = {r.samples_per_prompt}: a group of one has no baseline for "
-                f"algorithm.advantage = {self.algorithm.advantage}; give 2 or more",
+                f"algorithm.advantage = {a.advantage}; give 2 or more",
             ),
             (
-                self.algorithm.kl_estimator != "k1" or self.algorithm.kl_coef == 0,
-                "algorithm.kl_estimator = k1 has an expected gradient of 0 as a term of the loss; use k2 or k3",
+                a.select != "pairs" or r.samples_per_prompt >= 2,
+                f"rollout.samples_per_prompt = {r.samples_per_prompt}: algorithm.select = pairs takes the best and the "
+                "worst of a group; give 2 or more",
+            ),
+            (
+                a.kl_estimator != "k1" or a.kl_coef == 0 or a.kl_in == "reward",
+                "algorithm.kl_estimator = k1 has an expected gradient of 0 as a term of the loss; use k1+, k2 or k3",
+            ),
+            (
+                a.kl_target is None or a.kl_coef > 0,
+                f"algorithm.kl_target = {a.kl_target} has nothing to steer: algorithm.kl_coef = 0 loads no reference; "
+                "give kl_coef a first value, such as 0.001",
+            ),
+            (
+                r.top_p == 1 or a.correction != "none",
+                f"rollout.top_p = {r.top_p} samples from another distribution than the one that is trained, and "
+                "algorithm.correction = none leaves the ratios biased; give top_p = 1 or a correction",
+            ),
+            (
+                d.keep == "all" or r.samples_per_prompt >= 2,
+                f"rollout.samples_per_prompt = {r.samples_per_prompt}: dynamic_sampling.keep = {d.keep} judges a group "
+                "by how its samples differ; give 2 or more",
+            ),
+            (
+                d.low <= d.high,
+                f"dynamic_sampling.low = {d.low} is more than dynamic_sampling.high = {d.high}; swap the two",
+            ),
+            (
+                self.shaping.overlong_buffer <= r.max_response_tokens,
+                f"shaping.overlong_buffer = {self.shaping.overlong_buffer} is longer than a response: "
+                f"rollout.max_response_tokens = {r.max_response_tokens}; lower the one or raise the other",
+            ),
+            (
+                not self.data.response or (r.samples_per_prompt == 1 and d.keep == "all" and a.advantage == "one"),
+                f"data.response = {self.data.response} trains on given responses: that takes "
+                "rollout.samples_per_prompt = 1, dynamic_sampling.keep = all and algorithm.advantage = one; "
+                "start from the recipe sft",
+            ),
+            (
+                self.critic.warmup_steps < t.steps,
+                f"critic.warmup_steps = {self.critic.warmup_steps} leaves none of train.steps = {t.steps} for the "
+                "policy; lower the one or raise the other",
             ),
             (
                 r.prompts_per_step * r.samples_per_prompt <= MOST_SAMPLES,
