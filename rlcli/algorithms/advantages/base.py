@@ -1,0 +1,27 @@
+"""What an advantage is: the type of the functions and the table of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rlcli.algorithms.named import Named
+
+
+class TokenAdvantages(NamedTuple):
+    """advantages: float [T]. returns: float [T], what the critic learns to predict; None where there is no critic."""
+
+    advantages: Tensor
+    returns: Tensor | None
+
+
+AdvantageFunction = Callable[..., Tensor | TokenAdvantages]
+"""Takes inputs by name. One that takes `sequence` is token-level and gives `TokenAdvantages`; the others are
+response-level and give float [N]."""
+
+_advantage: Named[AdvantageFunction] = Named("advantage")
+get = _advantage.get
+names = _advantage.names
+register = _advantage.register

@@ -1,0 +1,143 @@
+"""Advantages of single tokens, which differ within a response.
+
+The inputs. T response tokens of the S sequences of this rank lie end to end; a group may lie on several ranks:
+    token_rewards    float [T], the reward that arrives with each token, a KL penalty included
+    values           float [T], the critic's V before each token
+    process_rewards  float [T], the implicit process reward of each token
+    sequence         int64 [T], non-decreasing, which of the S each token belongs to
+    lengths          int64 [S], response tokens; 0 for an empty response
+    rewards          float [S], the reward of each response
+    groups           int64 [S], dense labels 0..group_count-1 of the whole step, over all ranks
+    ranks            Ranks, over which moments are taken
+Every function returns `TokenAdvantages`, dtype of the token-level inputs, computed in float64. All of them are whitened
+over all tokens of the step: (A − mean) / √(var + 1e-8), var unbiased.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlcli.algorithms.advantages.base import TokenAdvantages, register
+from rlcli.algorithms.advantages.moments import whiten
+from rlcli.algorithms.advantages.scan import discounted_sums
+from rlcli.algorithms.ranks import ALONE, Ranks
+
+
+@register("reinforce_pp")
+def reinforce_pp(
+    token_rewards: Tensor, sequence: Tensor, ranks: Ranks = ALONE, *, gamma: float = 1.0
+) -> TokenAdvantages:
+    """A = whiten(G), G_t = r_t + γ G_{t+1}. REINFORCE++, arXiv 2501.03262. It has no critic.
+
+    Of the rewards 0, 1 of one response and 0 of another, G = 1, 1, 0 has mean 2/3 and variance 1/3:
+
+    >>> reinforce_pp(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0, 1])).advantages
+    tensor([ 0.5774,  0.5774, -1.1547])
+    """
+    sums = discounted_sums(token_rewards, sequence, gamma)
+    return TokenAdvantages(whiten(sums, ranks=ranks).to(token_rewards.dtype), None)
+
+
+@register("gae")
+def gae(
+    token_rewards: Tensor,
+    values: Tensor,
+    sequence: Tensor,
+    ranks: Ranks = ALONE,
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+) -> TokenAdvantages:
+    """A = whiten(Â), Â_t = δ_t + γλ Â_{t+1}, δ_t = r_t + γ V_{t+1} − V_t. GAE, arXiv 1506.02438.
+
+    After the last token V and Â are 0. The returns are Â + V, not whitened.
+
+    With V = 1/2 everywhere, Â = 1/2, 1/2 for a response that ends in reward 1 and −1/2 for one that ends in 0:
+
+    >>> gae(torch.tensor([0.0, 1.0, 0.0]), torch.full((3,), 0.5), torch.tensor([0, 0, 1]))
+    TokenAdvantages(advantages=tensor([ 0.5774,  0.5774, -1.1547]), returns=tensor([1., 1., 0.]))
+    """
+    advantages = discounted_sums(_deltas(token_rewards, values, sequence, gamma), sequence, gamma * lam)
+    returns = (advantages + values.double()).to(values.dtype)
+    return TokenAdvantages(whiten(advantages, ranks=ranks).to(values.dtype), returns)
+
+
+@register("vapo")
+def vapo(
+    token_rewards: Tensor,
+    values: Tensor,
+    sequence: Tensor,
+    lengths: Tensor,
+    ranks: Ranks = ALONE,
+    *,
+    alpha: float = 0.05,
+) -> TokenAdvantages:
+    """GAE with γ = 1 and a λ for each response, 1 − 1 / (αl), l its length, at least 0. VAPO, arXiv 2504.05118.
+
+    So the sum of the λ^t of a long response grows with l. The critic's returns take λ = 1: they are Σ r from the token
+    on. The paper does not speak of whitening; we whiten as `gae` does, for VAPO is otherwise that PPO. Its other parts
+    (clip-higher, token-mean, the likelihood term on correct responses, value pre-training) are not in here.
+
+    With α = 1 and two tokens λ = 1/2. V = 0.2, 0.6 makes δ = 0.4, 0.4 and Â = 0.6, 0.4, whose std is 0.1414:
+
+    >>> vapo(torch.tensor([0.0, 1.0]), torch.tensor([0.2, 0.6]), torch.tensor([0, 0]), torch.tensor([2]), alpha=1.0)
+    TokenAdvantages(advantages=tensor([ 0.7071, -0.7071]), returns=tensor([1., 1.]))
+    """
+    lam = (1 - 1 / (alpha * lengths.double())).clamp(min=0)[sequence]
+    advantages = discounted_sums(_deltas(token_rewards, values, sequence, 1.0), sequence, lam)
+    returns = discounted_sums(token_rewards, sequence, 1.0).to(values.dtype)
+    return TokenAdvantages(whiten(advantages, ranks=ranks).to(values.dtype), returns)
+
+
+@register("prime")
+def prime(
+    process_rewards: Tensor,
+    rewards: Tensor,
+    sequence: Tensor,
+    lengths: Tensor,
+    groups: Tensor,
+    group_count: int,
+    ranks: Ranks = ALONE,
+    *,
+    process_coef: float = 5.0,
+    accuracy_coef: float = 5.0,
+) -> TokenAdvantages:
+    """A = whiten(Σ_{s ≥ t} (5 · RLOO(r_s) + 5 · RLOO(R) at the last token)). PRIME, arXiv 2502.01456. It has no critic.
+
+    RLOO(R) = n/(n−1) · R − Σ_g R / (n−1), and RLOO(r_t) = n/(n−1) · r_t − Σ_g r̄ / (n−1) with r̄ the mean process reward
+    of a response: verl's recipe, coefficients included. Empty responses have no r̄ and count in the first alone. A
+    response with no other to be compared with gets 0.
+
+    r = 0.1, 0.3 | 0.4 has r̄ = 0.2 | 0.4, so RLOO(r) = −0.4, 0 | 0.2; R = 1 | 0 has RLOO(R) = 1 | −1. Five times their
+    sums −0.4, 1 | −0.8, added up from the end, is 3, 5 | −4, of mean 4/3 and variance 67/3:
+
+    >>> prime(
+    ...     torch.tensor([0.1, 0.3, 0.4]), torch.tensor([1.0, 0.0]),
+    ...     sequence=torch.tensor([0, 0, 1]), lengths=torch.tensor([2, 1]), groups=torch.tensor([0, 0]), group_count=1,
+    ... ).advantages
+    tensor([ 0.3527,  0.7759, -1.1286])
+    """
+    process, accuracy, present = process_rewards.double(), rewards.double(), lengths > 0
+    means = torch.zeros_like(accuracy).index_add_(0, sequence, process) / lengths.clamp(min=1)
+    columns = torch.stack([torch.ones_like(accuracy), accuracy, present.double(), means], dim=1)
+    table = columns.new_zeros(group_count, 4).index_add_(0, groups, columns)
+    count, total, count_present, total_means = ranks.add(table)[groups].T
+    terms = process_coef * _leave_one_out(process, count_present[sequence], total_means[sequence])
+    ends = lengths.cumsum(0)[present] - 1
+    terms[ends] += accuracy_coef * _leave_one_out(accuracy, count, total)[present]
+    advantages = whiten(discounted_sums(terms, sequence, 1.0), ranks=ranks)
+    return TokenAdvantages(advantages.to(process_rewards.dtype), None)
+
+
+def _deltas(token_rewards: Tensor, values: Tensor, sequence: Tensor, gamma: float) -> Tensor:
+    """δ_t = r_t + γ V_{t+1} − V_t: float64 [T]."""
+    exact = values.double()
+    following = torch.zeros_like(exact)
+    following[:-1] = torch.where(sequence[1:] == sequence[:-1], exact[1:], 0.0)
+    return token_rewards.double() + gamma * following - exact
+
+
+def _leave_one_out(values: Tensor, count: Tensor, total: Tensor) -> Tensor:
+    """n/(n−1) · x − total / (n−1), which for an x of the total is x − the mean of the others; 0 where n < 2."""
+    return torch.where(count > 1, (count * values - total) / (count - 1).clamp(min=1), 0.0)
