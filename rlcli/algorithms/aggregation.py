@@ -6,6 +6,8 @@ So its results add up: summed over any split, value and gradient are those of th
 Every function takes `values` (float [T], packed response tokens), `sequence` (int64 [T], which sequence of this
 micro-batch each token belongs to), `lengths` (int64 [S], response tokens of those sequences; 0 for an empty response)
 and the minibatch's `Denominators`, and returns a scalar. An empty response counts among the sequences and adds 0.
+A function that declares `group_tokens` is also given that: float [S], for each of those sequences the response tokens
+of its whole group, which is all the samples of its prompt in the minibatch, over all micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ class Denominators:
     """What a minibatch holds, over all micro-batches and ranks, samples that need no forward pass included.
 
     tokens: response tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
+    groups: prompts.
     """
 
     tokens: int
     sequences: int
     max_length: int
+    groups: int = 1
 
 
-AggregationFunction = Callable[[Tensor, Tensor, Tensor, Denominators], Tensor]
+AggregationFunction = Callable[..., Tensor]
 
 _aggregation: Named[AggregationFunction] = Named("aggregation")
 get = _aggregation.get
@@ -84,3 +88,23 @@ def seq_mean_token_sum_norm(values: Tensor, sequence: Tensor, lengths: Tensor, d
     tensor(1.5000)
     """
     return values.sum() / (denominators.sequences * denominators.max_length)
+
+
+@_aggregation.register("group-mean-token-mean")
+def group_mean_token_mean(
+    values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators, group_tokens: Tensor
+) -> Tensor:
+    """Σ_g (Σ_t over g / tokens of g) / groups: every prompt weighs the same, and in it every token.
+
+    The objective as DAPO writes it, arXiv 2503.14476 eq. 8; the "prompt average" of ScaleRL, arXiv 2510.13786. A group
+    without a token adds 0.
+
+    Of three responses the first two answer one prompt, with four tokens in all, so (12 / 4 + 5 / 1) / 2:
+
+    >>> from torch import tensor
+    >>> values, sequence = tensor([1.0, 3.0, 6.0, 2.0, 5.0]), tensor([0, 0, 1, 1, 2])
+    >>> lengths, group_tokens = tensor([2, 2, 1]), tensor([4.0, 4.0, 1.0])
+    >>> group_mean_token_mean(values, sequence, lengths, Denominators(5, 3, max_length=4, groups=2), group_tokens)
+    tensor(4.)
+    """
+    return (values / group_tokens.to(values.dtype)[sequence]).sum() / denominators.groups

@@ -2,6 +2,9 @@
 
 Every function takes `log_probs` (float [T], log π, with gradient) and `reference_log_probs` (float [T], log π_ref) and
 returns one estimate a token (float [T]). d = clamp(log π − log π_ref, ±20); beyond the clamp there is no gradient.
+
+A good estimate does not make a good gradient: that of the KL is E[d ∇log π], which of k1, k2 and k3 only k2 has (Tang
+and Munos, arXiv 2506.09477). `k1+` and `k3+` are worth k1 and k3 and have the gradient of k2 (names as in verl).
 """
 
 from __future__ import annotations
@@ -53,6 +56,37 @@ def k3(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     difference = _difference(log_probs, reference_log_probs)
     # expm1 keeps the digits that e^(−d) − 1 loses where the two policies all but agree.
     return (torch.expm1(-difference) + difference).clamp(-10.0, 10.0)
+
+
+@_kl.register("k1+")
+def k1_plus(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """d, with the gradient of k2, which is d.
+
+    >>> log_probs = torch.tensor([0.5, -0.5], requires_grad=True)
+    >>> k1_plus(log_probs, torch.zeros(2)).tolist()
+    [0.5, -0.5]
+    >>> torch.autograd.grad(k1_plus(log_probs, torch.zeros(2)).sum(), log_probs)
+    (tensor([ 0.5000, -0.5000]),)
+    """
+    return _straight_through(k1, log_probs, reference_log_probs)
+
+
+@_kl.register("k3+")
+def k3_plus(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    """e^(−d) − 1 + d, at most 10, with the gradient of k2, which is d (that of k3 itself is 1 − e^(−d)).
+
+    >>> log_probs = torch.tensor([2.0, 0.5]).log().requires_grad_()
+    >>> k3_plus(log_probs, torch.zeros(2)).detach()
+    tensor([0.1931, 0.3069])
+    >>> torch.autograd.grad(k3_plus(log_probs, torch.zeros(2)).sum(), log_probs)
+    (tensor([ 0.6931, -0.6931]),)
+    """
+    return _straight_through(k3, log_probs, reference_log_probs)
+
+
+def _straight_through(value: KlFunction, log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+    surrogate = k2(log_probs, reference_log_probs)
+    return value(log_probs, reference_log_probs).detach() + (surrogate - surrogate.detach())
 
 
 def _difference(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
