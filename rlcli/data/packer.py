@@ -33,15 +33,18 @@ class MiniBatch:
 
     ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
     rank_tokens: [rank] → prompt and response tokens that it forwards.
-    tokens, sequences, max_length: the denominators of the loss, which count all samples of the minibatch, inactive ones
-    included: response tokens, responses, and the longest response that the run allows.
+    tokens, sequences, groups, max_length: the denominators of the loss, which count all samples of the minibatch,
+    inactive ones included: response tokens, responses, groups, and the longest response that the run allows. samples:
+    their indexes.
     """
 
     ranks: tuple[tuple[Bin, ...], ...]
     rank_tokens: tuple[int, ...]
     tokens: int
     sequences: int
+    groups: int
     max_length: int
+    samples: tuple[int, ...]
 
     @property
     def microbatches(self) -> int:
@@ -96,38 +99,62 @@ def plan_batches(
     tokens_per_microbatch: int,
     max_response_tokens: int,
     active: Sequence[bool] | None = None,
+    pairs: Sequence[int] | None = None,
 ) -> Plan:
     """Plan a step from the lengths and the group of each sample. Deterministic.
 
-    Minibatches hold whole groups, equally many, in the order in which the groups appear; `minibatches` must divide
-    their number. `active`, by sample, tells which have a gradient (None: all); the others only count in the
-    denominators. No sample may exceed `tokens_per_microbatch`.
+    Minibatches hold whole groups, as equally many as can be, in the order in which the groups appear; there are fewer
+    minibatches than asked for where there are fewer groups. `active`, by sample, tells which have a gradient (None:
+    all); the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: each
+    stands alone). No sample, or pair, may exceed `tokens_per_microbatch`.
     """
     sizes = [prompt + response for prompt, response in zip(prompt_tokens, response_tokens, strict=True)]
-    assert max(sizes, default=0) <= tokens_per_microbatch, f"a sample of {max(sizes)} > {tokens_per_microbatch} tokens"
     assert len(groups) == len(sizes), f"{len(groups)} groups for {len(sizes)} samples"
     assert active is None or len(active) == len(sizes), "one flag a sample"
-    members: dict[int, list[int]] = {}
-    for sample, group in enumerate(groups):
-        members.setdefault(group, []).append(sample)
-    assert len(members) % minibatches == 0, f"{minibatches} minibatches do not divide {len(members)} groups"
-
-    batches, share = list(members.values()), len(members) // minibatches
-    planned = []
-    for start in range(0, len(batches), share) if share else ():
-        samples = [sample for group in batches[start : start + share] for sample in group]
-        bins = _pack([s for s in samples if active is None or active[s]], sizes, tokens_per_microbatch, ranks)
-        dealt = _deal(bins, sizes, ranks)
+    batches = list(_members(groups).values())
+    share, longer = divmod(len(batches), minibatches)
+    planned, start = [], 0
+    for number in range(minibatches if share else longer):
+        end = start + share + (number < longer)
+        samples = [sample for group in batches[start:end] for sample in group]
+        units = _members([pairs[s] for s in samples] if pairs is not None else range(len(samples)))
+        dealt = _dealt(
+            [[samples[i] for i in unit] for unit in units.values()], sizes, active, tokens_per_microbatch, ranks
+        )
         planned.append(
             MiniBatch(
                 ranks=dealt,
                 rank_tokens=tuple(sum(sizes[sample] for bin in rank for sample in bin) for rank in dealt),
                 tokens=sum(response_tokens[sample] for sample in samples),
                 sequences=len(samples),
+                groups=end - start,
                 max_length=max_response_tokens,
+                samples=tuple(samples),
             )
         )
+        start = end
     return Plan(tuple(planned))
+
+
+def _members(labels: Sequence[int]) -> dict[int, list[int]]:
+    """Label → positions, in the order of first appearance."""
+    members: dict[int, list[int]] = {}
+    for position, label in enumerate(labels):
+        members.setdefault(label, []).append(position)
+    return members
+
+
+def _dealt(
+    units: Sequence[list[int]], sizes: Sequence[int], active: Sequence[bool] | None, budget: int, ranks: int
+) -> tuple[tuple[Bin, ...], ...]:
+    """[rank][micro-batch] → samples, each unit of which stays whole and moves if any of its samples is active."""
+    moving = [unit for unit in units if active is None or any(active[sample] for sample in unit)]
+    weights = [sum(sizes[sample] for sample in unit) for unit in moving]
+    assert max(weights, default=0) <= budget, f"a sample of {max(weights)} > {budget} tokens"
+    dealt = _deal(_pack(range(len(moving)), weights, budget, ranks), weights, ranks)
+    return tuple(
+        tuple(tuple(sorted(sample for unit in bin for sample in moving[unit])) for bin in rank) for rank in dealt
+    )
 
 
 def _pack(samples: Sequence[int], sizes: Sequence[int], budget: int, ranks: int) -> list[list[int]]:

@@ -215,11 +215,51 @@ def test_fewer_samples_than_ranks_leave_some_ranks_an_empty_micro_batch() -> Non
     assert sorted(minibatch.ranks) == [((),), ((),), ((0,),)]
 
 
-def test_a_sample_over_the_budget_or_groups_that_do_not_divide_are_broken_invariants() -> None:
+def test_a_sample_over_the_budget_is_a_broken_invariant() -> None:
     with pytest.raises(AssertionError, match="12 > 11 tokens"):
         Case([2], [10], [0], minibatches=1, ranks=1, budget=11).plan()
-    with pytest.raises(AssertionError, match="2 minibatches do not divide 3 groups"):
-        Case([1] * 3, [1] * 3, [0, 1, 2], minibatches=2, ranks=1, budget=11).plan()
+
+
+@pytest.mark.parametrize(("groups", "shares"), [(3, [2, 1]), (4, [2, 2]), (1, [1]), (0, [])])
+def test_groups_that_do_not_divide_are_shared_out_as_equally_as_can_be(groups: int, shares: list[int]) -> None:
+    plan = Case([1] * groups, [1] * groups, list(range(groups)), minibatches=2, ranks=1, budget=11).plan()
+    assert [minibatch.groups for minibatch in plan.minibatches] == shares
+    assert [sample for minibatch in plan.minibatches for sample in minibatch.samples] == list(range(groups))
+
+
+@relaxed
+@given(cases(), st.randoms(use_true_random=False))
+def test_pairs_share_a_micro_batch_and_move_together(case: Case, draw: random.Random) -> None:
+    """Every sample gets a partner of its own minibatch: a copy of itself, so that the groups stay as they are."""
+    n = len(case.groups)
+    doubled = replace(
+        case,
+        prompt_tokens=case.prompt_tokens * 2,
+        response_tokens=case.response_tokens * 2,
+        groups=case.groups * 2,
+        budget=2 * case.budget,
+        active=[draw.random() < 0.5 for _ in range(2 * n)],
+    )
+    plan = plan_batches(
+        doubled.prompt_tokens,
+        doubled.response_tokens,
+        doubled.groups,
+        minibatches=doubled.minibatches,
+        ranks=doubled.ranks,
+        tokens_per_microbatch=doubled.budget,
+        max_response_tokens=777,
+        active=doubled.active,
+        pairs=[*range(n), *range(n)],
+    )
+    seen = set()
+    for minibatch in plan.minibatches:
+        for rank, tokens in zip(minibatch.ranks, minibatch.rank_tokens, strict=True):
+            assert tokens == sum(doubled.sizes[sample] for bin in rank for sample in bin)
+            for bin in rank:
+                assert sum(doubled.sizes[sample] for sample in bin) <= doubled.budget
+                assert {sample % n for sample in bin if sample < n} == {sample % n for sample in bin if sample >= n}
+                seen |= set(bin)
+    assert seen == {s for s in range(2 * n) if doubled.is_active(s) or doubled.is_active((s + n) % (2 * n))}
 
 
 def test_a_large_step_is_planned_in_well_under_a_second() -> None:
