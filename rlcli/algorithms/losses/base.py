@@ -1,0 +1,54 @@
+"""What all losses share: their result, their names, the ratio, and sums over a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlcli.algorithms.named import Named
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """loss: float [T]. clipped_low, clipped_high: bool [T], where a lower or an upper bound held the token back."""
+
+    loss: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+
+
+LossFunction = Callable[..., TokenLoss]
+
+loss_functions: Named[LossFunction] = Named("policy loss")
+
+
+def unclipped(loss: Tensor) -> TokenLoss:
+    """`loss` (float [T]) of a function that bounds nothing.
+
+    >>> unclipped(torch.tensor([0.5, 1.5])).clipped_high
+    tensor([False, False])
+    """
+    nowhere = torch.zeros_like(loss, dtype=torch.bool)
+    return TokenLoss(loss, nowhere, nowhere)
+
+
+def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """ρ = exp(clamp(log π − log π_old, ±20)), float [T]: finite, and without gradient beyond the clamp.
+
+    >>> ratio(torch.tensor([0.0, -1.0, 500.0]), torch.tensor([0.0, 0.0, 0.0]))
+    tensor([1.0000e+00, 3.6788e-01, 4.8517e+08])
+    """
+    return (log_probs - old_log_probs).clamp(-20.0, 20.0).exp()
+
+
+def sequence_sums(values: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
+    """Σ_t of each sequence: float64 [S], 0 for an empty one. Long sums in float32 would cost a ratio its digits.
+
+    >>> sequence_sums(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 0, 2]), torch.tensor([2, 0, 1]))
+    tensor([3., 0., 5.], dtype=torch.float64)
+    """
+    sums = torch.zeros(lengths.shape, dtype=torch.float64, device=values.device)
+    return sums.index_add(0, sequence, values.double())
