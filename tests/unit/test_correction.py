@@ -1,0 +1,204 @@
+"""The rollout corrections and the mismatch metrics against plain-Python references."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcli.algorithms import correction
+from rlcli.algorithms.named import call, options_of
+from rlcli.errors import UnknownName
+
+relaxed = settings(deadline=None, max_examples=60)  # the first call of a torch operation is slow
+NAMES = ["geometric_mask", "icepop", "none", "sequence_mask", "sequence_tis", "token_tis"]
+Response = list[tuple[float, float]]  # (log π, log μ) of each token
+near = st.floats(-6.0, 0.0).flatmap(lambda p: st.tuples(st.just(p), st.floats(-0.9, 0.9).map(lambda d: p + d)))
+far = st.tuples(st.floats(-60.0, 0.0), st.floats(-60.0, 0.0) | st.just(-math.inf))
+batches = st.lists(st.lists(near | far, max_size=5), max_size=5)
+
+
+def clamp(value: float) -> float:
+    return min(20.0, max(-20.0, value))
+
+
+def references(name: str, response: Response, cap: float, low: float, high: float) -> list[float]:
+    logs = [clamp(new - engine) for new, engine in response]
+    ratios = [math.exp(log) for log in logs]
+    if name == "none":
+        return [1.0] * len(response)
+    if name == "token_tis":
+        return [min(ratio, cap) for ratio in ratios]
+    if name == "icepop":
+        return [ratio if low <= ratio <= high else 0.0 for ratio in ratios]
+    if not response:
+        return []
+    whole = math.exp(clamp(math.fsum(logs)))
+    if name == "sequence_tis":
+        return [min(whole, cap)] * len(response)
+    judged = whole if name == "sequence_mask" else math.exp(math.fsum(logs) / len(response))
+    return [1.0 if low <= judged <= high else 0.0] * len(response)
+
+
+def inputs(batch: list[Response], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    tokens = [token for response in batch for token in response]
+    lengths = [len(response) for response in batch]
+    return {
+        "log_probs": torch.tensor([new for new, _ in tokens], dtype=dtype),
+        "rollout_log_probs": torch.tensor([engine for _, engine in tokens], dtype=dtype),
+        "sequence": torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)], dtype=torch.int64),
+        "lengths": torch.tensor(lengths, dtype=torch.int64),
+    }
+
+
+def weigh(name: str, given: dict[str, Any], **options: float) -> Tensor:
+    weights: Tensor = call(correction.get(name), given, options)
+    return weights
+
+
+def test_every_correction_is_offered_and_proven_here() -> None:
+    assert correction.names() == NAMES
+
+
+def test_the_defaults_are_those_of_the_field() -> None:
+    defaults = {name: tuple(options_of(correction.get(name)).values()) for name in NAMES}
+    assert defaults == {
+        "geometric_mask": (0.999, 1.001),
+        "icepop": (0.5, 5.0),
+        "none": (),
+        "sequence_mask": (0.5, 2.0),
+        "sequence_tis": (2.0,),
+        "token_tis": (2.0,),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@relaxed
+@given(
+    batch=batches,
+    cap=st.sampled_from([1.0, 2.0, 7.5]),
+    low=st.sampled_from([0.0, 0.3, 0.9]),
+    high=st.sampled_from([1.1, 5.0, 1e12]),
+)
+def test_the_weights_equal_the_reference(name: str, batch: list[Response], cap: float, low: float, high: float) -> None:
+    options = {"correction_cap": cap, "correction_low": low, "correction_high": high}
+    got = weigh(name, inputs(batch), **options)
+    expected = [weight for response in batch for weight in references(name, response, cap, low, high)]
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@relaxed
+@given(batch=batches, data=st.data())
+def test_a_response_is_judged_alone_wherever_it_lies(name: str, batch: list[Response], data: st.DataObject) -> None:
+    whole = weigh(name, inputs(batch)).split([len(response) for response in batch])
+    order = data.draw(st.permutations(range(len(batch))))
+    moved = weigh(name, inputs([batch[i] for i in order])).split([len(batch[i]) for i in order])
+    for i, weights in zip(order, moved, strict=True):
+        torch.testing.assert_close(weights, whole[i], rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(weigh(name, inputs([batch[i]])), whole[i], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_are_finite_detached_and_of_the_dtype_of_the_log_probs(name: str, dtype: torch.dtype) -> None:
+    given = inputs([[(0.0, -math.inf), (-1e30, 0.0)], [], [(0.0, -math.inf)] * 3, [(-1e4, -1.0)]], dtype)
+    given["log_probs"].requires_grad_()
+    weights = weigh(name, given, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
+    assert torch.isfinite(weights).all()
+    assert not weights.requires_grad
+    assert weights.dtype == dtype
+    assert weights.shape == given["log_probs"].shape
+
+
+def test_with_equal_log_probs_nothing_is_corrected() -> None:
+    given = inputs([[(-1.0, -1.0)] * 3, [(-0.1, -0.1)]])
+    for name in NAMES:
+        assert weigh(name, given).tolist() == [1.0] * 4
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def totals(batch: list[Response], name: str, dtype: torch.dtype = torch.float64, **options: float) -> dict[str, float]:
+    given = inputs(batch, dtype)
+    sums = correction.mismatch_sums(**given, weights=weigh(name, given, **options))
+    assert all(total.dtype == torch.float64 and total.shape == () for total in sums.values())
+    return {key: total.item() for key, total in sums.items()}
+
+
+@relaxed
+@given(batch=batches.filter(any))
+def test_the_metrics_equal_the_reference(batch: list[Response]) -> None:
+    logs = [clamp(new - engine) for response in batch for new, engine in response]
+    ratios = [math.exp(log) for log in logs]
+    got = correction.mismatch_metrics(totals(batch, "none"))
+    assert got == pytest.approx(
+        {
+            "mismatch/kl": -math.fsum(logs) / len(logs),
+            "mismatch/k3": math.fsum(math.expm1(log) - log for log in logs) / len(logs),
+            "mismatch/ess": math.fsum(ratios) ** 2 / (len(logs) * math.fsum(ratio**2 for ratio in ratios)),
+            "mismatch/outliers": sum(not 0.5 <= ratio <= 2 for ratio in ratios) / len(ratios),
+            "mismatch/corrected": 0.0,
+        },
+        rel=1e-9,
+        abs=1e-12,
+    )
+    assert 0 < got["mismatch/ess"] <= 1 + 1e-12
+    assert got["mismatch/k3"] >= 0
+
+
+@relaxed
+@given(batch=batches, cut=st.integers(0, 5))
+def test_sums_of_micro_batches_add_up_to_those_of_the_whole(batch: list[Response], cut: int) -> None:
+    whole, first, second = (totals(part, "token_tis") for part in (batch, batch[:cut], batch[cut:]))
+    assert {key: first[key] + second[key] for key in whole} == pytest.approx(whole, rel=1e-12, abs=1e-12)
+
+
+CORRECTED = {  # r of the four tokens: 1, 3 | 0.2, 1.0002; Π: 3 | 0.20004; G: 1.73 | 0.447
+    "none": 0.0,
+    "token_tis": 0.25,
+    "sequence_tis": 0.5,
+    "icepop": 0.25,
+    "sequence_mask": 1.0,
+    "geometric_mask": 1.0,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_corrected_counts_the_tokens_whose_weight_was_cut_or_zeroed(name: str, dtype: torch.dtype) -> None:
+    batch = [[(-1.0, -1.0), (-1.0, -1.0 - math.log(3))], [(-3.0, -3.0 - math.log(0.2)), (-1.0, -1.0002)]]
+    got = correction.mismatch_metrics(totals(batch, name, dtype))
+    assert got["mismatch/corrected"] == CORRECTED[name]
+    free = totals(batch, name, dtype, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
+    assert free["mismatch_corrected"] == 0.0
+
+
+def test_the_kl_is_that_of_engine_to_trainer() -> None:
+    """Tokens as often as the engine draws them: 3/4 and 1/4, where the trainer has 1/2 and 1/2."""
+    batch = [[(math.log(0.5), math.log(0.75))] * 3, [(math.log(0.5), math.log(0.25))]]
+    exact = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    got = correction.mismatch_metrics(totals(batch, "none"))
+    assert got["mismatch/kl"] == pytest.approx(exact, rel=1e-12)
+    assert got["mismatch/k3"] == pytest.approx(exact, rel=1e-12)  # the ratios average to exactly 1
+
+
+def test_a_step_without_tokens_has_no_mismatch() -> None:
+    assert correction.mismatch_metrics(totals([[], []], "token_tis")) == {
+        "mismatch/kl": 0.0,
+        "mismatch/k3": 0.0,
+        "mismatch/ess": 1.0,
+        "mismatch/outliers": 0.0,
+        "mismatch/corrected": 0.0,
+    }
+
+
+def test_an_unknown_correction_is_refused_with_the_near_ones() -> None:
+    with pytest.raises(UnknownName, match=r"'token_is'.*token_tis"):
+        correction.get("token_is")
