@@ -1,0 +1,89 @@
+"""Coefficients that follow a measurement from step to step.
+
+`coef` is the value to apply now. `update` takes what the step measured; `state` and `restore` carry a controller
+through a checkpoint. Without a target the coefficient is the configured one: no measurement moves it, no checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class KlController:
+    """Keeps the KL to the reference near `target`, in the units of what is measured. Ziegler et al., arXiv 1909.08593.
+
+    coef ← coef · (1 + clip(kl / target − 1, −0.2, 0.2) · samples / horizon), where samples / horizon counts as at most
+    1, so that no batch, however large, turns the sign.
+
+    >>> controller = KlController(coef=0.1, target=2.0, horizon=100)
+    >>> controller.update(3.0, samples=50)  # half as much again, which counts as a fifth, times 50 / 100
+    >>> f"{controller.coef:.2f}"
+    '0.11'
+    """
+
+    coef: float
+    target: float | None = None
+    horizon: int = 10_000
+
+    def update(self, measured: float, samples: int) -> None:
+        """After a step of `samples` responses whose mean KL was `measured`."""
+        if self.target is not None:
+            error = min(max(measured / self.target - 1, -0.2), 0.2)
+            self.coef *= 1 + error * min(samples / self.horizon, 1.0)
+
+    def state(self) -> dict[str, float]:
+        """For `restore`, in a checkpoint."""
+        return {"coef": self.coef}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from `state`, unless there is no target to go on to."""
+        if self.target is not None:
+            self.coef = state["coef"]
+
+
+@dataclass
+class EntropyController:
+    """Holds the entropy up to `target` (nats a token) by an entropy bonus. Skywork-OR1, arXiv 2505.22312.
+
+    A level c starts at `coef` and moves by `step`: up while the entropy is below the target, down while it is above,
+    never below 0. The coefficient is c while the entropy is at most the target, else 0. (The paper starts at c = 0 and
+    holds an entropy of 0.2 with steps of 0.005.)
+
+    >>> controller = EntropyController(coef=0.0, target=0.2)
+    >>> for entropy in (0.1, 0.15, 0.3, 0.2):
+    ...     controller.update(entropy, samples=64)
+    ...     print(controller.coef)
+    0.005
+    0.01
+    0.0
+    0.005
+    """
+
+    coef: float
+    target: float | None = None
+    step: float = 0.005
+    level: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.level = self.coef
+
+    def update(self, measured: float, samples: int) -> None:
+        """After a step of `samples` responses (any number counts the same) whose mean entropy was `measured`."""
+        if self.target is None:
+            return
+        if measured < self.target:
+            self.level += self.step
+        elif measured > self.target:
+            self.level = max(self.level - self.step, 0.0)
+        self.coef = self.level if measured <= self.target else 0.0
+
+    def state(self) -> dict[str, float]:
+        """For `restore`, in a checkpoint."""
+        return {"coef": self.coef, "level": self.level}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from `state`, unless there is no target to go on to."""
+        if self.target is not None:
+            self.coef, self.level = state["coef"], state["level"]

@@ -1,0 +1,142 @@
+"""Which samples of a step are trained on.
+
+A selection takes those that it declares of `rewards` (float [N]), `groups` (int64 [N], labels in any order) and
+`generator` (torch.Generator on the CPU), and returns the indexes (int64) of the samples to train on, repeats allowed:
+group after group in the order in which the groups first appear, and within one by position unless it says otherwise.
+What is random depends on the generator's state alone.
+
+`keep_groups` is another matter: it judges, while a step is collected, which groups are worth keeping at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlcli.algorithms.named import Named
+
+SelectionFunction = Callable[..., Tensor]
+
+_selection: Named[SelectionFunction] = Named("selection")
+get = _selection.get
+names = _selection.names
+register = _selection.register
+
+
+@_selection.register("all")
+def everything(groups: Tensor) -> Tensor:
+    """Every sample once.
+
+    >>> everything(torch.tensor([5, 3, 5]))
+    tensor([0, 2, 1])
+    """
+    return _joined(_members(groups))
+
+
+@_selection.register("right")
+def right(rewards: Tensor, groups: Tensor, *, right_above: float = 0.5) -> Tensor:
+    """The samples with R > 0.5: expert iteration, or rejection-sampling fine-tuning. RFT, arXiv 2308.01825.
+
+    >>> right(torch.tensor([1.0, 0.0, 0.5, 1.0]), torch.tensor([0, 0, 1, 1]))
+    tensor([0, 3])
+    """
+    return _joined([members[rewards[members] > right_above] for members in _members(groups)])
+
+
+@_selection.register("pairs")
+def pairs(rewards: Tensor, groups: Tensor) -> Tensor:
+    """The best and the worst sample of each group, best first: what a preference loss compares.
+
+    Of equals the first one counts. A group whose rewards are all equal prefers nothing and gives nothing. DPO,
+    arXiv 2305.18290, on the model's own samples; SPPO, arXiv 2405.00675.
+
+    >>> pairs(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]))
+    tensor([1, 0])
+    """
+    chosen = []
+    for members in _members(groups):
+        inside = rewards[members].tolist()
+        best, worst = inside.index(max(inside)), inside.index(min(inside))
+        if inside[best] > inside[worst]:
+            chosen.append(members[[best, worst]])
+    return _joined(chosen)
+
+
+@_selection.register("best_random")
+def best_random(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> Tensor:
+    """From each group of n, n drawn with replacement: half of the chance is the best one's, the others share the rest.
+
+    The filter BR of PF-PPO, arXiv 2409.06957, with weights 1/2, 1/(2(n − 1)), …, 1/(2(n − 1)) by rank. Several best
+    ones share their half alike, so that order never matters; a group of equals is drawn from alike.
+
+    Of one right response in a thousand about half of a thousand draws are that one:
+
+    >>> rewards, groups = torch.tensor([0.0] * 999 + [1.0]), torch.zeros(1000, dtype=torch.int64)
+    >>> drawn = best_random(rewards, groups, torch.Generator().manual_seed(1))
+    >>> len(drawn), 400 < drawn.tolist().count(999) < 600
+    (1000, True)
+    """
+    return _drawn(rewards, groups, generator, lambda inside: inside < inside.max())
+
+
+@_selection.register("best_worst")
+def best_worst(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> Tensor:
+    """From each group of n, n drawn with replacement: half of the chance is the best one's, half the worst one's.
+
+    The filter BW of PF-PPO, arXiv 2409.06957, with weights 1/2, 0, …, 0, 1/2 by rank. Several best or worst ones share
+    their half alike; a group of equals is drawn from alike.
+
+    >>> rewards, groups = torch.tensor([0.0] * 500 + [0.5] * 499 + [1.0]), torch.zeros(1000, dtype=torch.int64)
+    >>> drawn = best_worst(rewards, groups, torch.Generator().manual_seed(1))
+    >>> len(drawn), 400 < drawn.tolist().count(999) < 600, any(rewards[drawn] == 0.5)
+    (1000, True, False)
+    """
+    return _drawn(rewards, groups, generator, lambda inside: inside == inside.min())
+
+
+def keep_groups(
+    scores: Tensor, groups: Tensor, *, keep: Literal["all", "unequal", "accuracy"], low: float, high: float
+) -> Tensor:
+    """Which samples belong to a group worth keeping: bool [N], from scores (float [N]) and groups (int64 [N]).
+
+    all: every group. unequal: those whose scores are not all equal (DAPO's dynamic sampling, arXiv 2503.14476).
+    accuracy: those whose mean score lies in [low, high] (0.2 and 0.8 in PRIME, arXiv 2502.01456).
+
+    >>> scores, groups = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0, 0, 1, 1])
+    >>> keep_groups(scores, groups, keep="unequal", low=0.2, high=0.8)
+    tensor([ True,  True, False, False])
+    """
+    kept = torch.ones(len(groups), dtype=torch.bool)
+    if keep == "all":
+        return kept
+    for members in _members(groups):
+        inside = scores[members].double()
+        kept[members] = inside.min() < inside.max() if keep == "unequal" else low <= inside.mean() <= high
+    return kept
+
+
+def _drawn(rewards: Tensor, groups: Tensor, generator: torch.Generator, others: Callable[[Tensor], Tensor]) -> Tensor:
+    chosen = []
+    for members in _members(groups):
+        inside = rewards[members]
+        best, rest = inside == inside.max(), others(inside)
+        # Of equals all are best, and for `best_worst` all are worst too: either way all chances come out the same.
+        chances = best / best.sum() + rest / rest.sum().clamp(min=1)
+        drawn = torch.multinomial(chances, len(members), replacement=True, generator=generator)
+        chosen.append(members[drawn.sort().values])
+    return _joined(chosen)
+
+
+def _members(groups: Tensor) -> list[Tensor]:
+    """Positions of each group's samples, groups in the order in which they first appear."""
+    members: dict[int, list[int]] = {}
+    for position, label in enumerate(groups.tolist()):
+        members.setdefault(label, []).append(position)
+    return [torch.tensor(positions) for positions in members.values()]
+
+
+def _joined(chosen: list[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0, dtype=torch.int64), *chosen])
