@@ -67,7 +67,7 @@ def _prompt(a: int, b: int, digits: int, split: str, number: int) -> Prompt:
         ability="math",
         verifier="gsm8k",
         ground_truth=str(a + b),
-        extra_info={"split": split, "index": number, "solution": working(a, b, digits)},
+        extra_info={"split": split, "index": number, "response": working(a, b, digits)},
     )
 
 

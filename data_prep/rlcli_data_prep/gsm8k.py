@@ -35,7 +35,7 @@ def _prompt(row: Row, split: str, number: int) -> Prompt:
         ability="math",
         verifier="gsm8k",
         ground_truth=final[1].replace(",", ""),
-        extra_info={"split": split, "index": number, "question": question, "answer": answer},
+        extra_info={"split": split, "index": number, "question": question, "answer": answer, "response": answer},
     )
 
 

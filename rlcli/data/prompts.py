@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -118,14 +118,19 @@ def _is_verls(style: str) -> bool:
 class TokenizedPrompts:
     """Prompts and their token ids, with the chat template applied and the assistant's turn opened.
 
-    prompts: those that fit. too_long: how many did not and were left out. flat: int32[sum of lengths], all token ids in
-    a row. offsets: int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]].
+    prompts: those that fit. too_long: how many rows did not and were left out; too_long_responses: how many of these
+    had a prompt that fits and a response that does not. flat: int32[sum of lengths], all token ids in a row. offsets:
+    int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]]. response_flat, response_offsets: the same of
+    the responses to imitate; empty where none were asked for.
     """
 
     prompts: tuple[Prompt, ...]
     too_long: int
     flat: np.ndarray
     offsets: np.ndarray
+    too_long_responses: int = 0
+    response_flat: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
+    response_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
 
     @classmethod
     def tokenize(
@@ -134,37 +139,47 @@ class TokenizedPrompts:
         tokenizer: Any,
         max_prompt_tokens: int,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        response: str = "",
+        max_response_tokens: int = 0,
     ) -> TokenizedPrompts:
         """Apply the tokenizer's chat template to each prompt, once; `on_progress(done, all)` is called now and then.
 
-        Raises `ModelError` where there is no chat template or it refuses a prompt, and `DataError` when no prompt is
-        short enough.
+        response: the field of `extra_info` that holds the text to imitate, at most `max_response_tokens` long with its
+        end; empty: no responses. A response is the text as it stands, tokenized apart from its prompt as a sampled one
+        is, and the tokenizer's end of sequence, where the engine stops. This is what the chat template makes of the
+        whole conversation, except that ChatML (Qwen) writes a newline after the end, which a model never has to say;
+        Llama's trims the text; Qwen3's puts an empty <think> block before a text that has none; and with the base
+        models of Qwen the end is <|endoftext|>, where the template closes the turn with <|im_end|>.
+
+        Raises `ModelError` where there is no chat template, it refuses a prompt, or the tokenizer has no end of
+        sequence; `DataError` where a row has no response or no row is short enough.
         """
-        if not tokenizer.chat_template:
-            raise ModelError(
-                f"the tokenizer of {tokenizer.name_or_path or 'the model'} has no chat template",
-                "use an instruct model, or put a chat_template.jinja into the model's folder",
-            )
+        _check(tokenizer, with_end=bool(response))
+        assert not response or max_response_tokens > 0, "responses without a limit of their length"
         ids: list[np.ndarray] = []
+        answers: list[np.ndarray] = []
         for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
-            texts = [_render(tokenizer, prompt) for prompt in prompts[start : start + TOKENIZE_AT_ONCE]]
-            encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-            ids += [np.asarray(tokens, dtype=np.int32) for tokens in encoded]
+            some = prompts[start : start + TOKENIZE_AT_ONCE]
+            ids += _encode(tokenizer, [_render(tokenizer, prompt) for prompt in some])
+            if response:
+                answers += _encode(tokenizer, [_response(prompt, response) for prompt in some], tokenizer.eos_token_id)
             if on_progress:
                 on_progress(len(ids), len(prompts))
-        kept = [i for i, tokens in enumerate(ids) if len(tokens) <= max_prompt_tokens]
-        if not kept:
-            shortest = min(map(len, ids), default=0)
-            raise DataError(
-                f"data: all {len(ids)} prompts are longer than data.max_prompt_tokens = {max_prompt_tokens} "
-                f"(the shortest has {shortest} tokens)",
-                f"give --set data.max_prompt_tokens={shortest} or more",
-            )
+        fitting = _within(ids, range(len(ids)), max_prompt_tokens, "prompts", "data.max_prompt_tokens")
+        kept = fitting
+        if response:
+            kept = _within(answers, fitting, max_response_tokens, "responses", "rollout.max_response_tokens")
+        flat, offsets = _in_a_row([ids[i] for i in kept])
+        response_flat, response_offsets = _in_a_row([answers[i] for i in kept] if response else [])
         return cls(
             prompts=tuple(prompts[i] for i in kept),
             too_long=len(ids) - len(kept),
-            flat=np.concatenate([ids[i] for i in kept]),
-            offsets=np.cumsum([0, *(len(ids[i]) for i in kept)], dtype=np.int64),
+            flat=flat,
+            offsets=offsets,
+            too_long_responses=len(fitting) - len(kept),
+            response_flat=response_flat,
+            response_offsets=response_offsets,
         )
 
     def __len__(self) -> int:
@@ -176,6 +191,64 @@ class TokenizedPrompts:
 
     def length(self, i: int) -> int:
         return int(self.offsets[i + 1] - self.offsets[i])
+
+    def responses(self, i: int) -> np.ndarray:
+        """The token ids of the response to imitate for prompt i, its end included: int32[1 or more], a view."""
+        assert len(self.response_offsets) == len(self) + 1, "tokenized without responses"
+        return self.response_flat[self.response_offsets[i] : self.response_offsets[i + 1]]
+
+
+def _check(tokenizer: Any, with_end: bool) -> None:
+    name = tokenizer.name_or_path or "the model"
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"the tokenizer of {name} has no chat template",
+            "use an instruct model, or put a chat_template.jinja into the model's folder",
+        )
+    if with_end and tokenizer.eos_token_id is None:
+        raise ModelError(
+            f"the tokenizer of {name} has no end-of-sequence token to end a response with",
+            "name its eos_token in the model's tokenizer_config.json",
+        )
+
+
+def _encode(tokenizer: Any, texts: list[str], *end: int) -> list[np.ndarray]:
+    """int32 token ids of each text, then `end`."""
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    return [np.asarray([*tokens, *end], dtype=np.int32) for tokens in encoded]
+
+
+def _within(rows: Sequence[np.ndarray], among: Iterable[int], limit: int, what: str, key: str) -> list[int]:
+    """Those indexes of `among` whose rows are `limit` tokens or shorter; a `DataError` where none is."""
+    lengths = {i: len(rows[i]) for i in among}
+    kept = [i for i, length in lengths.items() if length <= limit]
+    if not kept:
+        shortest = min(lengths.values(), default=0)
+        raise DataError(
+            f"data: all {len(lengths)} {what} are longer than {key} = {limit} (the shortest has {shortest} tokens)",
+            f"give --set {key}={shortest} or more",
+        )
+    return kept
+
+
+def _in_a_row(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """All tokens, and int64 offsets of the rows in them."""
+    flat = np.concatenate(rows) if rows else np.zeros(0, np.int32)
+    return flat, np.cumsum([0, *map(len, rows)], dtype=np.int64)
+
+
+def _response(prompt: Prompt, name: str) -> str:
+    text = prompt.extra_info.get(name)
+    if not isinstance(text, str) or not text.strip():
+        there = ", ".join(sorted(prompt.extra_info)) or "nothing"
+        what = (
+            f"holds {text!r:.60}, which is no text" if name in prompt.extra_info else f"is not there (it has {there})"
+        )
+        raise DataError(
+            f"data: {prompt.id}: extra_info.{name}, the response to imitate, {what}",
+            "name a field of text with data.response; rlcli prep gsm8k and rlcli prep arithmetic make one, response",
+        )
+    return text
 
 
 def _render(tokenizer: Any, prompt: Prompt) -> str:

@@ -110,7 +110,7 @@ def _key(prompts: list[Prompt], seed: int, steps: int) -> str:
 
 
 def _solution(prompt: Prompt) -> str:
-    solution = prompt.extra_info.get("solution")
+    solution = prompt.extra_info.get("response")
     if not isinstance(solution, str):
         raise DataError(f"data: {prompt.id} has no worked solution", "make the data with: rlcli prep arithmetic")
     return solution

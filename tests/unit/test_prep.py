@@ -13,12 +13,13 @@ import pytest
 import typer
 from rlcli_data_prep import arithmetic, gsm8k
 from rlcli_data_prep.sources import read_file, read_splits
+from rlcli_verifiers.gsm8k import verify
 from typer.testing import CliRunner
 
 from rlcli.cli.prep import prep
 from rlcli.data.prompts import read_prompts
 from rlcli.errors import ConfigError, DataError, UnknownName
-from rlcli.types import ConvertOptions
+from rlcli.types import ConvertOptions, Outcome, Prompt, VerifyRequest
 from tests.shared_data import shared_data
 
 QUESTIONS = [
@@ -35,6 +36,15 @@ def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def score(prompt: Prompt) -> float:
+    """What the row's verifier, told nothing but what it is told in training, gives the row's own response."""
+    assert prompt.verifier == "gsm8k"
+    response, rest = prompt.extra_info["response"], prompt.extra_info
+    verdict = verify(VerifyRequest(response, prompt.ground_truth, prompt.messages, prompt.data_source, rest))
+    assert (verdict.outcome is Outcome.OK) == (verdict.score == 1.0)
+    return verdict.score
 
 
 @pytest.fixture
@@ -56,7 +66,10 @@ def test_gsm8k_rows_hold_question_instruction_and_number(source: Path, tmp_path:
     content = train[0].messages[0]["content"]
     assert content.startswith("How many legs have 3 cats?")
     assert "####" in content
-    assert train[0].extra_info["answer"] == QUESTIONS[0]["answer"]
+    # verl's own files have the answer under this name.
+    assert [prompt.extra_info["answer"] for prompt in train] == [row["answer"] for row in QUESTIONS]
+    assert [prompt.extra_info["response"] for prompt in train] == [row["answer"] for row in QUESTIONS]
+    assert [score(prompt) for prompt in train] == [1.0, 1.0, 1.0]
     assert len(read_prompts(tmp_path / "out", "test")) == 1
 
 
@@ -66,6 +79,8 @@ def test_gsm8k_as_published_gives_7473_and_1319_rows() -> None:
     for prompt in [*splits["train"], *splits["test"]]:
         float(prompt.ground_truth)
         assert str(prompt.extra_info["answer"]).replace(",", "").endswith(f"#### {prompt.ground_truth}")
+        assert prompt.extra_info["response"] == prompt.extra_info["answer"]
+    assert [prompt.id for split in splits.values() for prompt in split if score(prompt) != 1.0] == []
 
 
 @pytest.mark.parametrize("kind", ["json", "json.gz", "parquet", "jsonl"])
@@ -149,6 +164,8 @@ def test_test_sums_and_their_mirror_images_are_held_out(digits: int) -> None:
             assert prompt.messages == ({"role": "user", "content": f"{a}+{b}="},)
             assert prompt.ground_truth == str(a + b)
             assert max(a, b) < 10**digits
+            assert prompt.extra_info["response"] == arithmetic.working(a, b, digits)
+            assert score(prompt) == 1.0
     if digits > 1:
         assert (len(pairs["train"]), len(pairs["test"])) == (4096, 512)
 
