@@ -28,7 +28,7 @@ PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
 
 @dataclass(frozen=True)
 class Header:
-    """What a recipe says of itself. A packaged recipe fills in every field but `base`."""
+    """What a recipe says of itself. A packaged recipe fills in every field; `base` and `task` where it has one."""
 
     name: str
     summary: str = ""
@@ -43,6 +43,8 @@ class Header:
     """Where this very recipe was run, and what came out; `no` until it was."""
     base: str = ""
     """Name, or path from this file, of the recipe that it starts from."""
+    task: str = ""
+    """The model and the data that it is for; empty for an algorithm, which goes with any."""
 
 
 @dataclass(frozen=True)
