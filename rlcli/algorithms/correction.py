@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from rlcli.algorithms.losses.base import sequence_sums
 from rlcli.algorithms.named import Named
 
 CorrectionFunction = Callable[..., Tensor]
@@ -129,7 +130,9 @@ def geometric_mask(
     tensor([1., 1., 0.])
     """
     # The mean of clamped numbers needs no clamp of its own.
-    mean = (_total(_log_ratio(log_probs, rollout_log_probs), sequence, lengths) / lengths.clamp(min=1))[sequence].exp()
+    mean = (sequence_sums(_log_ratio(log_probs, rollout_log_probs), sequence, lengths) / lengths.clamp(min=1))[
+        sequence
+    ].exp()
     return _within(mean, correction_low, correction_high).to(log_probs.dtype)
 
 
@@ -195,14 +198,9 @@ def _log_ratio(log_probs: Tensor, rollout_log_probs: Tensor) -> Tensor:
     return (log_probs.detach().double() - rollout_log_probs.detach().double()).clamp(-LIMIT, LIMIT)
 
 
-def _total(values: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
-    """Sum of each response, [S]."""
-    return torch.zeros(len(lengths), dtype=values.dtype, device=values.device).index_add_(0, sequence, values)
-
-
 def _product(log_ratio: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
     """Π of each token's response, [T]."""
-    return _total(log_ratio, sequence, lengths).clamp(-LIMIT, LIMIT).exp()[sequence]
+    return sequence_sums(log_ratio, sequence, lengths).clamp(-LIMIT, LIMIT).exp()[sequence]
 
 
 def _within(ratio: Tensor, low: float, high: float) -> Tensor:
