@@ -35,17 +35,17 @@ REFERENCES: dict[str, Reference] = {}
 def packed(responses: Responses, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """What losses take, by name, of these responses laid end to end."""
 
-    def floats(field: int) -> Tensor:
-        return torch.tensor([value for response in responses for value in response[field]], dtype=dtype)  # type: ignore[attr-defined]
+    def floats(name: str) -> Tensor:
+        return torch.tensor([value for response in responses for value in getattr(response, name)], dtype=dtype)
 
     def of_tokens(values: list[Any], dtype: torch.dtype) -> Tensor:
         pairs = zip(values, responses, strict=True)
         return torch.tensor([value for value, response in pairs for _ in response.new], dtype=dtype)
 
     return {
-        "log_probs": floats(0).requires_grad_(),
-        "old_log_probs": floats(1),
-        "reference_log_probs": floats(2),
+        "log_probs": floats("new").requires_grad_(),
+        "old_log_probs": floats("old"),
+        "reference_log_probs": floats("reference"),
         "advantages": of_tokens([response.advantage for response in responses], dtype),
         "sequence": of_tokens(list(range(len(responses))), torch.int64),
         "lengths": torch.tensor([len(response.new) for response in responses], dtype=torch.int64),

@@ -52,7 +52,7 @@ def gradients(name: str, responses: Responses, sequences: int) -> list[list[floa
 @st.composite
 def pairs_of_responses(draw: st.DrawFn, most: int = 3) -> list[tuple[Response, Response]]:
     """Pairs with one preferred response, or none; any response may be empty."""
-    log_probs = st.floats(-60.0, 0.0)
+    log_probs = st.floats(-60.0, 0.0) | st.floats(-2.0, 0.0)
     old = st.none() | st.floats(-0.5, 0.5) | log_probs  # the same, near, or anywhere
     found = []
     for label in draw(st.lists(st.integers(-(2**40), 2**40), unique=True, max_size=most)):
@@ -225,6 +225,15 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(name: str) -> None:
     assert gradients(name, responses, 4) == [[-0.125, -0.125], [0.5], [0.0], []]
     term = term_of(name, responses)
     assert not (term.clipped_low | term.clipped_high).any()
+
+
+def test_dppo_stops_only_what_moves_a_probability_further_in_the_direction_of_its_advantage() -> None:
+    new, old = torch.tensor([0.7, 0.3, 0.7, 0.3, 0.6, 0.4]), torch.tensor([0.5] * 6)
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, -1.0])
+    term = losses.dppo_tv(new.log(), old.log(), advantages)
+    assert term.clipped_high.tolist() == [True, False, False, False, False, False]
+    assert term.clipped_low.tolist() == [False, False, False, True, False, False]
+    torch.testing.assert_close(term.loss, torch.tensor([0.0, -0.6, 1.4, 0.0, -1.2, 0.8]))
 
 
 def test_a_dual_clip_below_its_bound_and_ppo_without_any_range_keep_the_policy_gradient() -> None:
