@@ -34,14 +34,19 @@ class ModelFacts:
     parameters: int | None
 
 
-def check_model(path: str) -> ModelFacts:
-    """Raise `ModelError` where the model at `path` (folder or hub id) could not be trained; reads no weights."""
-    config = read_config(path)
+def check_model(path: str, key: str = "model.path") -> ModelFacts:
+    """Raise `ModelError` where the model at `path` (folder or hub id) could not be trained; reads no weights.
+
+    key: where the path was given, for the error.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(path, key)
     folder = Path(path)
     tokenizer_size = _check_tokenizer(path, config.vocab_size)
     shapes = _local_shapes(folder) if folder.is_dir() else None
     if shapes is not None:
-        _check_shapes(path, config, shapes)
+        _check_shapes(path, _parameters(AutoModelForCausalLM, config), shapes)
     return ModelFacts(
         path=path,
         architecture=config.model_type,
@@ -52,20 +57,44 @@ def check_model(path: str) -> ModelFacts:
     )
 
 
-def read_config(path: str) -> Any:
-    """The model's config, once everything in it is known to be supported."""
+def check_value_model(path: str, tokenizer_size: int) -> None:
+    """Raise `ModelError` where a value model could not start from `path` (folder or hub id); reads no weights.
+
+    tokenizer_size: one more than the largest id of the policy's tokenizer. The value model reads the policy's tokens,
+    so it needs no tokenizer of its own.
+    """
+    from rlcli.model.value import HEAD, foreign_head, has_head, read_value_config, value_class
+
+    config = read_value_config(path)
+    if config.vocab_size < tokenizer_size:
+        raise ModelError(
+            f"{path}: the policy's tokenizer has ids up to {tokenizer_size - 1}, but this model's vocabulary ends at "
+            f"{config.vocab_size - 1}",
+            "give a value model of the policy's family, or leave critic.path out",
+        )
+    shapes = _local_shapes(Path(path)) if Path(path).is_dir() else None
+    if shapes is None:
+        return
+    wanted = _parameters(value_class(config), config)
+    # Where no name is known, the file has other names than the model, and loading it must tell.
+    for name, shape in shapes.items() if wanted.keys() & shapes.keys() else ():
+        if not name.startswith(("model.", "lm_head.")) and wanted.get(name) != shape:
+            raise foreign_head(path, name, shape)
+    if not has_head(config) and f"{HEAD}.weight" not in shapes:
+        del wanted[f"{HEAD}.weight"]  # it is made anew
+    _check_shapes(path, wanted, shapes)
+
+
+def read_config(path: str, key: str = "model.path") -> Any:
+    """The model's config, once everything in it is known to be supported. key: where the path was given."""
     folder = Path(path)
     if folder.is_file():
-        raise ModelError(f"model.path = '{path}' is a file", "give the folder that holds config.json")
+        raise ModelError(f"{key} = '{path}' is a file", "give the folder that holds config.json")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(
-                f"model.path = '{path}': the folder holds no config.json", "give a Hugging Face model folder"
-            )
+            raise ModelError(f"{key} = '{path}': the folder holds no config.json", "give a Hugging Face model folder")
     elif not _HUB_ID.fullmatch(path):
-        raise ModelError(
-            f"model.path = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)"
-        )
+        raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
     from transformers import AutoConfig
 
     try:
@@ -77,7 +106,7 @@ def read_config(path: str) -> Any:
                 f"see that it is whole and of a supported kind ({', '.join(SUPPORTED)})",
             ) from error
         raise ModelError(
-            f"model.path = '{path}' is no folder here, and the hub does not give it: {_first_line(error)}",
+            f"{key} = '{path}' is no folder here, and the hub does not give it: {_first_line(error)}",
             "check the name, the network and the login (`hf auth login`), or download it and give the folder",
         ) from error
     _check_config(path, config)
@@ -137,15 +166,18 @@ def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
     return shapes
 
 
-def _check_shapes(path: str, config: Any, shapes: dict[str, list[int]]) -> None:
-    """Refuse weights that the config does not describe: what is missing would be filled with random numbers."""
+def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
+    """Name and shape of every parameter that `config` asks for."""
     from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
 
     with init_empty_weights():
-        lm = AutoModelForCausalLM.from_config(config)
+        lm = auto_class.from_config(config)
     lm.tie_weights()  # moving parameters to the meta device had parted them
-    wanted = {name: list(parameter.shape) for name, parameter in lm.named_parameters()}
+    return {name: list(parameter.shape) for name, parameter in lm.named_parameters()}
+
+
+def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
+    """Refuse weights that the config does not describe: what is missing would be filled with random numbers."""
     mend = "use the config.json that these weights came with"
     for name, shape in wanted.items():
         if shapes.get(name, shape) != shape:

@@ -1,22 +1,27 @@
-"""From a folder or hub id to a sharded policy: rank 0 reads the weights, the others get their parts."""
+"""From a folder or hub id to a sharded model: rank 0 reads the weights, the others get their parts."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import init_empty_weights
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from rlcli.errors import ModelError
+from rlcli.model.decoder import Decoder
 from rlcli.model.facts import read_config
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.policy import PolicyModel
 from rlcli.model.sharding import fill_from_rank0, shard
+from rlcli.model.value import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
 
 
 def load_policy(
@@ -36,32 +41,107 @@ def load_policy(
     """
     config = read_config(path)
     frozen = lora is not None or not trainable
-    with init_empty_weights(include_buffers=False):
-        lm = AutoModelForCausalLM.from_config(_without_dropout(config), dtype=dtype if frozen else torch.float32)
-    lm.tie_weights()  # moving parameters to the meta device had parted them
+    lm = _without_weights(AutoModelForCausalLM, config, dtype if frozen else torch.float32)
     peft = add_lora(lm, lora, path, meta=True) if lora else None
     policy = PolicyModel(lm, dtype=dtype, source=path, peft=peft)
     if not trainable:
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
-    if gradient_checkpointing and trainable:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    shard(policy, mesh)
-    fill_from_rank0(policy, _read_weights(path, config, lora) if dist.get_rank() == 0 else {}, device)
+    _place(policy, lambda: _read_policy(path, config, lora), mesh, device, gradient_checkpointing and trainable)
     return policy
 
 
-def _read_weights(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
+def load_value(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: DeviceMesh,
+    gradient_checkpointing: bool = False,
+) -> ValueModel:
+    """The value model at `path`, sharded over `mesh`, all of it trained, in float32. Collective, like `load_policy`.
+
+    A reward model or any classification checkpoint with one label keeps its head. A causal language model gets a new
+    one of zeros: V = 0 at first, so that the first advantages are Monte Carlo's (what follows, discounted by γλ) rather
+    than differences of random values. `ModelError` when it cannot be used.
+    """
+    config = read_value_config(path)
+    model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
+    model.train()  # gradient checkpointing works in training mode only
+    _place(model, lambda: _read_value(path, config), mesh, device, gradient_checkpointing)
+    return model
+
+
+def _without_weights(auto_class: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    """The model of `config` on the meta device."""
+    with init_empty_weights(include_buffers=False):
+        lm: nn.Module = auto_class.from_config(_without_dropout(config), dtype=dtype)
+    lm.tie_weights()  # moving parameters to the meta device had parted them
+    return lm
+
+
+def _place(
+    model: Decoder,
+    read: Callable[[], Mapping[str, Tensor]],
+    mesh: DeviceMesh,
+    device: torch.device,
+    gradient_checkpointing: bool,
+) -> None:
+    """Shard `model`, and fill it with what `read` gives on rank 0."""
+    if gradient_checkpointing:
+        model.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    shard(model, mesh)
+    fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
+
+
+def _read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with fresh adapters where asked for."""
+    lm = _read(AutoModelForCausalLM, path, config)
+    if lora:
+        add_lora(lm, lora, path, meta=False)
+    return dict(lm.state_dict())
+
+
+def _read_value(path: str, config: Any) -> dict[str, Tensor]:
+    """Every parameter by its name, in the dtype of the files, with a head of zeros where the files have none."""
+    with _quiet():  # transformers would report a missing head and advise to train it
+        lm, report = _read(value_class(config), path, config, output_loading_info=True, ignore_mismatched_sizes=True)
+    for name, found, wanted in report["mismatched_keys"]:
+        if name.startswith(f"{HEAD}."):
+            raise foreign_head(path, name, list(found))
+        raise ModelError(
+            f"{path}: {name} is {list(found)} in the weights and {list(wanted)} by config.json",
+            "use the config.json that these weights came with",
+        )
+    for name in report["unexpected_keys"]:
+        if not name.startswith(("model.", "lm_head.")):
+            raise foreign_head(path, name)
+    missing = report["missing_keys"]
+    if missing - (set() if has_head(config) else {f"{HEAD}.weight"}):
+        raise ModelError(f"{path}: {min(missing)} is not in the weights", "check or download them again")
+    if missing:
+        nn.init.zeros_(lm.score.weight)
+    return dict(lm.state_dict())
+
+
+def _read(auto_class: Any, path: str, config: Any, **options: Any) -> Any:
     try:
-        lm = AutoModelForCausalLM.from_pretrained(path, config=config, dtype="auto")
+        return auto_class.from_pretrained(path, config=config, dtype="auto", **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"
         ) from error
-    if lora:
-        add_lora(lm, lora, path, meta=False)
-    return dict(lm.state_dict())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warnings."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _without_dropout(config: Any) -> Any:

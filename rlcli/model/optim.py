@@ -1,4 +1,4 @@
-"""Optimizer, learning rate and gradient clipping of a policy."""
+"""Optimizer, learning rate and gradient clipping of a model, sharded or not."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from math import cos, pi
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
-
-from rlcli.model.policy import PolicyModel
 
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def build_optimizer(
-    policy: PolicyModel, lr: float, betas: tuple[float, float], weight_decay: float
-) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
     """AdamW (arXiv 1711.05101) over what requires a gradient; norms and biases (1-D) do not decay."""
-    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
@@ -25,12 +22,12 @@ def build_optimizer(
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas)
 
 
-def clip_grad_norm(policy: PolicyModel, max_norm: float) -> float:
+def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
     """Scale the gradients so that their global norm, over all ranks, is at most `max_norm`; gives the norm before.
 
     Collective. A norm that is not finite is given back as it is, and leaves the gradients unusable: do not step.
     """
-    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), max_norm)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
-from rlcli.model.attention import ATTENTION
+from rlcli.model.decoder import Decoder, whole
 from rlcli.model.logprobs import chunk_tokens, token_log_probs
 from rlcli.model.lora import is_adapter, saved_names, scaled_to_zero
 from rlcli.model.packed import PackedBatch
@@ -31,45 +30,25 @@ class TokenOutputs(NamedTuple):
     entropy: Tensor | None
 
 
-class PolicyModel(nn.Module):
-    """Decoder and fused head in one forward, so that FSDP2 gathers the head's weight with its root.
-
-    lm: the causal language model, attending by `rlcli_packed`. dtype: of computation, export and weight sync. source:
-    the folder or hub id it came from. peft: the adapter's handle where `lm` bears one.
-    """
+class PolicyModel(Decoder):
+    """lm: a causal language model; its head is never run whole. peft: the adapter's handle where `lm` bears one."""
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str, peft: PeftModel | None = None) -> None:
-        super().__init__()
         head = lm.get_output_embeddings()
         if not isinstance(head, nn.Linear) or head.bias is not None:
             raise ModelError(
                 f"{source}: the output layer of {type(lm).__name__} is not a plain linear layer without bias",
                 "choose a model of another architecture",
             )
-        lm.set_attn_implementation(ATTENTION)
-        self.lm = lm
-        self.dtype = dtype
-        self.source = source
+        super().__init__(lm, dtype=dtype, source=source)
         self._peft = (peft,)  # in a tuple, or nn.Module would register every parameter a second time
 
     def forward(self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True) -> TokenOutputs:
         """log π(token | what precedes it) at `temperature` for every response token of the pack."""
-        hidden = self.lm.base_model(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.position_ids[None],
-            segments=batch.segments,
-            use_cache=False,
-        ).last_hidden_state[0]
+        hidden = self.hidden(batch)
         weight = self.lm.get_output_embeddings().weight
         return TokenOutputs(
-            *token_log_probs(
-                hidden.index_select(0, batch.response_index),
-                weight,
-                batch.targets,
-                temperature,
-                chunk_tokens(weight.shape[0]),
-                want_entropy,
-            )
+            *token_log_probs(hidden, weight, batch.targets, temperature, chunk_tokens(weight.shape[0]), want_entropy)
         )
 
     @property
@@ -87,19 +66,13 @@ class PolicyModel(nn.Module):
         return scaled_to_zero(self.peft)
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole, one after another under their checkpoint names; a tied head is left out.
-
-        Collective: every rank iterates to the end, in step. A tensor may be dropped as soon as the next is asked for,
-        and may be the parameter itself: copy what must outlast the next update. dtype: what they are cast to; unset:
-        the policy's own.
-        """
         assert not self.has_adapter, "a policy with an adapter sends adapter_state(); its base never changes"
-        yield from self._whole(self.lm.named_parameters(), dtype or self.dtype)
+        yield from super().stream_weights(dtype)
 
     def adapter_state(self) -> dict[str, Tensor]:
         """The adapter, whole, in float32, under the names of peft's files. Collective."""
         named = ((name, p) for name, p in self.lm.named_parameters() if is_adapter(name))
-        return saved_names(self.peft, dict(self._whole(named, torch.float32)))
+        return saved_names(self.peft, dict(whole(named, torch.float32)))
 
     def save_adapter(self, folder: Path) -> None:
         """Write `adapter_config.json` and `adapter_model.safetensors`, as peft and vLLM read them.
@@ -107,11 +80,6 @@ class PolicyModel(nn.Module):
         Collective: every rank calls it and writes its own gathered copy to its own folder.
         """
         write_adapter(self, self.adapter_state(), folder)
-
-    def _whole(self, named: Iterator[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in named:
-            tensor = parameter.detach().to(dtype)  # before gathering: half the traffic in bfloat16
-            yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def write_adapter(policy: PolicyModel, state: dict[str, Tensor], folder: Path) -> None:

@@ -10,46 +10,46 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from rlcli.model.policy import PolicyModel
+from rlcli.model.decoder import Decoder
 
 
-def shard(policy: PolicyModel, mesh: DeviceMesh) -> None:
-    """Shard `policy`, whose parameters may be on the meta device, in place.
+def shard(model: Decoder, mesh: DeviceMesh) -> None:
+    """Shard `model`, whose parameters may be on the meta device, in place.
 
     In bfloat16 it computes in bfloat16, adds gradients up in float32 and leaves the parameters as they are.
     """
-    half = policy.dtype != torch.float32
+    half = model.dtype != torch.float32
     precision = (
-        MixedPrecisionPolicy(param_dtype=policy.dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+        MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     )
-    for layer in policy.lm.base_model.layers:
+    for layer in model.lm.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
-    policy.register_forward_hook(_reshard_without_backward)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    model.register_forward_hook(_reshard_without_backward)
 
 
-def _reshard_without_backward(policy: FSDPModule, *_: object) -> None:
+def _reshard_without_backward(model: FSDPModule, *_: object) -> None:
     """The root stays gathered from its forward to its backward pass. Where no backward follows, `parameters()` would be
     whole copies in compute dtype: an optimizer built on them would train nothing, and weight sync would lose precision.
     """
     if not torch.is_grad_enabled():
-        policy.reshard()
+        model.reshard()
 
 
-def fill_from_rank0(policy: PolicyModel, state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Give a sharded policy on the meta device memory and rank 0's weights; buffers keep their values.
+def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Give a sharded model on the meta device memory and rank 0's weights; buffers keep their values.
 
-    Collective. state, on rank 0: every parameter under its name in `policy.lm`, tied ones under each of their names; on
+    Collective. state, on rank 0: every parameter under its name in `model.lm`, tied ones under each of their names; on
     other ranks empty.
     """
-    buffers = {name: buffer.to(device) for name, buffer in policy.named_buffers()}
-    policy.to_empty(device=device)
+    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
     with torch.no_grad():
-        for name, buffer in policy.named_buffers():
+        for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
     # Broadcast tensor by tensor, each rank keeping its part: no rank but the first ever holds the whole model.
     set_model_state_dict(
-        policy,
+        model,
         {f"lm.{name}": tensor for name, tensor in state.items()},
         options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True),
     )

@@ -1,0 +1,53 @@
+"""What the policy and the value model have in common: a Hugging Face decoder that reads packs, whole or sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlcli.model.attention import ATTENTION
+from rlcli.model.packed import PackedBatch
+
+
+class Decoder(nn.Module):
+    """A Hugging Face model with its head, wrapped so that FSDP2 gathers the head's weight with its root.
+
+    lm: the model, set to attend by `rlcli_packed`. dtype: of computation, export and weight sync. source: the folder or
+    hub id it came from.
+    """
+
+    def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
+        super().__init__()
+        lm.set_attn_implementation(ATTENTION)
+        self.lm = lm
+        self.dtype = dtype
+        self.source = source
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """[R, D]: of each response token, the last hidden state of the token before it."""
+        states: Tensor = self.lm.base_model(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.position_ids[None],
+            segments=batch.segments,
+            use_cache=False,
+        ).last_hidden_state[0]
+        return states.index_select(0, batch.response_index)
+
+    def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+        """All weights, whole, one after another under their checkpoint names; a tied head is left out.
+
+        Collective: every rank iterates to the end, in step. A tensor may be dropped as soon as the next is asked for,
+        and may be the parameter itself: copy what must outlast the next update. dtype: what they are cast to; unset:
+        the model's own.
+        """
+        yield from whole(self.lm.named_parameters(), dtype or self.dtype)
+
+
+def whole(named: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter in `dtype`, gathered from all ranks. Collective."""
+    for name, parameter in named:
+        tensor = parameter.detach().to(dtype)  # before gathering: half the traffic in bfloat16
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
