@@ -11,6 +11,8 @@ only what it names.
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -94,12 +96,31 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
     header = _header(table.pop("recipe", {}), default_name=Path(source).stem, source=source)
     values, origins = dict[str, Any](), dict[str, str]()
     if header.base:
-        base = load(_beside(header.base, file), (*_chain, source))
+        try:
+            base = load(_beside(header.base, file), (*_chain, source))
+        except UnknownName as error:
+            raise UnknownName(f"{source}: {error.message}", error.mend) from error
         values, origins = dict(base.values), dict(base.origins)
     own = flatten(table)
     values.update(own)
     origins.update(dict.fromkeys(own, header.name))
     return Recipe(header, values, origins, source, text)
+
+
+def copy_text(name: str, new_name: str) -> str:
+    """The recipe `name` as a file of its own, with its comments, that resolves to the same from any folder.
+
+    It is the file as it was written, but for its header: it is called `new_name`, and a base that was a path from the
+    file is a whole path. Raises what `load` raises, and `ConfigError` for a header that is not a [recipe] section of
+    one field a line.
+    """
+    recipe, (file, _) = load(name), _find(name)
+    text = recipe.text
+    if recipe.header.name != new_name:
+        text = _with_field(text, "name", new_name, recipe)
+    if recipe.header.base.endswith(".toml"):
+        text = _with_field(text, "base", str(Path(_beside(recipe.header.base, file)).resolve()), recipe)
+    return text
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -133,6 +154,25 @@ def _beside(base: str, file: Path | Traversable) -> str:
     if base.endswith(".toml") and isinstance(file, Path):
         return str(file.parent / Path(base).expanduser())
     return base
+
+
+def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
+    """`text` with another value of a field of its header."""
+    before = tomllib.loads(text)
+    if name not in before.get("recipe", {}):
+        return text  # A recipe without a name bears its file's.
+    other_fields = r"(?:(?![ \t]*\[)[^\n]*\n)*?"
+    text_value = """("[^"\n]*"|'[^'\n]*')"""
+    line = re.compile(
+        rf"(?P<head>^[ \t]*\[recipe\][^\n]*\n{other_fields}[ \t]*{name}[ \t]*=[ \t]*){text_value}", re.MULTILINE
+    )
+    changed = line.sub(lambda found: found["head"] + json.dumps(value, ensure_ascii=False), text, count=1)
+    before["recipe"][name] = value
+    if tomllib.loads(changed) != before:
+        raise ConfigError(
+            f"{recipe.source}: cannot change {name} in its header", "write a [recipe] section, a field a line"
+        )
+    return changed
 
 
 def _catalogue() -> dict[str, tuple[Traversable, str]]:
