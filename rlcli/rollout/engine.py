@@ -15,26 +15,30 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a batch of responses is drawn. temperature 0 is greedy; max_tokens bounds the response, end token
-    included."""
+    included; top_p: from the fewest likeliest tokens that hold this probability (1: from all)."""
 
     temperature: float
     max_tokens: int
+    top_p: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
-    that what it draws does not depend on what else is in the batch."""
+    that what it draws does not depend on what else is in the batch. greedy: take the likeliest token each time,
+    whatever the temperature of the batch."""
 
     key: int
     prompt: np.ndarray
     seed: int
+    greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One finished response. tokens: int32 `[n]`, the end token included where there is one. log_probs: float32
-    `[n]`, of those tokens under the distribution that was sampled from (after temperature)."""
+    `[n]`, of those tokens under the distribution that was sampled from: after temperature (at 1 where the response is
+    greedy) and after top-p, which gives the tokens that it leaves a higher probability than the model does."""
 
     key: int
     tokens: np.ndarray

@@ -87,7 +87,7 @@ class VllmEngine:
 
         keys: dict[str, int] = {}
         for request in requests:
-            keys[self._add(request.prompt, self._params(sampling, request.seed))] = request.key
+            keys[self._add(request.prompt, self._params(sampling, request))] = request.key
         while self._engine.has_unfinished_requests():
             for output in self._engine.step():
                 if not output.finished:
@@ -165,14 +165,15 @@ class VllmEngine:
         )
         return name
 
-    def _params(self, sampling: Sampling, seed: int) -> Any:
+    def _params(self, sampling: Sampling, request: GenerationRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
-            temperature=sampling.temperature,
+            temperature=0.0 if request.greedy else sampling.temperature,
+            top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
-            seed=seed,
+            seed=request.seed,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,

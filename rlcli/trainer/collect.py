@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlcli.data.prompts import TokenizedPrompts
@@ -18,13 +19,31 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Collected:
-    """samples: ordered by prompt, then sample, whoever generated them. shards: by worker rank, references to their
-    tokens. generate_s: of the slowest worker; verify_s: its wait for verdicts after generation had ended."""
+    """Verified samples, and how they came about.
+
+    samples: ordered by prompt, then sample, whoever generated them. shards: references to their tokens, as
+    `Sample.shard` counts them. generate_s: of the slowest worker; verify_s: its wait for verdicts after generation had
+    ended; both summed over rounds. baselines: prompt → score of the greedy response to it, where one was asked for.
+
+    Of a step with dynamic sampling, where the samples are not all that was generated, nor all generated now:
+    rounds: of generation. generated: samples of this step in all, dropped ones and those that wait included;
+    generated_score, generated_tokens: their mean score (0 where none) and their response tokens. dropped: groups
+    judged not worth training on. kept_over: good groups that wait for the next step. stale: samples in this batch that
+    waited, and so are of an older policy.
+    """
 
     samples: list[Sample]
     shards: list[Any]
     generate_s: float
     verify_s: float
+    baselines: dict[int, float] = field(default_factory=dict)
+    rounds: int = 0
+    generated: int = 0
+    generated_score: float = 0.0
+    generated_tokens: int = 0
+    dropped: int = 0
+    kept_over: int = 0
+    stale: int = 0
 
 
 def collect(
@@ -35,22 +54,21 @@ def collect(
     call: RolloutCall,
     *,
     tensor_parallel: int = 1,
+    greedy: bool = False,
+    drawn: Counter[int] | None = None,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Collected:
-    """Generate `samples_per_prompt` responses to each of `prompts[indexes]` and verify them.
+    """Generate `samples_per_prompt` responses to each of `prompts[indexes]` and verify them; with `greedy` one greedy
+    response besides, whose score is the prompt's baseline.
 
     Prompts are dealt to the engines in turn; workers that share an engine get the same ones. `Sample.prompt` is the
-    position in `indexes`.
+    position in `indexes`, `Sample.shard` the worker's rank. drawn: how often each index was drawn for the same purpose
+    and step before, which is counted on: each time gives other responses.
     """
-    drawn: Counter[int] = Counter()
-    tasks = []
-    for position, index in enumerate(indexes):
-        first = drawn[index] * samples_per_prompt
-        tasks.append(PromptTask(position, prompts.tokens(index), prompts.prompts[index], samples_per_prompt, first))
-        drawn[index] += 1
+    tasks = _tasks(prompts, indexes, samples_per_prompt, greedy, Counter() if drawn is None else drawn)
     engines = len(workers) // tensor_parallel
     per_rank = [tasks[rank // tensor_parallel :: engines] for rank in range(len(workers))]
-    reports, done, total = [], 0, len(tasks) * samples_per_prompt
+    reports, done, total = [], 0, sum(task.responses for task in tasks)
     for item in workers.rollout(per_rank, [call] * len(workers)):
         if isinstance(item, Progress):
             done += item.finished
@@ -58,9 +76,31 @@ def collect(
         else:
             reports.append(item)
     samples = sorted((s for report in reports for s in report.samples), key=lambda s: (s.prompt, s.sample))
-    assert len(samples) == total, f"{len(samples)} samples came back, {total} were asked for"
+    baselines = {prompt: score for report in reports for prompt, score in report.baselines.items()}
+    assert len(samples) + len(baselines) == total, f"of {total} responses {len(samples)} + {len(baselines)} came back"
     shards: list[Any] = [None] * len(workers)
     for report in reports:
         shards[report.rank] = report.shard
     slowest = max(reports, key=lambda report: report.generate_s + report.verify_s)
-    return Collected(samples, shards, slowest.generate_s, slowest.verify_s)
+    return Collected(
+        samples,
+        shards,
+        slowest.generate_s,
+        slowest.verify_s,
+        baselines,
+        rounds=1,
+        generated=len(samples),
+        generated_score=statistics.fmean(s.verdict.score for s in samples) if samples else 0.0,
+        generated_tokens=sum(s.response_tokens for s in samples),
+    )
+
+
+def _tasks(
+    prompts: TokenizedPrompts, indexes: Sequence[int], samples: int, greedy: bool, drawn: Counter[int]
+) -> list[PromptTask]:
+    tasks = []
+    for position, index in enumerate(indexes):
+        first = drawn[index] * samples
+        tasks.append(PromptTask(position, prompts.tokens(index), prompts.prompts[index], samples, first, greedy))
+        drawn[index] += 1
+    return tasks

@@ -17,6 +17,8 @@ from rlcli.types import Sample, Verdict, VerifyRequest
 from rlcli.workers.work import Progress, PromptTask, RolloutReport, sample_seed
 
 PROGRESS_EVERY_S = 0.25
+GREEDY = -1
+"""In the place of a sample's index: the greedy response to a prompt, which is none of its samples."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +58,37 @@ class RolloutRole:
     def run(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:
         """Yield progress now and then, and the report last."""
         started = said = time.monotonic()
-        asked = [(task, sample) for task in tasks for sample in range(task.samples)]
+        asked = [(task, sample) for task in tasks for sample in (*range(task.samples), *[GREEDY] * task.greedy)]
         requests = [
-            GenerationRequest(key, task.tokens, self._seed(call, task, sample))
+            GenerationRequest(key, task.tokens, self._seed(call, task, sample), greedy=sample == GREEDY)
             for key, (task, sample) in enumerate(asked)
         ]
+        greedy: dict[int, Future[Verdict]] = {}
         builder, pending, unsaid = ShardBuilder(), [], 0
         for generation in self.engine.generate(requests, call.sampling):
             if self.scorer is None:
                 continue
             task, sample = asked[generation.key]
-            pending.append(self._verify(task, sample, generation, builder))
+            text, verdict = self._verify(task, generation)
+            if sample == GREEDY:
+                greedy[task.prompt] = verdict
+            else:
+                row = builder.add(task.tokens, generation.tokens, generation.log_probs)
+                pending.append(_Pending(task, sample, row, text, generation, verdict))
             unsaid += 1
             if time.monotonic() - said > PROGRESS_EVERY_S:
                 yield Progress(unsaid)
                 said, unsaid = time.monotonic(), 0
         generated = time.monotonic()
         samples = [self._sample(item) for item in pending]
+        baselines = {prompt: verdict.result().score for prompt, verdict in greedy.items()}
         verified = time.monotonic()
         yield Progress(unsaid)
         self._texts = [self._record(item, sample) for item, sample in zip(pending, samples, strict=True)]
         if call.save_as and self._texts:
             write_samples(Path(call.save_as.format(rank=self.rank)), call.step, self._texts)
         shard = _put(builder.build()) if pending else None
-        yield RolloutReport(self.rank, samples, shard, generated - started, verified - generated)
+        yield RolloutReport(self.rank, samples, shard, generated - started, verified - generated, baselines)
 
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of the last rollout, as text."""
@@ -88,13 +97,13 @@ class RolloutRole:
     def _seed(self, call: RolloutCall, task: PromptTask, sample: int) -> int:
         return sample_seed(call.seed, call.purpose, call.step, task.source.id, task.first_sample + sample)
 
-    def _verify(self, task: PromptTask, sample: int, generation: Generation, builder: ShardBuilder) -> _Pending:
+    def _verify(self, task: PromptTask, generation: Generation) -> tuple[str, Future[Verdict]]:
+        """The response as text, and its verdict to come."""
         assert self.scorer is not None
         source = task.source
         text = self.tokenizer.decode(generation.tokens.tolist(), skip_special_tokens=True)
         request = VerifyRequest(text, source.ground_truth, source.messages, source.data_source, source.extra_info)
-        row = builder.add(task.tokens, generation.tokens, generation.log_probs)
-        return _Pending(task, sample, row, text, generation, self.scorer.submit(source.verifier, request))
+        return text, self.scorer.submit(source.verifier, request)
 
     def _sample(self, item: _Pending) -> Sample:
         return Sample(

@@ -12,26 +12,33 @@ from rlcli.types import Prompt, Sample
 @dataclass(frozen=True)
 class PromptTask:
     """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
-    samples: how many responses. first_sample: what their indexes count from in seeds; not 0 where a step that is longer
-    than the dataset draws a prompt twice, so that the second group is not a copy of the first."""
+    samples: how many responses. first_sample: what their indexes count from in seeds; not 0 where a step draws a prompt
+    again, so that the second group is not a copy of the first. greedy: one greedy response besides, as a baseline."""
 
     prompt: int
     tokens: Any
     source: Prompt
     samples: int
     first_sample: int = 0
+    greedy: bool = False
+
+    @property
+    def responses(self) -> int:
+        return self.samples + self.greedy
 
 
 @dataclass(frozen=True)
 class RolloutReport:
     """What one worker generated and verified. shard: reference to its SampleShard (None where it generated nothing).
-    generate_s: until the last response was finished; verify_s: how long verdicts were still awaited after that."""
+    generate_s: until the last response was finished; verify_s: how long verdicts were still awaited after that.
+    baselines: prompt → score of its greedy response, where one was asked for."""
 
     rank: int
     samples: list[Sample]
     shard: Any
     generate_s: float
     verify_s: float
+    baselines: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

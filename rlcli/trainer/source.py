@@ -1,0 +1,215 @@
+"""Where a step's samples come from: prompts in the cursor's order, and only the groups that are worth training on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.cursor import PromptCursor
+from rlcli.data.prompts import TokenizedPrompts
+from rlcli.errors import RunFailed
+from rlcli.rollout.engine import Sampling
+from rlcli.trainer.collect import Collected, OnProgress, collect
+from rlcli.types import Outcome, Sample
+from rlcli.workers.group import WorkerGroup
+from rlcli.workers.rollout_role import RolloutCall
+
+
+class Source(Protocol):
+    """Gives the samples of one step after another."""
+
+    def take(self, step: int) -> Collected:
+        """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
+        ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt. shard: reference to their tokens. baseline: score of the greedy response, if any."""
+
+    samples: list[Sample]
+    shard: Any
+    baseline: float | None
+
+
+@dataclass
+class _Rounds:
+    """What the rounds of one step have given so far. drawn: how often each prompt. scores: of all samples."""
+
+    drawn: Counter[int] = field(default_factory=Counter)
+    scores: list[float] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+    count: int = 0
+    asked: int = 0
+    tokens: int = 0
+    dropped: int = 0
+    generate_s: float = 0.0
+    verify_s: float = 0.0
+
+    def add(self, round: Collected) -> None:
+        self.count += 1
+        self.scores += [s.verdict.score for s in round.samples]
+        self.failed.update(
+            f"{s.verdict.outcome}: {s.verdict.detail}"
+            for s in round.samples
+            if s.verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
+        )
+        self.asked += len(round.samples) + len(round.baselines)
+        self.tokens += round.generated_tokens
+        self.generate_s += round.generate_s
+        self.verify_s += round.verify_s
+
+    @property
+    def mean_score(self) -> float:
+        return sum(self.scores) / len(self.scores) if self.scores else 0.0
+
+
+class RolloutSource:
+    """Draws prompts from the cursor, has the workers generate and verify, and refills what it drops.
+
+    Dynamic sampling (DAPO, arXiv 2503.14476): groups that break the rule `dynamic_sampling.keep` are replaced by new
+    ones until `rollout.prompts_per_step` good ones are there, in at most `max_batches` rounds. Each round generates
+    `oversample` times what is missing (as much as is missing where every group is kept), and what is good beyond the
+    step waits for the next one, tokens and all.
+
+    What is sampled is a function of (seed, step, prompt, sample), whatever the layout of the workers: a prompt that a
+    step draws again, in another round too, counts its samples on.
+
+    cursor, waiting: all that lives from one step to the next. save_as: step → where each worker writes its samples,
+    `{rank}` left for it to fill in, or empty; rounds after the first add their number. greedy: ask for the baselines.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        prompts: TokenizedPrompts,
+        cursor: PromptCursor,
+        config: RunConfig,
+        *,
+        save_as: Callable[[int], str],
+        greedy: bool,
+        on_progress: OnProgress,
+    ) -> None:
+        self.workers, self.prompts, self.cursor, self.config = workers, prompts, cursor, config
+        self.save_as, self.greedy, self.on_progress = save_as, greedy, on_progress
+        self.waiting: list[Group] = []
+
+    def take(self, step: int) -> Collected:
+        """The samples of step `step`: of `rollout.prompts_per_step` groups, or of fewer where the rounds run out.
+
+        Raises RunFailed where not one group is good, or where too many verifications fail.
+        """
+        wanted, rules = self.config.rollout.prompts_per_step, self.config.dynamic_sampling
+        oversample = 1.0 if rules.keep == "all" else rules.oversample
+        good, rounds = self.waiting, _Rounds()
+        stale = sum(len(group.samples) for group in good[:wanted])
+        while len(good) < wanted and rounds.count < rules.max_batches:
+            # 3 × 1.1 is 3.3000000000000003, but 10 × 1.1 is 11 prompts, not 12.
+            count = math.ceil(round((wanted - len(good)) * oversample, 6))
+            good = good + self._generate(step, count, rounds)
+        if not good:
+            raise RunFailed(
+                f"dynamic_sampling.keep = {rules.keep} kept none of the {rounds.dropped} groups of step {step}, in "
+                f"{rounds.count} rounds; the mean score of their {len(rounds.scores)} samples is "
+                f"{rounds.mean_score:.3g}",
+                "the data are too hard for the model where the score is low and too easy where it is high: take other "
+                "data, more rollout.samples_per_prompt, or dynamic_sampling.keep = all",
+            )
+        self.waiting = good[wanted:]
+        return replace(
+            _batch(good[:wanted]),
+            generate_s=rounds.generate_s,
+            verify_s=rounds.verify_s,
+            rounds=rounds.count,
+            generated=len(rounds.scores),
+            generated_score=rounds.mean_score,
+            generated_tokens=rounds.tokens,
+            dropped=rounds.dropped,
+            kept_over=len(self.waiting),
+            stale=stale,
+        )
+
+    def _generate(self, step: int, count: int, rounds: _Rounds) -> list[Group]:
+        """One round of `count` prompts: the groups worth keeping."""
+        rollout, before = self.config.rollout, rounds.asked
+        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
+        save_as = _of_round(self.save_as(step), rounds.count + 1)
+        collected = collect(
+            self.workers,
+            self.prompts,
+            self.cursor.take(count),
+            rollout.samples_per_prompt,
+            RolloutCall(sampling, self.config.train.seed, "train", step, save_as),
+            tensor_parallel=rollout.tensor_parallel,
+            greedy=self.greedy,
+            drawn=rounds.drawn,
+            on_progress=lambda done, total: self.on_progress(before + done, before + total),
+        )
+        rounds.add(collected)
+        self._check_failures(rounds)
+        kept = self._kept(collected)
+        rounds.dropped += count - len(kept)
+        return kept
+
+    def _kept(self, collected: Collected) -> list[Group]:
+        groups = _groups(collected)
+        rules = self.config.dynamic_sampling
+        if rules.keep == "all":
+            return groups
+        import torch
+
+        from rlcli.algorithms.selection import keep_groups
+
+        scores = torch.tensor([s.verdict.score for s in collected.samples], dtype=torch.float64)
+        labels = torch.tensor([s.prompt for s in collected.samples])
+        kept = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)
+        good = set(labels[kept].tolist())
+        return [group for group in groups if group.samples[0].prompt in good]
+
+    def _check_failures(self, rounds: _Rounds) -> None:
+        """Stop rather than train on the zeros of a verifier that fails, or drop them as too hard."""
+        failed, samples = rounds.failed.total(), len(rounds.scores)
+        if failed > self.config.verifier.max_crash_rate * samples:
+            (most, _), *_ = rounds.failed.most_common(1)
+            raise RunFailed(
+                f"{failed} of {samples} verifications failed, most often with «{most}»",
+                "mend the verifier, or raise verifier.max_crash_rate or verifier.deadline_s",
+            )
+
+
+def _groups(collected: Collected) -> list[Group]:
+    """The groups of one round, in order."""
+    members: dict[int, list[Sample]] = {}
+    for sample in collected.samples:
+        members.setdefault(sample.prompt, []).append(sample)
+    for samples in members.values():
+        assert len({s.shard for s in samples}) == 1, "one worker generates a whole group"
+    return [
+        Group(samples, collected.shards[samples[0].shard], collected.baselines.get(prompt))
+        for prompt, samples in members.items()
+    ]
+
+
+def _batch(groups: Sequence[Group]) -> Collected:
+    """The groups as one batch: prompts and shards counted anew, each shard's reference once."""
+    shards: list[Any] = []
+    places: dict[int, int] = {}
+    samples: list[Sample] = []
+    for position, group in enumerate(groups):
+        if id(group.shard) not in places:
+            places[id(group.shard)] = len(shards)
+            shards.append(group.shard)
+        place = places[id(group.shard)]
+        samples += [replace(sample, prompt=position, shard=place) for sample in group.samples]
+    baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
+    return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines)
+
+
+def _of_round(path: str, number: int) -> str:
+    """`step-000001.rank-{rank}.parquet`, and from the second round on `step-000001.rank-{rank}.round-2.parquet`."""
+    return path if number == 1 or not path else str(Path(path).with_suffix(f".round-{number}.parquet"))
