@@ -1,9 +1,11 @@
-"""The sharded policy on real gloo groups of one and two processes: one launch of each, which all tests look at."""
+"""Sharded policies and value models on real gloo groups of one and two processes, each launched once for all tests."""
 
 from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rlcli.model.lora import LoraSpec
-from tests.model_fixtures import Row, padded_log_probs, ragged_rows, save_tiny, tiny_lm
+from tests.model_fixtures import Row, padded_log_probs, ragged_rows, save_tiny, tiny_config, tiny_lm
 
 pytestmark = pytest.mark.timeout(300)
 CPU = torch.device("cpu")
@@ -31,31 +33,53 @@ SPLITS: dict[int, list[list[list[list[int]]]]] = {
 LORA = LoraSpec(rank=4, alpha=8.0, targets="all-linear")
 
 
-def train(policy: Any, micro_batches: list[list[int]], world: int, steps: int = 3) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each step: a weighted sum over all response tokens over one global denominator."""
+Loss = Callable[[Any, Any, torch.Tensor], torch.Tensor]
+"""Of a model, a pack and a number of each response token's sequence: a sum over the pack's response tokens."""
+
+
+def policy_loss(policy: Any, batch: Any, weight: torch.Tensor) -> torch.Tensor:
+    out = policy(batch, 0.8)
+    return (weight * out.log_probs + 0.1 * out.entropy).sum()
+
+
+def value_loss(model: Any, batch: Any, weight: torch.Tensor) -> torch.Tensor:
+    return (model(batch).values - weight).square().sum() / 2
+
+
+def training(
+    model: Any, micro_batches: list[list[int]], world: int, loss_of: Loss = policy_loss, lr: float = 1e-2
+) -> Iterator[tuple[float, float]]:
+    """Loss and gradient norm, step after step: a sum over all response tokens over one global denominator."""
     from rlcli.model.optim import build_optimizer, clip_grad_norm
     from rlcli.model.packed import dummy, pack
 
-    optimizer = build_optimizer(policy, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+    optimizer = build_optimizer(model, lr=lr, betas=(0.9, 0.99), weight_decay=0.1)
     denominator = sum(len(tokens) - prompt for tokens, prompt in ROWS)
     weights = torch.linspace(-1, 1, len(ROWS))
-    record = []
-    for _ in range(steps):
+    while True:
         total = torch.zeros(())
         for indices in micro_batches:
             batch = pack([ROWS[i] for i in indices], CPU) if indices else dummy(CPU)
-            out = policy(batch, 0.8)
             weight = weights[torch.tensor(indices, dtype=torch.int64)][batch.sequence]
-            loss = (
-                (weight * out.log_probs + 0.1 * out.entropy).sum() / denominator if indices else out.log_probs.sum() * 0
-            )
+            loss = loss_of(model, batch, weight) / denominator if indices else loss_of(model, batch, weight) * 0
             (loss * world).backward()
             total += loss.detach()
         dist.all_reduce(total)
-        record.append((total.item(), clip_grad_norm(policy, 0.5)))
+        norm = clip_grad_norm(model, 0.5)
         optimizer.step()
         optimizer.zero_grad()
-    return record
+        yield total.item(), norm
+
+
+def train(*args: Any) -> list[tuple[float, float]]:
+    return list(islice(training(*args), 3))
+
+
+def values(model: Any) -> torch.Tensor:
+    from rlcli.model.packed import pack
+
+    with torch.no_grad():
+        return model(pack(ROWS, CPU)).values
 
 
 def log_probs(policy: Any, rows: list[Row] = ROWS) -> torch.Tensor:
@@ -72,8 +96,8 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.model.export import save_pretrained
-    from rlcli.model.loading import load_policy
+    from rlcli.model.export import save_pretrained, save_value
+    from rlcli.model.loading import load_policy, load_value
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -123,9 +147,38 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     half_lora = load(dtype=torch.bfloat16, lora=LORA)
     result["half_lora_dtypes"] = {("lora_" in name, p.dtype) for name, p in half_lora.named_parameters()}
     result["half_lora_steps"] = train(half_lora, SPLITS[world][0][rank], world)
+
+    # A second trained policy, as PRIME's reward model is, beside the first: each steps in turn with its own optimizer.
+    pair = [training(load(), SPLITS[world][number][rank], world) for number in (0, 1)]
+    result["pair"] = list(islice(zip(*pair, strict=True), 3))
+
+    result["values"] = []
+    for number, split in enumerate(SPLITS[world]):
+        torch.manual_seed(rank)
+        options = {"dtype": torch.float32, "device": CPU, "mesh": mesh, "gradient_checkpointing": number == 1}
+        value = load_value(str(folder.parent / "reward"), **options)
+        before = values(value)
+        mine = split[rank] + [[]] * (max(len(micro) for micro in split) - len(split[rank]))
+        steps = train(value, mine, world, value_loss, 1e-4)
+        result["values"].append({"before": before, "steps": steps, "after": values(value)})
+    save_value(value, base, folder / "value")
+    dist.barrier()  # until the first rank has written it
+    result["saved_values"] = values(load_value(str(folder / "value"), dtype=torch.float32, device=CPU, mesh=mesh))
+    half_value = load_value(base, dtype=torch.bfloat16, device=CPU, mesh=mesh, gradient_checkpointing=True)
+    result["half_values"] = values(half_value)
+    result["half_value_steps"] = train(half_value, SPLITS[world][0][rank], world, value_loss, 1e-4)
+    result["half_value_masters"] = {p.dtype for p in half_value.parameters()}
     torch.save(result, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def save_reward_model(folder: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    torch.manual_seed(5)
+    config = tiny_config(num_labels=1)
+    AutoModelForSequenceClassification.from_config(config, dtype=torch.float32).save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +191,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
         out.mkdir()
         if world == 1:
             save_tiny(root / "untied", tie_word_embeddings=False)
+            save_reward_model(root / "reward")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -238,3 +292,46 @@ def test_bfloat16_computes_in_half_and_keeps_float32_masters(runs: Any) -> None:
         np.testing.assert_allclose(result["half_steps"][0], result["runs"][0]["steps"][0], rtol=0.1)
         assert result["half_lora_dtypes"] == {(True, torch.float32), (False, torch.bfloat16)}
         assert all(math.isfinite(x) for step in result["half_lora_steps"] for x in step)
+
+
+def test_two_trained_policies_step_in_turn_as_each_would_alone(runs: Any) -> None:
+    alone = runs[1][0]["runs"][0]["steps"]
+    for result in everyone(runs):
+        for steps in zip(*result["pair"], strict=True):
+            np.testing.assert_allclose(steps, alone, rtol=1e-5)
+
+
+def test_sharded_values_equal_the_reward_models_own(runs: Any) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    lm = AutoModelForSequenceClassification.from_pretrained(runs[1][0]["folder"].parent / "reward").eval()
+    with torch.no_grad():
+        hidden = [lm.model(input_ids=torch.tensor(tokens)[None]).last_hidden_state[0] for tokens, _ in ROWS]
+        alone = [lm.score(h)[prompt - 1 : -1, 0] for h, (_, prompt) in zip(hidden, ROWS, strict=True)]
+    for run in [run for result in everyone(runs) for run in result["values"]]:
+        torch.testing.assert_close(run["before"], torch.cat(alone), rtol=0, atol=1e-5)
+
+
+def test_any_split_trains_the_value_model_alike(runs: Any) -> None:
+    first = runs[1][0]["values"][0]
+    assert first["steps"][2][0] < first["steps"][0][0]
+    for run in [run for result in everyone(runs) for run in result["values"]]:
+        np.testing.assert_allclose(run["steps"][0], first["steps"][0], rtol=2e-6)
+        np.testing.assert_allclose(run["steps"], first["steps"], rtol=1e-5)
+        torch.testing.assert_close(run["after"], first["after"], rtol=0, atol=1e-4)
+
+
+def test_a_saved_value_model_gives_the_same_values(runs: Any) -> None:
+    for result in everyone(runs):
+        last = result["values"][-1]
+        assert torch.equal(result["saved_values"], last["after"])
+        assert (last["after"] - last["before"]).abs().max() > 1e-2
+
+
+def test_a_value_model_from_the_policy_starts_at_zero_and_learns_in_bfloat16(runs: Any) -> None:
+    for result in everyone(runs):
+        assert not result["half_values"].any()
+        assert result["half_value_masters"] == {torch.float32}
+        losses, norms = zip(*result["half_value_steps"], strict=True)
+        assert losses[2] < losses[0]
+        assert all(math.isfinite(norm) and norm > 0 for norm in norms)
