@@ -63,13 +63,16 @@ def _functions(key: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _options(key: str, name: str) -> dict[str, float | None]:
     """The numbers that the function takes from `algorithm.options`: not those that are keys themselves."""
-    from rlcli.algorithms.losses import selectors
-    from rlcli.algorithms.named import options_of
+    from rlcli.algorithms.losses import process_rewards, selectors
+    from rlcli.algorithms.named import inputs_of, options_of
 
-    module = import_module(f"rlcli.algorithms.{MODULES[key]}")
-    found: Mapping[str, Any] = options_of(module.get(name))
+    function = import_module(f"rlcli.algorithms.{MODULES[key]}").get(name)
+    brought = [function]  # and what is called on its behalf
     if key == "algorithm.loss" and name in selectors.names():
-        found = {**found, **options_of(selectors.get(name))}
+        brought.append(selectors.get(name))
+    if key == "algorithm.advantage" and "process_rewards" in inputs_of(function):
+        brought.append(process_rewards)
+    found: Mapping[str, Any] = {option: default for each in brought for option, default in options_of(each).items()}
     numbers: dict[str, float | None] = {}
     for option, default in found.items():
         if default is inspect.Parameter.empty:

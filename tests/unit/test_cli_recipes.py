@@ -251,6 +251,7 @@ def test_explain_one_number_of_the_options(capsys: pytest.CaptureFixture[str]) -
     head, _, *rows = capsys.readouterr().out.splitlines()
     assert head == "algorithm.options.beta  (a number)"
     assert [row.split() for row in rows] == [
+        ["advantage", "=", "prime", "beta", "=", "0.05"],
         ["loss", "=", "dpo", "beta", "=", "0.1"],
         ["loss", "=", "dro", "beta", "must", "be", "given"],
     ]
