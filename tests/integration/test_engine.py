@@ -1,4 +1,4 @@
-"""The vLLM engine alone: log-probs of the weights it was given, and each sample by its own seed.
+"""The vLLM engine alone: log-probs of the weights it was given, each sample by its own seed, top-p and greedy ones.
 
 Everything runs in one spawned process (vLLM wants its environment before its import, and changes much of a process);
 the tests read what it found.
@@ -7,6 +7,7 @@ the tests read what it found.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 LENGTHS = (3, 17, 40, 64)
 LIMIT = 24
+TOP_P = 0.5
 
 
 def main(model: str, out: str) -> None:
@@ -55,18 +57,37 @@ def main(model: str, out: str) -> None:
         )
     )
 
-    def log_probs(prompt: Any, response: Any) -> list[float]:
-        """Of the response, by the model's own forward pass at temperature 1."""
+    def distributions(prompt: Any, response: Any) -> Any:
+        """Log-probs `[response, vocabulary]` before each token of it, by the model's own forward pass at temperature
+        1."""
         ids = torch.tensor(np.concatenate([prompt, response]), dtype=torch.int64)[None]
         with torch.no_grad():
-            log_p = lm(ids).logits[0].log_softmax(-1)
-        found = log_p[:-1].gather(-1, ids[0, 1:, None])[:, 0]
-        return [float(x) for x in found[len(prompt) - 1 :]]
+            return lm(ids).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
 
-    def generate(requests: list[GenerationRequest], limit: int = LIMIT) -> dict[int, dict[str, Any]]:
+    def log_probs(prompt: Any, response: Any) -> list[float]:
+        chosen = torch.tensor(response, dtype=torch.int64)[:, None]
+        return [float(x) for x in distributions(prompt, response).gather(-1, chosen)[:, 0]]
+
+    def nucleus(prompt: Any, response: Any) -> list[list[float]]:
+        """For each token: the probability of those that are likelier, and its log-prob among the fewest likeliest that
+        hold TOP_P."""
+        found = []
+        for row, token in zip(distributions(prompt, response).exp().double().tolist(), response, strict=True):
+            likelier = sum(p for p in row if p > row[token])
+            held = 0.0
+            for p in sorted(row, reverse=True):
+                held += p
+                if held >= TOP_P:
+                    break
+            found.append([likelier, math.log(row[token] / held)])
+        return found
+
+    def generate(
+        requests: list[GenerationRequest], limit: int = LIMIT, top_p: float = 1.0
+    ) -> dict[int, dict[str, Any]]:
         return {
             g.key: {"tokens": g.tokens.tolist(), "log_probs": g.log_probs.tolist(), "finish": g.finish_reason}
-            for g in engine.generate(requests, Sampling(1.0, limit))
+            for g in engine.generate(requests, Sampling(1.0, limit, top_p))
         }
 
     def load() -> dict[str, Any]:
@@ -96,6 +117,21 @@ def main(model: str, out: str) -> None:
     found["long"], found["long_alone"] = generate(long, 8), {4: generate([long[4]], 8)[4]}
     found["long_expected"] = {
         key: log_probs(long[key].prompt, np.array(one["tokens"], np.int32)) for key, one in found["long"].items()
+    }
+    found["top_p"] = generate(requests, top_p=TOP_P)
+    found["top_p_expected"] = {key: nucleus(requests[key].prompt, one["tokens"]) for key, one in found["top_p"].items()}
+    greedy = [GenerationRequest(100 + key, prompt, seed=0, greedy=True) for key, prompt in enumerate(prompts)]
+    found["mixed"] = generate([*greedy[:2], *requests, *greedy[2:]], top_p=TOP_P)
+    found["greedy_expected"] = {
+        one.key: [
+            [float(row.max()), float(row[token])]
+            for row, token in zip(
+                distributions(one.prompt, found["mixed"][one.key]["tokens"]),
+                found["mixed"][one.key]["tokens"],
+                strict=True,
+            )
+        ]
+        for one in greedy
     }
     engine.close()
     Path(out).write_text(json.dumps(found))
@@ -163,6 +199,36 @@ def test_prompts_of_more_tokens_than_one_step_takes_are_sampled_by_their_seeds(f
     assert found["long_alone"]["4"]["tokens"] == found["long"]["4"]["tokens"]
     for key, one in found["long"].items():
         assert one["log_probs"] == pytest.approx(found["long_expected"][key], abs=1e-4)
+
+
+def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_their_log_probs(found: dict[str, Any]) -> None:
+    pairs = [
+        (log_prob, likelier, expected)
+        for key, one in found["top_p"].items()
+        for log_prob, (likelier, expected) in zip(one["log_probs"], found["top_p_expected"][key], strict=True)
+    ]
+    assert len(found["top_p"]) == 32
+    assert len(pairs) > 100
+    assert max(likelier for _, likelier, _ in pairs) < TOP_P + 1e-4
+    # Where a token's place at the edge hangs on the last bit, all log-probs of that place are others.
+    assert sum(abs(log_prob - expected) > 1e-4 for log_prob, _, expected in pairs) <= 0.01 * len(pairs)
+    # Without top-p, seeds and weights the same, tokens beyond that edge are drawn.
+    assert {key: one["tokens"] for key, one in found["top_p"].items()} != {
+        key: one["tokens"] for key, one in found["second"]["made"].items()
+    }
+
+
+def test_a_greedy_request_takes_the_likeliest_tokens_among_sampled_ones_and_leaves_those_alone(
+    found: dict[str, Any],
+) -> None:
+    mixed = found["mixed"]
+    assert {key: one["tokens"] for key, one in mixed.items() if int(key) < 100} == {
+        key: one["tokens"] for key, one in found["top_p"].items()
+    }
+    assert len(found["greedy_expected"]) == len(LENGTHS)
+    for key, expected in found["greedy_expected"].items():
+        assert all(taken > best - 1e-4 for best, taken in expected)
+        assert mixed[key]["log_probs"] == pytest.approx([taken for _, taken in expected], abs=1e-4)
 
 
 if __name__ == "__main__":
