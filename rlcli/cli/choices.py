@@ -48,7 +48,7 @@ def choices(key: str) -> list[Choice]:
         Choice(f"{kind.partition('.')[2]} = {name}", _told(options), options)
         for kind in MODULES
         for name, _ in _functions(kind)
-        if (options := _options(kind, name)) and (not number or number in options)
+        if (options := {o: d for o, d in _options(kind, name).items() if number in ("", o)})
     ]
     if not taking:
         known = {name for kind in MODULES for one, _ in _functions(kind) for name in _options(kind, one)}
