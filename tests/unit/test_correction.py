@@ -116,6 +116,18 @@ def test_weights_are_finite_detached_and_of_the_dtype_of_the_log_probs(name: str
     assert weights.shape == given["log_probs"].shape
 
 
+@pytest.mark.parametrize("name", ["icepop", "sequence_mask", "geometric_mask"])
+def test_the_bounds_themselves_are_inside(name: str) -> None:
+    given = inputs([[(-1.0, -1.0)]])
+    assert weigh(name, given, correction_low=1.0, correction_high=1.0).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_the_geometric_mean_judges_all_lengths_alike(length: int) -> None:
+    slight, more = ([(-1.0, -1.0 - math.log(ratio))] * length for ratio in (1.0008, 1.0012))
+    assert weigh("geometric_mask", inputs([slight, more])).tolist() == [1.0] * length + [0.0] * length
+
+
 def test_with_equal_log_probs_nothing_is_corrected() -> None:
     given = inputs([[(-1.0, -1.0)] * 3, [(-0.1, -0.1)]])
     for name in NAMES:
@@ -178,6 +190,10 @@ def test_corrected_counts_the_tokens_whose_weight_was_cut_or_zeroed(name: str, d
     assert got["mismatch/corrected"] == CORRECTED[name]
     free = totals(batch, name, dtype, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
     assert free["mismatch_corrected"] == 0.0
+
+
+def test_a_slight_cut_counts_too() -> None:
+    assert totals([[(-1.0, -1.0 - math.log(2.0002))]], "token_tis")["mismatch_corrected"] == 1.0
 
 
 def test_the_kl_is_that_of_engine_to_trainer() -> None:
