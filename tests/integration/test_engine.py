@@ -35,7 +35,7 @@ def main(model: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     random = np.random.default_rng(0)
-    printable = np.arange(10, lm.config.vocab_size, dtype=np.int32)
+    printable: np.ndarray = np.arange(10, lm.config.vocab_size, dtype=np.int32)
     prompts = [random.choice(printable, n) for n in LENGTHS]
     # Some characters beside the model's own end token, so that random weights are sure to draw one now and then.
     stops = tuple(int(token) for token in printable[::32])
