@@ -1,11 +1,9 @@
-"""The composed algorithm: its value and gradient, and that neither knows how a minibatch was split."""
+"""The composed objective: its value and gradient, and that neither knows how a minibatch was split."""
 
 from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,175 +13,345 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlcli.algorithms import aggregation
+from rlcli.algorithms import aggregation, correction, kl, losses
 from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.algorithm import Algorithm, Objective
 from rlcli.config.schema import Algorithm as Section
-from rlcli.errors import UnknownName
+from tests.loss_references import REFERENCES, Response, packed, rho_of
 
-LONGEST = 12
-relaxed = settings(deadline=None)  # the first call of a torch operation is slow
+LONGEST = 6
+NEEDED: dict[str, dict[str, float]] = {"dro": {"beta": 0.7}}  # options without a default
+LOSSES = sorted(REFERENCES)
+AGGREGATIONS = aggregation.names()
+few = settings(deadline=None, max_examples=8)  # of each combination; the first call of a torch operation is slow
 
 
 def build(**changes: Any) -> Algorithm:
     """The algorithm of the configuration's defaults, with some keys changed."""
-    return Algorithm.build(**(Section().model_dump() | changes))
+    loss = changes.get("loss", "ppo")
+    fitting = {"select": "pairs"} if loss == "dpo" else {}
+    return Algorithm.build(**(Section().model_dump() | fitting | {"options": NEEDED.get(loss, {})} | changes))
 
 
 @dataclass
-class Response:
-    """One response: its advantage, and log π, log π_old, log π_ref of each token."""
+class Row:
+    """One response: what losses see of it, the engine's log-probs, whether it is right, and its prompt."""
 
-    advantage: float
-    new: list[float]
-    old: list[float]
-    reference: list[float]
+    response: Response
+    rollout: list[float]
+    right: bool
+    group: int
 
 
-def responses_of(lengths: list[int], seed: int, spread: float = 0.5) -> list[Response]:
+def rows_of(lengths: list[int], seed: int, zeros: float = 0.2) -> list[Row]:
+    """Two responses an entry, of that length and of another, which are a pair; some pairs have advantages of 0."""
     draw = random.Random(seed)
     made = []
-    for length in lengths:
-        new = [draw.uniform(-3.0, 0.0) for _ in range(length)]
-        old, reference = ([value + draw.gauss(0.0, spread) for value in new] for _ in range(2))
-        made.append(Response(draw.choice([0.0, draw.gauss(0.0, 1.0)]), new, old, reference))
+    for pair, longer in enumerate(lengths):
+        size = 0.0 if draw.random() < zeros else draw.uniform(0.1, 2.0)
+        for length, advantage in ((longer, size), (draw.randint(0, longer), -size)):
+            old = [draw.uniform(-3.0, -0.1) for _ in range(length)]
+            new, reference, rollout = ([min(0.0, o + draw.gauss(0.0, 0.5)) for o in old] for _ in range(3))
+            selected = [draw.random() < 0.3 for _ in old]
+            response = Response(new, old, reference, advantage, pair, selected)
+            made.append(Row(response, rollout, draw.random() < 0.5, pair // 2))
     return made
 
 
-def whole(responses: list[Response]) -> Denominators:
-    return Denominators(sum(len(r.new) for r in responses), len(responses), LONGEST)
+@dataclass(frozen=True)
+class Whole:
+    """What a minibatch holds, whoever forwards which part of it."""
+
+    denominators: Denominators
+    right_tokens: int
+    group_tokens: dict[int, int]
+
+    @classmethod
+    def of(cls, rows: list[Row]) -> Whole:
+        tokens = {row.group: 0 for row in rows}
+        for row in rows:
+            tokens[row.group] += len(row.response.new)
+        counts = Denominators(sum(tokens.values()), max(len(rows), 1), LONGEST, max(len(tokens), 1))
+        return cls(counts, sum(len(row.response.new) for row in rows if row.right), tokens)
 
 
-def run(algorithm: Algorithm, responses: list[Response], denominators: Denominators) -> tuple[Objective, Tensor]:
+def inputs_of_rows(rows: list[Row], whole: Whole) -> dict[str, Tensor]:
+    """All that a micro-batch can have. The entropy is any function of the log-probs that bears a gradient."""
+    inputs = packed([row.response for row in rows])
+    inputs["rollout_log_probs"] = torch.tensor([value for row in rows for value in row.rollout], dtype=torch.float64)
+    inputs["entropy"] = inputs["log_probs"].square()
+    inputs["right"] = torch.tensor([row.right for row in rows], dtype=torch.bool)
+    inputs["group_tokens"] = torch.tensor([whole.group_tokens[row.group] for row in rows], dtype=torch.float32)
+    return inputs
+
+
+def run(
+    algorithm: Algorithm, rows: list[Row], whole: Whole, *, without: tuple[str, ...] = (), entropy_coef: float = 0.0
+) -> tuple[Objective, Tensor]:
     """The objective of one micro-batch, and its gradient for each of its tokens."""
-
-    def column(name: str) -> Tensor:
-        return torch.tensor([value for r in responses for value in getattr(r, name)], dtype=torch.float64)
-
-    lengths = [len(r.new) for r in responses]
-    sequence = torch.tensor([i for i, length in enumerate(lengths) for _ in range(length)], dtype=torch.int64)
-    advantages = torch.tensor([r.advantage for r in responses], dtype=torch.float64)[sequence]
-    new = column("new").requires_grad_()
-    reference = column("reference") if algorithm.needs_reference else None
-    counts = torch.tensor(lengths, dtype=torch.int64)
-    objective = algorithm.objective(new, column("old"), reference, advantages, sequence, counts, denominators)
-    (gradient,) = torch.autograd.grad(objective.loss, new)
-    return objective, gradient
+    inputs = inputs_of_rows(rows, whole)
+    objective = algorithm.objective(
+        {name: value for name, value in inputs.items() if name not in without},
+        whole.denominators,
+        kl_coef=algorithm.kl.coef,
+        entropy_coef=entropy_coef,
+        right_tokens=whole.right_tokens,
+    )
+    (gradient,) = torch.autograd.grad(objective.loss, inputs["log_probs"], allow_unused=True)
+    return objective, torch.zeros_like(inputs["log_probs"]) if gradient is None else gradient
 
 
-def objective_reference(responses: list[Response], section: Section) -> tuple[float, dict[str, float]]:
-    """GRPO's objective as its paper writes it, in loops, with the KL in the loss."""
-    sums = dict.fromkeys(["tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev"], 0.0)
-    if section.kl_coef:
-        sums["kl"] = 0.0
-    by_response = []
-    for r in responses:
-        total = 0.0
-        for new, old, reference in zip(r.new, r.old, r.reference, strict=True):
-            rho = math.exp(new - old)
-            clipped = min(max(rho, 1 - section.clip_low), 1 + section.clip_high)
-            policy = -min(rho * r.advantage, clipped * r.advantage)
-            d = new - reference
-            divergence = math.exp(-d) - 1 + d
-            total += policy + section.kl_coef * divergence
+def divergence_of(estimator: str, new: float, reference: float) -> float:
+    d = new - reference
+    return {"1": d, "2": d * d / 2, "3": min(math.exp(-d) - 1 + d, 10.0)}[estimator[1]]
+
+
+def weights_of(name: str, row: Row) -> list[float]:
+    """Rollout corrections by their formulas, with their default bounds."""
+    logs = [old - mu for old, mu in zip(row.response.old, row.rollout, strict=True)]
+    product, mean = math.exp(math.fsum(logs)), math.exp(math.fsum(logs) / max(len(logs), 1))
+    found = []
+    for log in logs:
+        r = math.exp(log)
+        found.append(
+            {
+                "none": 1.0,
+                "token_tis": min(r, 2.0),
+                "sequence_tis": min(product, 2.0),
+                "icepop": r if 0.5 <= r <= 5.0 else 0.0,
+                "sequence_mask": float(0.5 <= product <= 2.0),
+                "geometric_mask": float(0.999 <= mean <= 1.001),
+            }[name]
+        )
+    return found
+
+
+def objective_reference(rows: list[Row], section: Section, entropy_coef: float) -> tuple[float, dict[str, float]]:
+    """aggregate(weight · policy loss + β KL − c entropy) + n · NLL of the right ones, in loops."""
+    names = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
+    sums = dict.fromkeys([*names, "mismatch_tokens", "mismatch_kl", "mismatch_k3", "mismatch_ratio"], 0.0)
+    whole = Whole.of(rows)
+    clips = {} if section.clip_high is None else {"clip_high": section.clip_high}
+    terms = REFERENCES[section.loss]([row.response for row in rows], **clips, **section.options)
+    totals, nll = [], 0.0
+    for row, of_row in zip(rows, terms, strict=True):
+        total, weights = 0.0, weights_of(section.correction, row)
+        r = row.response
+        for new, old, reference, mu, term, weight in zip(
+            r.new, r.old, r.reference, row.rollout, of_row, weights, strict=True
+        ):
+            divergence = divergence_of(section.kl_estimator, new, reference)
+            total += weight * term.loss + section.kl_coef * divergence - entropy_coef * new * new
+            nll -= new if row.right else 0.0
             sums["tokens"] += 1
-            sums["policy_loss"] += policy
-            sums["clip_low_tokens"] += r.advantage < 0 and rho < 1 - section.clip_low
-            sums["clip_high_tokens"] += r.advantage > 0 and rho > 1 + section.clip_high
-            sums["ratio_abs_dev"] += abs(rho - 1)
-            if section.kl_coef:
-                sums["kl"] += divergence
-        by_response.append(total)
-    n = len(responses)
+            sums["policy_loss"] += weight * term.loss
+            sums["clip_low_tokens"] += term.clipped_low
+            sums["clip_high_tokens"] += term.clipped_high
+            sums["ratio_abs_dev"] += abs(rho_of(new, old) - 1)
+            sums["kl"] += divergence
+            sums["entropy"] += new * new
+            sums["mismatch_tokens"] += 1
+            sums["mismatch_kl"] += mu - old
+            sums["mismatch_k3"] += math.exp(old - mu) - 1 - (old - mu)
+            sums["mismatch_ratio"] += math.exp(old - mu)
+        totals.append(total)
+    n = max(len(rows), 1)
     loss = {
-        "token-mean": sum(by_response) / max(sums["tokens"], 1.0),
-        "seq-mean-token-sum": sum(by_response) / n,
-        "seq-mean-token-mean": sum(x / max(len(r.new), 1) for x, r in zip(by_response, responses, strict=True)) / n,
-        "seq-mean-token-sum-norm": sum(by_response) / n / LONGEST,
+        "token-mean": sum(totals) / max(sums["tokens"], 1.0),
+        "seq-mean-token-sum": sum(totals) / n,
+        "seq-mean-token-mean": sum(x / max(len(row.response.new), 1) for x, row in zip(totals, rows, strict=True)) / n,
+        "seq-mean-token-sum-norm": sum(totals) / n / LONGEST,
+        "group-mean-token-mean": sum(
+            sum(x for x, row in zip(totals, rows, strict=True) if row.group == group) / max(tokens, 1)
+            for group, tokens in whole.group_tokens.items()
+        )
+        / max(len(whole.group_tokens), 1),
     }
-    return loss[section.aggregation], sums
+    return loss[section.aggregation] + section.nll_coef * nll / max(whole.right_tokens, 1), sums
 
 
-ragged = st.lists(st.integers(0, LONGEST), min_size=1, max_size=8)
+def values_of(sums: dict[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in sums.items()}
+
+
+ragged = st.lists(st.integers(0, LONGEST), max_size=5)
 seeds = st.integers(0, 2**32)
-kl_coefs = st.sampled_from([0.0, 0.1])
+coefs = st.sampled_from([0.0, 0.1])
+estimators, corrections = st.sampled_from(kl.names()), st.sampled_from(correction.names())
 
 
-@pytest.mark.parametrize("aggregation_name", aggregation.names())
-@relaxed
-@given(lengths=ragged, seed=seeds, kl_coef=kl_coefs)
-def test_objective_equals_the_paper(aggregation_name: str, lengths: list[int], seed: int, kl_coef: float) -> None:
-    section = Section(kl_coef=kl_coef, clip_high=0.28, aggregation=aggregation_name)
-    responses = responses_of(lengths, seed)
-    objective, _ = run(Algorithm.build(**section.model_dump()), responses, whole(responses))
-    loss, sums = objective_reference(responses, section)
+def check_against_the_papers(rows: list[Row], section: Section, entropy_coef: float) -> None:
+    objective, _ = run(Algorithm.build(**section.model_dump()), rows, Whole.of(rows), entropy_coef=entropy_coef)
+    loss, expected = objective_reference(rows, section, entropy_coef)
     assert objective.loss.item() == pytest.approx(loss, rel=1e-9, abs=1e-12)
-    assert {name: value.item() for name, value in objective.sums.items()} == pytest.approx(sums, rel=1e-9, abs=1e-12)
+    sums = values_of(objective.sums)
+    assert set(sums) >= set(expected)
+    assert all(value.dtype == torch.float64 and value.shape == () for value in objective.sums.values())
+    assert {name: sums[name] for name in expected} == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("aggregation_name", aggregation.names())
-@relaxed
-@given(lengths=ragged, seed=seeds, kl_coef=kl_coefs, parts=st.integers(1, 5))
-def test_any_split_adds_up_to_the_whole(
-    aggregation_name: str, lengths: list[int], seed: int, kl_coef: float, parts: int
+@pytest.mark.parametrize("aggregation_name", AGGREGATIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+@few
+@given(lengths=ragged, seed=seeds, kl_coef=coefs, entropy_coef=coefs, nll_coef=coefs, corrected=corrections)
+def test_objective_equals_the_papers_with_every_loss_and_aggregation(
+    loss: str,
+    aggregation_name: str,
+    lengths: list[int],
+    seed: int,
+    kl_coef: float,
+    entropy_coef: float,
+    nll_coef: float,
+    corrected: str,
 ) -> None:
-    algorithm = build(kl_coef=kl_coef, aggregation=aggregation_name, dual_clip=1.5)
-    responses = responses_of(lengths, seed)
-    denominators = whole(responses)
-    expected, gradient = run(algorithm, responses, denominators)
-    gradient_of = dict(enumerate(gradient.split(lengths)))
-
-    # A part may be empty: ranks run the same number of micro-batches, whether or not they have samples left.
-    order = list(range(len(responses)))
-    random.Random(seed).shuffle(order)
-    loss, sums = 0.0, dict.fromkeys(expected.sums, 0.0)
-    for part in (order[i::parts] for i in range(parts)):
-        objective, part_gradient = run(algorithm, [responses[i] for i in part], denominators)
-        loss += objective.loss.item()
-        sums = {name: total + objective.sums[name].item() for name, total in sums.items()}
-        for i, got in zip(part, part_gradient.split([lengths[i] for i in part]), strict=True):
-            torch.testing.assert_close(got, gradient_of[i], rtol=1e-9, atol=1e-12)
-    assert loss == pytest.approx(expected.loss.item(), rel=1e-9, abs=1e-12)
-    assert sums == pytest.approx({name: v.item() for name, v in expected.sums.items()}, rel=1e-9, abs=1e-12)
+    section = Section(
+        loss=loss,
+        aggregation=aggregation_name,
+        select="pairs" if loss == "dpo" else "all",
+        options=NEEDED.get(loss, {}),
+        kl_coef=kl_coef,
+        nll_coef=nll_coef,
+        correction=corrected,
+    )
+    check_against_the_papers(rows_of(lengths, seed), section, entropy_coef)
 
 
-@relaxed
+@pytest.mark.parametrize("corrected", correction.names())
+@pytest.mark.parametrize("estimator", kl.names())
+@few
+@given(lengths=ragged, seed=seeds, aggregation_name=st.sampled_from(AGGREGATIONS))
+def test_objective_equals_the_papers_with_every_kl_and_correction(
+    estimator: str, corrected: str, lengths: list[int], seed: int, aggregation_name: str
+) -> None:
+    section = Section(
+        kl_coef=0.3, kl_estimator=estimator, correction=corrected, aggregation=aggregation_name, clip_high=0.28
+    )
+    check_against_the_papers(rows_of(lengths, seed), section, 0.01)
+
+
+def add_up(
+    algorithm: Algorithm, rows: list[Row], ranks: list[list[list[int]]], entropy_coef: float = 0.0
+) -> tuple[float, dict[str, float], dict[int, Tensor]]:
+    """Loss, sums and gradients of a minibatch forwarded as ranks[rank][micro-batch] → rows."""
+    whole = Whole.of(rows)
+    loss, sums, gradients = 0.0, dict[str, float](), dict[int, Tensor]()
+    for parts in ranks:
+        for part in parts:
+            chosen = [rows[index] for index in part]
+            objective, gradient = run(algorithm, chosen, whole, entropy_coef=entropy_coef)
+            loss += objective.loss.item()
+            for name, value in values_of(objective.sums).items():
+                sums[name] = sums.get(name, 0.0) + value
+            gradients |= zip(part, gradient.split([len(row.response.new) for row in chosen]), strict=True)
+    return loss, sums, gradients
+
+
+@pytest.mark.parametrize("aggregation_name", AGGREGATIONS)
+@pytest.mark.parametrize("loss", losses.names())
+@few
+@given(lengths=ragged, seed=seeds, parts=st.integers(1, 3), corrected=corrections)
+def test_any_split_over_micro_batches_and_two_ranks_adds_up_to_the_whole(
+    loss: str, aggregation_name: str, lengths: list[int], seed: int, parts: int, corrected: str
+) -> None:
+    algorithm = build(loss=loss, aggregation=aggregation_name, kl_coef=0.1, nll_coef=0.1, correction=corrected)
+    rows = rows_of(lengths, seed)
+    one = add_up(algorithm, rows, [[list(range(len(rows)))]], 0.01)
+
+    # Pairs stay together. A part may be empty: ranks run the same number of micro-batches, with samples left or not.
+    pairs = list(range(len(lengths)))
+    random.Random(seed).shuffle(pairs)
+    split = [[i for pair in pairs[at :: 2 * parts] for i in (2 * pair, 2 * pair + 1)] for at in range(2 * parts)]
+    two = add_up(algorithm, rows, [split[:parts], split[parts:]], 0.01)
+    assert two[0] == pytest.approx(one[0], rel=1e-9, abs=1e-12)
+    assert two[1] == pytest.approx(one[1], rel=1e-9, abs=1e-12)
+    assert set(two[2]) == set(one[2])
+    for index, gradient in one[2].items():
+        torch.testing.assert_close(two[2][index], gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", losses.names())
+@few
 @given(lengths=ragged, seed=seeds)
-def test_leaving_out_a_zero_advantage_sample_changes_nothing_when_there_are_no_token_terms(
-    lengths: list[int], seed: int
+def test_samples_with_an_advantage_of_zero_may_be_left_out_exactly_when_the_algorithm_says_so(
+    loss: str, lengths: list[int], seed: int
 ) -> None:
-    algorithm = build()
-    assert not algorithm.has_token_terms
-    responses = responses_of(lengths, seed)
-    everything, gradient = run(algorithm, responses, whole(responses))
-    active, rest = run(algorithm, [r for r in responses if r.advantage != 0.0], whole(responses))
-    assert active.loss.item() == pytest.approx(everything.loss.item(), rel=1e-9, abs=1e-12)
-    assert gradient.abs().sum().item() == pytest.approx(rest.abs().sum().item(), rel=1e-9, abs=1e-12)
+    algorithm = build(loss=loss, aggregation="group-mean-token-mean")
+    rows = rows_of([3, *lengths, 3], seed, zeros=0.5)
+    rows[0].response = rows[0].response._replace(advantage=0.0)
+    rows[1].response = rows[1].response._replace(advantage=0.0)
+    active = [index for index, row in enumerate(rows) if row.response.advantage != 0.0]
+    _, _, everything = add_up(algorithm, rows, [[list(range(len(rows)))]])
+    _, _, rest = add_up(algorithm, rows, [[active]])
+    for index in active:
+        torch.testing.assert_close(rest[index], everything[index], rtol=1e-12, atol=1e-12)
+    silent = not any(bool(everything[index].any()) for index in set(range(len(rows))) - set(active))
+    if algorithm.skips_zero_advantages:
+        assert silent
+    elif algorithm.token_selector is None:
+        assert not silent
 
 
-@pytest.mark.parametrize("aggregation_name", aggregation.names())
+def test_what_else_has_a_gradient_keeps_every_sample() -> None:
+    assert build().skips_zero_advantages
+    for changes in (
+        {"kl_coef": 0.1},
+        {"entropy_coef": 0.01},
+        {"entropy_target": 0.2},
+        {"nll_coef": 0.1},
+        {"kl_coef": 0.1, "kl_in": "reward"},
+        {"advantage": "gae"},
+        {"loss": "clip_cov"},  # the means over all tokens count those of the samples without a gradient
+    ):
+        assert not build(**changes).skips_zero_advantages, changes
+
+
+SMOOTH = rows_of([3, 5], seed=5, zeros=0.0)
+
+
+@pytest.mark.parametrize("aggregation_name", AGGREGATIONS)
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_objective_gradient_is_right(aggregation_name: str, estimator: str) -> None:
-    algorithm = build(kl_coef=0.3, kl_estimator=estimator, aggregation=aggregation_name, dual_clip=1.5)
-    responses = responses_of([3, 0, 7, 1], seed=5)
-    columns = {name: [x for r in responses for x in getattr(r, name)] for name in ("new", "old", "reference")}
-    new, old, reference = (torch.tensor(values, dtype=torch.float64) for values in columns.values())
-    sequence = torch.tensor([0] * 3 + [2] * 7 + [3])
-    advantages = torch.tensor([0.7, 1.0, -1.2, 0.4], dtype=torch.float64)[sequence]
+def test_objective_gradient_is_that_of_its_value(aggregation_name: str, estimator: str) -> None:
+    algorithm = build(kl_coef=0.3, kl_estimator=estimator, aggregation=aggregation_name, dual_clip=1.5, nll_coef=0.2)
+    whole = Whole.of(SMOOTH)
+    inputs = inputs_of_rows(SMOOTH, whole)
 
     def loss(log_probs: Tensor) -> Tensor:
-        lengths = torch.tensor([3, 0, 7, 1])
-        return algorithm.objective(log_probs, old, reference, advantages, sequence, lengths, whole(responses)).loss
+        changed = inputs | {"log_probs": log_probs, "entropy": log_probs.square()}
+        return algorithm.objective(
+            changed, whole.denominators, kl_coef=0.3, entropy_coef=0.05, right_tokens=whole.right_tokens
+        ).loss
 
-    assert torch.autograd.gradcheck(loss, new.requires_grad_())
+    assert torch.autograd.gradcheck(loss, inputs["log_probs"])
+
+
+@pytest.mark.parametrize("estimator", ["k1+", "k3+"])
+def test_straight_through_kl_has_the_value_of_its_namesake_and_the_gradient_of_k2(estimator: str) -> None:
+    whole = Whole.of(SMOOTH)
+    plus, gradient = run(build(kl_coef=0.3, kl_estimator=estimator), SMOOTH, whole)
+    namesake, _ = run(build(kl_coef=0.3, kl_estimator=estimator[:2]), SMOOTH, whole)
+    _, expected = run(build(kl_coef=0.3, kl_estimator="k2"), SMOOTH, whole)
+    assert plus.loss.item() == pytest.approx(namesake.loss.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_kl_in_the_reward_is_measured_but_is_no_term_of_the_loss() -> None:
+    whole = Whole.of(SMOOTH)
+    rewarded, gradient = run(build(kl_coef=0.3, kl_in="reward"), SMOOTH, whole)
+    without, expected = run(build(), SMOOTH, whole)
+    assert rewarded.loss.item() == without.loss.item()
+    assert torch.equal(gradient, expected)
+    assert rewarded.sums["kl"].item() == without.sums["kl"].item() > 0
 
 
 def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)
-    sequence, advantages = torch.tensor([0, 0, 1]), torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64)
-    objective = build().objective(
-        new, None, None, advantages, sequence, torch.tensor([2, 1]), Denominators(tokens=6, sequences=3, max_length=9)
-    )
+    inputs = {
+        "log_probs": new,
+        "advantages": torch.tensor([2.0, 2.0, -1.0], dtype=torch.float64),
+        "sequence": torch.tensor([0, 0, 1]),
+        "lengths": torch.tensor([2, 1]),
+    }
+    objective = build().objective(inputs, Denominators(tokens=6, sequences=3, max_length=9))
     objective.loss.backward()
     assert new.grad is not None
     assert new.grad.tolist() == pytest.approx([-2 / 6, -2 / 6, 1 / 6])
@@ -191,48 +359,45 @@ def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient() -> No
     assert not any(value.requires_grad for value in objective.sums.values())
 
 
-@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
-def test_an_empty_micro_batch_has_a_zero_loss_to_go_backward_from_and_the_usual_sums(kl_coef: float) -> None:
-    algorithm = build(kl_coef=kl_coef)
-    full, _ = run(algorithm, responses_of([3], seed=0), Denominators(3, 1, LONGEST))
-    empty, gradient = run(algorithm, [], Denominators(3, 1, LONGEST))
-    assert empty.loss.item() == 0.0
-    assert gradient.shape == (0,)
-    assert {name: value.item() for name, value in empty.sums.items()} == dict.fromkeys(full.sums, 0.0)
+def test_without_old_log_probs_the_correction_weighs_the_policy_that_trains() -> None:
+    rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [-1.0 - math.log(1.5)], False, 0)]
+    objective, gradient = run(build(), rows, Whole.of(rows), without=("old_log_probs",))
+    assert objective.sums["policy_loss"].item() == pytest.approx(-2 * 1.5)  # r = 1.5, without a gradient of its own
+    assert gradient.tolist() == pytest.approx([-2 * 1.5])
 
 
-def test_a_kl_term_asks_for_a_reference_and_keeps_zero_advantages_active() -> None:
-    assert build(kl_coef=0.1).needs_reference
-    assert build(kl_coef=0.1).has_token_terms
-    assert not build(kl_coef=0.0).needs_reference
+@pytest.mark.parametrize("aggregation_name", AGGREGATIONS)
+@pytest.mark.parametrize("loss", losses.names())
+def test_an_empty_micro_batch_has_a_zero_loss_to_go_backward_from_and_the_usual_sums(
+    loss: str, aggregation_name: str
+) -> None:
+    algorithm = build(loss=loss, aggregation=aggregation_name, kl_coef=0.1, nll_coef=0.1)
+    whole = Whole.of(SMOOTH)
+    full, _ = run(algorithm, SMOOTH, whole)
+    for rows in ([], rows_of([0, 0], seed=0)):
+        whole = Whole.of(SMOOTH + rows)
+        empty, gradient = run(algorithm, rows, whole)
+        assert empty.loss.item() == 0.0
+        assert empty.loss.requires_grad
+        assert gradient.shape == (0,)
+        assert values_of(empty.sums) == dict.fromkeys(full.sums, 0.0)
 
 
-def test_old_log_probs_are_needed_from_the_second_update_on() -> None:
-    assert [build().needs_old_log_probs(updates) for updates in (1, 2, 4)] == [False, True, True]
+MISMATCH = {f"mismatch_{name}" for name in ("tokens", "kl", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
 
 
-def test_permuting_responses_permutes_their_advantages() -> None:
-    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.3]), torch.tensor([0, 1, 0, 1, 0])
-    order = torch.tensor([3, 0, 4, 2, 1])
-    for name in ("grpo", "dr_grpo", "rloo"):
-        algorithm = build(advantage=name)
-        permuted = algorithm.advantages(rewards[order], groups[order])
-        torch.testing.assert_close(permuted, algorithm.advantages(rewards, groups)[order])
-
-
-def test_a_reward_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(AssertionError, match="not finite"):
-        build().advantages(torch.tensor([1.0, float("nan")]), torch.tensor([0, 0]))
-
-
-@pytest.mark.parametrize("key", ["advantage", "loss", "kl_estimator", "aggregation"])
-def test_every_part_is_looked_up_by_name(key: str) -> None:
-    with pytest.raises(UnknownName, match="nonesuch"):
-        build(**{key: "nonesuch"})
-
-
-def test_importing_the_algorithms_loads_torch_but_no_engine_and_no_configuration() -> None:
-    unwanted = {"ray", "vllm", "transformers", "pydantic", "rlcli.config"}
-    code = f"import sys, rlcli.algorithms.algorithm; print(sorted({unwanted} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("without", "gone"),
+    [
+        ("reference_log_probs", {"kl"}),
+        ("entropy", {"entropy"}),
+        ("rollout_log_probs", MISMATCH),
+    ],
+)
+def test_sums_tell_of_what_is_given_alone(without: str, gone: set[str]) -> None:
+    whole = Whole.of(SMOOTH)
+    full, _ = run(build(), SMOOTH, whole)
+    less, _ = run(build(), SMOOTH, whole, without=(without,))
+    assert set(full.sums) - set(less.sums) == gone
+    for name in less.sums.keys() - {"policy_loss"}:
+        assert less.sums[name].item() == full.sums[name].item()

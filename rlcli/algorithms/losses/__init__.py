@@ -9,7 +9,7 @@ the loss's name has chosen). It returns a `TokenLoss`. ρ = π / π_old, by `rat
 
 from __future__ import annotations
 
-from rlcli.algorithms.losses.base import LossFunction, TokenLoss, loss_functions, ratio
+from rlcli.algorithms.losses.base import LossFunction, TokenLoss, loss_functions, ratio, unclipped
 from rlcli.algorithms.losses.clipped import cispo, dppo_tv, ppo, sapo
 from rlcli.algorithms.losses.covariance import (
     SelectorFunction,
@@ -52,5 +52,6 @@ __all__ = [
     "select_kl_cov",
     "selectors",
     "sppo",
+    "unclipped",
     "value_loss",
 ]

@@ -1,0 +1,352 @@
+"""Which parts an algorithm may be made of, what it then asks of the trainer, and how it is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
+from rlcli.algorithms.algorithm import Algorithm
+from rlcli.algorithms.losses import TokenLoss, selectors
+from rlcli.algorithms.ranks import ALONE, Ranks
+from rlcli.config.schema import Algorithm as Section
+from rlcli.errors import ConfigError, UnknownName
+
+Register = Callable[[Any, str, Callable[..., Any]], None]
+
+
+def build(**changes: Any) -> Algorithm:
+    """The algorithm of the configuration's defaults, with some keys changed."""
+    return Algorithm.build(**(Section().model_dump() | changes))
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Register:
+    """Offers a function by name for the length of a test."""
+
+    def register(kind: Any, name: str, function: Callable[..., Any]) -> None:
+        table = kind.get.__self__._functions
+        monkeypatch.setitem(table, name, function)
+
+    return register
+
+
+def test_the_defaults_are_those_of_the_configuration() -> None:
+    assert Algorithm.build() == build()
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("advantage", "advantage"),
+        ("loss", "policy loss"),
+        ("select", "selection"),
+        ("aggregation", "aggregation"),
+        ("correction", "rollout correction"),
+        ("kl_estimator", "KL estimator"),
+    ],
+)
+def test_every_part_is_looked_up_by_name(key: str, kind: str) -> None:
+    with pytest.raises(UnknownName, match=f"no {kind} is called 'nonesuch'; "):
+        build(**{key: "nonesuch"})
+
+
+def test_near_names_are_offered() -> None:
+    with pytest.raises(UnknownName, match="no advantage is called 'grop'; did you mean grpo"):
+        build(advantage="grop")
+
+
+def test_every_advantage_and_every_loss_can_be_built_with_every_aggregation() -> None:
+    for advantage in advantages.names():
+        assert build(advantage=advantage).advantage is advantages.get(advantage)
+    for loss in losses.names():
+        for name in aggregation.names():
+            select = "pairs" if loss == "dpo" else "all"
+            options = {"beta": 0.5} if loss in ("dro", "dpo") else {}
+            assert build(loss=loss, aggregation=name, select=select, options=options).loss is losses.get(loss)
+
+
+def test_each_advantage_says_what_it_needs() -> None:
+    needs = {
+        name
+        for name in advantages.names()
+        if build(advantage=name).needs_critic
+        or build(advantage=name).needs_process_rewards
+        or build(advantage=name).needs_baselines
+    }
+    assert needs == {"gae", "vapo", "prime", "remax"}
+    assert build(advantage="gae").needs_critic
+    assert build(advantage="vapo").needs_critic
+    assert build(advantage="prime").needs_process_rewards
+    assert not build(advantage="prime").needs_critic
+    assert build(advantage="remax").needs_baselines
+    token_level = {name for name in advantages.names() if build(advantage=name).is_token_level}
+    assert token_level == {"gae", "vapo", "prime", "reinforce_pp"}
+
+
+def test_a_reference_is_needed_by_a_kl_a_process_reward_and_a_loss_against_it() -> None:
+    assert not build().needs_reference
+    assert build(kl_coef=0.1).needs_reference
+    assert build(kl_coef=0.1, kl_in="reward").needs_reference
+    assert build(advantage="prime").needs_reference
+    assert build(loss="dpo", select="pairs").needs_reference
+
+
+def test_old_log_probs_are_needed_by_a_second_update_a_kl_in_the_reward_and_a_choice_of_tokens() -> None:
+    assert [build().needs_old_log_probs(updates) for updates in (1, 2, 4)] == [False, True, True]
+    assert not build(kl_coef=0.1).needs_old_log_probs(1)
+    assert build(kl_coef=0.1, kl_in="reward").needs_old_log_probs(1)
+    assert build(loss="kl_cov").needs_old_log_probs(1)
+
+
+def test_advantages_are_known_before_tokens_when_rewards_alone_make_them() -> None:
+    assert build().advantages_before_tokens
+    assert build(kl_in="reward").advantages_before_tokens  # without a coefficient there is no KL
+    assert not build(kl_in="reward", kl_coef=0.1).advantages_before_tokens
+    assert not build(advantage="reinforce_pp").advantages_before_tokens
+
+
+def test_coefficients_are_handed_to_their_controllers() -> None:
+    algorithm = build(kl_coef=0.1, kl_target=0.05, entropy_coef=0.01, entropy_target=0.2, mismatch_alarm=0.3)
+    assert (algorithm.kl.coef, algorithm.kl.target) == (0.1, 0.05)
+    assert (algorithm.entropy.coef, algorithm.entropy.target) == (0.01, 0.2)
+    assert algorithm.mismatch_alarm == 0.3
+
+
+REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.3]), torch.tensor([0, 1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_permuting_responses_permutes_their_advantages(name: str) -> None:
+    order = torch.tensor([3, 0, 4, 2, 1])
+    algorithm = build(advantage=name)
+    made = algorithm.response_advantages({"rewards": REWARDS, "groups": GROUPS})
+    permuted = algorithm.response_advantages({"rewards": REWARDS[order], "groups": GROUPS[order]})
+    torch.testing.assert_close(permuted, made[order])
+
+
+def test_options_reach_the_functions_that_take_them() -> None:
+    inputs = {"rewards": REWARDS, "groups": GROUPS}
+    plain = build(advantage="dr_grpo").response_advantages(inputs)
+    assert torch.equal(build(scale="none").response_advantages(inputs), plain)
+    taken = build(select="right", options={"right_above": 0.2})
+    generator = torch.Generator()
+    assert taken.select_samples(REWARDS, GROUPS, generator).tolist() == [0, 4, 3]
+    assert build(select="right").select_samples(REWARDS, GROUPS, generator).tolist() == [0, 3]
+
+
+def test_a_selection_draws_from_the_given_generator() -> None:
+    algorithm = build(select="best_random")
+    drawn = [algorithm.select_samples(REWARDS, GROUPS, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1)]
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == 5
+
+
+def test_token_advantages_take_what_they_ask_for_and_no_more() -> None:
+    inputs = {
+        "token_rewards": torch.tensor([0.0, 1.0, 0.0]),
+        "values": torch.full((3,), 0.5),
+        "sequence": torch.tensor([0, 0, 1]),
+        "lengths": torch.tensor([2, 1]),
+        "ranks": ALONE,
+    }
+    made = build(advantage="gae").token_advantages(inputs)
+    assert made.returns is not None
+    assert made.returns.tolist() == [1.0, 1.0, 0.0]
+    assert build(advantage="gae", gamma=0.0).token_advantages(inputs).advantages[0].item() < 0  # V alone is taken off
+    assert build(advantage="reinforce_pp").token_advantages(inputs).returns is None
+
+
+def test_moments_are_taken_over_all_ranks() -> None:
+    """The other rank holds a response of one token and reward 4."""
+    both = Ranks(
+        add=lambda t: t + torch.stack([t.new_tensor(1.0), t.new_tensor(4.0)]) if t.ndim else t + (4.0 - 4 / 3) ** 2,
+        gather=lambda t: torch.zeros(1, dtype=t.dtype),
+    )
+    inputs = {"token_rewards": torch.tensor([0.0, 0.0], dtype=torch.float64), "sequence": torch.tensor([0, 1])}
+    made = build(advantage="reinforce_pp").token_advantages(inputs | {"ranks": both})
+    assert made.advantages.tolist() == pytest.approx([-(4 / 3) / (16 / 3) ** 0.5] * 2)  # mean 4/3, variance 16/3
+
+
+def test_selected_tokens_come_from_the_selector_of_the_losss_name() -> None:
+    algorithm = build(loss="kl_cov", options={"cov_share": 0.5})
+    inputs = {
+        "old_log_probs": torch.tensor([-4.0, -3.0, -1.0, 0.0]),
+        "advantages": torch.tensor([-1.0, 1.0, -1.0, 1.0]),
+        "noise": torch.rand(4),
+        "ranks": ALONE,
+    }
+    assert algorithm.select_tokens(inputs).tolist() == [True, False, False, True]
+
+
+def test_a_broken_invariant_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="not finite"):
+        build().response_advantages({"rewards": torch.tensor([1.0, float("nan")]), "groups": torch.tensor([0, 0])})
+    with pytest.raises(AssertionError):
+        build(advantage="gae").response_advantages({"rewards": torch.zeros(1)})
+    with pytest.raises(AssertionError):
+        build().token_advantages({})
+    with pytest.raises(AssertionError):
+        build().select_tokens({})
+
+
+def test_an_advantage_of_the_wrong_shape_is_an_error(register: Register) -> None:
+    register(advantages, "short", lambda rewards: rewards[:1])
+    with pytest.raises(AssertionError, match=r"\(1,\) advantages of \(5,\) rewards"):
+        build(advantage="short").response_advantages({"rewards": REWARDS})
+
+
+def asks(name: str) -> Callable[..., Any]:
+    """A function of one input."""
+    namespace: dict[str, Any] = {}
+    exec(f"def function({name}): ...", namespace)
+    function: Callable[..., Any] = namespace["function"]
+    return function
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "asked", "says"),
+    [
+        (advantages, "advantage", "reward", "the advantage 'mine' asks for 'reward', which it is not given; did you"),
+        (advantages, "advantage", "values", "the advantage 'mine' asks for 'values'"),  # a token's, without sequence
+        (losses, "loss", "old_logprobs", "the policy loss 'mine' asks for 'old_logprobs'"),
+        (losses, "loss", "rewards", "the policy loss 'mine' asks for 'rewards'"),
+        (selection, "select", "scores", "the selection 'mine' asks for 'scores'"),
+        (aggregation, "aggregation", "losses", "the aggregation 'mine' asks for 'losses'"),
+        (correction, "correction", "advantages", "the rollout correction 'mine' asks for 'advantages'"),
+        (kl, "kl_estimator", "ref_log_probs", "'ref_log_probs', which it is not given; did you mean log_probs, refere"),
+    ],
+)
+def test_a_function_that_asks_for_an_unknown_input_is_refused(
+    kind: Any, key: str, asked: str, says: str, register: Register
+) -> None:
+    register(kind, "mine", asks(asked))
+    with pytest.raises(ConfigError) as refused:
+        build(**{key: "mine"})
+    assert says in str(refused.value)
+
+
+def test_a_token_level_advantage_may_ask_for_what_tokens_have(register: Register) -> None:
+    register(advantages, "mine", lambda sequence, values, baselines: None)
+    with pytest.raises(ConfigError, match="the advantage 'mine' asks for 'baselines'"):
+        build(advantage="mine")
+
+
+def selecting(log_probs: Tensor, advantages: Tensor, selected: Tensor) -> TokenLoss:
+    return losses.kl_cov(log_probs, log_probs.detach(), advantages, selected)
+
+
+def test_a_loss_of_selected_tokens_needs_a_selector_of_its_name(register: Register) -> None:
+    register(losses, "mine", selecting)
+    with pytest.raises(UnknownName, match="no token selection is called 'mine'; there is: clip_cov, kl_cov"):
+        build(loss="mine")
+
+
+def test_the_selector_too_is_refused_for_an_unknown_input(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(losses, "mine", selecting)
+    monkeypatch.setitem(selectors._functions, "mine", asks("rewards"))
+    with pytest.raises(ConfigError, match="the token selection 'mine' asks for 'rewards'"):
+        build(loss="mine")
+
+
+def test_a_loss_of_pairs_needs_pairs() -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(loss="dpo")
+    assert str(refused.value) == (
+        "algorithm.loss = dpo compares pairs and algorithm.select = all makes none; give algorithm.select = pairs"
+    )
+
+
+def test_a_selection_by_rewards_that_a_kl_has_yet_to_change_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.select = pairs chooses by rewards that algorithm\.kl_in"):
+        build(select="pairs", kl_in="reward", kl_coef=0.1)
+    assert build(select="pairs", kl_in="reward", kl_coef=0.0)
+    assert build(select="pairs", kl_in="loss", kl_coef=0.1)
+    # There the KL goes to the reward of the token; the verdict is what the selection sees.
+    assert build(select="pairs", kl_in="reward", kl_coef=0.1, advantage="reinforce_pp")
+
+
+def test_an_option_that_no_part_takes_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(options={"tau_positve": 1.0}, loss="sapo")
+    assert str(refused.value) == (
+        "algorithm.options.tau_positve: none of the chosen functions takes it; did you mean tau_positive, tau_negative?"
+    )
+    with pytest.raises(ConfigError, match=r"algorithm\.options\.beta: none of the chosen functions takes it"):
+        build(options={"beta": 0.1})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"advantage": "vapo", "options": {"alpha": 0.1}},
+        {"loss": "gmpo", "clip_low": 0.3},
+        {"loss": "clip_cov", "options": {"cov_low": 0.5}},  # of the choice of tokens
+        {"select": "right", "options": {"right_above": 0.9}},
+        {"correction": "icepop", "options": {"correction_high": 4.0}},
+        {"advantage": "prime", "options": {"beta": 0.1}},  # of the process rewards
+    ],
+)
+def test_options_of_every_part_are_taken(changes: dict[str, Any]) -> None:
+    assert build(**changes).options.items() >= changes.get("options", {}).items()
+
+
+def test_an_option_without_a_default_must_be_given(register: Register) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(loss="dro")
+    assert str(refused.value) == "algorithm.options.beta is not given; the chosen functions have no default"
+    assert build(loss="dro", options={"beta": 0.5})
+
+    def mine(rewards: Tensor, *, beta: float) -> Tensor:
+        return beta * rewards
+
+    register(advantages, "mine", mine)
+    register(kl, "twice", lambda log_probs, reference_log_probs, *, beta=2.0: beta * log_probs)
+    with pytest.raises(ConfigError, match="beta is not given"):  # the default of another function is not its own
+        build(advantage="mine", kl_estimator="twice")
+
+
+def test_a_kl_estimate_of_ones_own_is_given_by_name_and_with_its_options(register: Register) -> None:
+    def mine(reference_log_probs: Tensor, log_probs: Tensor, *, power: float = 1.0) -> Tensor:
+        return (log_probs - reference_log_probs).abs() ** power
+
+    register(kl, "mine", mine)
+    given = torch.tensor([-1.0, -2.0]), torch.tensor([-2.0, -4.0])
+    assert build(kl_estimator="mine", options={"power": 2.0}).divergence(*given).tolist() == [1.0, 4.0]
+    assert build(kl_estimator="k1").divergence(*given).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "skips"),
+    [
+        (lambda advantages, log_probs: losses.gpg(log_probs, advantages), True),
+        (lambda advantages: losses.base.unclipped(advantages), True),  # without a gradient at all
+        (lambda log_probs, advantages: losses.base.unclipped(advantages + 0 * log_probs), True),
+        (lambda log_probs: losses.base.unclipped(-log_probs), False),
+        (lambda log_probs, advantages: losses.base.unclipped(advantages * log_probs + log_probs.exp()), False),
+    ],
+)
+def test_whether_a_loss_of_ones_own_vanishes_is_tried(
+    loss: Callable[..., TokenLoss], skips: bool, register: Register
+) -> None:
+    register(losses, "mine", loss)
+    assert build(loss="mine").skips_zero_advantages is skips
+
+
+def test_importing_the_algorithms_loads_torch_but_no_engine_and_no_configuration() -> None:
+    """Nor does it take more than a moment beside torch: what it does is define functions."""
+    unwanted = {"ray", "vllm", "transformers", "pydantic", "rlcli.config"}
+    code = (
+        "import sys, time, torch; began = time.process_time(); import rlcli.algorithms.algorithm;"
+        f"print(sorted({unwanted} & set(sys.modules)), time.process_time() - began)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found, seconds = done.stdout.rsplit(maxsplit=1)
+    assert found == "[]"
+    assert float(seconds) < 1.0
