@@ -1,21 +1,40 @@
-"""An algorithm is a composition: an advantage, a policy loss, a KL term and an aggregation."""
+"""An algorithm is a composition: an advantage, a policy loss, a KL term, an aggregation and a correction, by name."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlcli.algorithms.advantages import AdvantageFunction
-from rlcli.algorithms.advantages import get as get_advantage
-from rlcli.algorithms.aggregation import AggregationFunction, Denominators
+from rlcli.algorithms import advantages, kl, losses, selection
+from rlcli.algorithms.advantages import TokenAdvantages
+from rlcli.algorithms.aggregation import AggregationFunction, Denominators, token_mean
 from rlcli.algorithms.aggregation import get as get_aggregation
-from rlcli.algorithms.kl import KlFunction
-from rlcli.algorithms.kl import get as get_kl
-from rlcli.algorithms.losses import LossFunction, ratio
-from rlcli.algorithms.losses import get as get_loss
+from rlcli.algorithms.controllers import EntropyController, KlController
+from rlcli.algorithms.correction import CorrectionFunction, mismatch_sums
+from rlcli.algorithms.correction import get as get_correction
+from rlcli.algorithms.losses import ratio, selectors
+from rlcli.algorithms.named import call, inputs_of, options_of
+from rlcli.algorithms.plugins import load_file
+from rlcli.errors import ConfigError
+from rlcli.registry import near
+
+RESPONSE_INPUTS = frozenset({"rewards", "groups", "lengths", "baselines", "parts"})
+TOKEN_INPUTS = frozenset(
+    {"token_rewards", "values", "process_rewards", "sequence", "lengths", "rewards", "groups", "group_count", "ranks"}
+)
+LOSS_INPUTS = frozenset(
+    {"log_probs", "old_log_probs", "reference_log_probs", "advantages", "sequence", "lengths", "pairs", "selected"}
+)
+AGGREGATION_INPUTS = frozenset({"values", "sequence", "lengths", "denominators", "group_tokens"})
+SELECTION_INPUTS = frozenset({"rewards", "groups", "generator"})
+SELECTOR_INPUTS = frozenset({"old_log_probs", "advantages", "noise", "ranks"})
+CORRECTION_INPUTS = frozenset({"log_probs", "rollout_log_probs", "sequence", "lengths"})
+KL_INPUTS = frozenset({"log_probs", "reference_log_probs"})
 
 
 @dataclass(frozen=True)
@@ -26,13 +45,15 @@ class Objective:
     that averages gradients over ranks needs it multiplied by their number.)
 
     sums: detached float64 scalars, each a sum over this micro-batch's response tokens. Add them up over micro-batches
-    and ranks, then divide by `tokens` for means. The keys depend on the algorithm alone, never on the data:
+    and ranks, then divide by `tokens` for means. The keys depend on the algorithm and on the inputs, never on the data:
         tokens           how many response tokens were forwarded
-        policy_loss      the policy loss, without the KL term
+        policy_loss      the policy loss, corrected, without the other terms
         clip_low_tokens  tokens whose gradient the lower clip stopped
         clip_high_tokens tokens whose gradient the upper clip, or the dual clip, stopped
         ratio_abs_dev    |ρ − 1|: how far the policy has moved since it generated
         kl               the KL estimate, not multiplied by its coefficient (only with a reference)
+        entropy          the policy's entropy (only where given)
+        mismatch_…       see `correction.mismatch_sums` (only with the engine's log-probs)
     """
 
     loss: Tensor
@@ -43,106 +64,275 @@ class Objective:
 class Algorithm:
     """GRPO and its kin, made of parts.
 
-    >>> algorithm = Algorithm.build(
-    ...     advantage="grpo", loss="ppo", clip_low=0.2, clip_high=0.28, dual_clip=None,
-    ...     kl_coef=0.0, kl_estimator="k3", aggregation="token-mean",
-    ... )
-    >>> A = algorithm.advantages(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
+    >>> algorithm = Algorithm.build(advantage="grpo", loss="ppo", clip_high=0.28)
+    >>> A = algorithm.response_advantages({"rewards": torch.tensor([1.0, 0.0]), "groups": torch.tensor([0, 0])})
     >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])  # responses of two tokens and of one
-    >>> objective = algorithm.objective(
-    ...     torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), None, None, A[sequence],
-    ...     sequence, lengths, Denominators(tokens=3, sequences=2, max_length=4),
-    ... )
+    >>> inputs = {
+    ...     "log_probs": torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), "advantages": A[sequence],
+    ...     "sequence": sequence, "lengths": lengths,
+    ... }
+    >>> objective = algorithm.objective(inputs, Denominators(tokens=3, sequences=2, max_length=4))
     >>> f"{objective.loss.item():.4f}"  # A = ±1/√2 and ρ = 1: −(2 − 1) / √2 / 3
     '-0.2357'
     """
 
-    advantage: AdvantageFunction
-    loss: LossFunction
-    kl_estimator: KlFunction
-    kl_coef: float
+    advantage: advantages.AdvantageFunction
+    loss: losses.LossFunction
+    token_selector: Callable[..., Tensor] | None
+    select: selection.SelectionFunction
     aggregation: AggregationFunction
+    correction: CorrectionFunction
+    kl_estimator: kl.KlFunction
+    options: Mapping[str, Any]
+    kl: KlController
+    kl_in_reward: bool
+    entropy: EntropyController
+    nll_coef: float
+    mismatch_alarm: float
+    selects_pairs: bool
 
     @classmethod
     def build(
         cls,
         *,
-        advantage: str,
-        loss: str,
-        clip_low: float,
-        clip_high: float,
-        dual_clip: float | None,
-        kl_coef: float,
-        kl_estimator: str,
-        aggregation: str,
+        code: str = "",
+        advantage: str = "grpo",
+        scale: str = "group",
+        gamma: float = 1.0,
+        lam: float = 1.0,
+        loss: str = "ppo",
+        clip_low: float | None = None,
+        clip_high: float | None = None,
+        dual_clip: float | None = None,
+        select: str = "all",
+        aggregation: str = "token-mean",
+        options: Mapping[str, float] | None = None,
+        kl_coef: float = 0.0,
+        kl_estimator: str = "k3",
+        kl_in: str = "loss",
+        kl_target: float | None = None,
+        entropy_coef: float = 0.0,
+        entropy_target: float | None = None,
+        nll_coef: float = 0.0,
+        correction: str = "token_tis",
+        mismatch_alarm: float = 0.05,
     ) -> Algorithm:
-        """From the names and numbers of the configuration's `algorithm` section, which holds the defaults.
+        """From the names and numbers of the configuration's `algorithm` section.
 
-        Raises `UnknownName` for a part that does not exist.
+        Raises `UnknownName` for a part that does not exist, and `ConfigError` for parts that do not fit together.
         """
-        return cls(
-            advantage=get_advantage(advantage),
-            loss=partial(get_loss(loss), clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip),
-            kl_estimator=get_kl(kl_estimator),
-            kl_coef=kl_coef,
+        if code:
+            load_file(code)
+        named = {"scale": scale, "gamma": gamma, "lam": lam}
+        named |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+        given = {name: value for name, value in named.items() if value is not None} | dict(options or {})
+        loss_function = losses.get(loss)
+        selects_tokens = "selected" in inputs_of(loss_function)
+        algorithm = cls(
+            advantage=advantages.get(advantage),
+            loss=loss_function,
+            token_selector=selectors.get(loss) if selects_tokens else None,
+            select=selection.get(select),
             aggregation=get_aggregation(aggregation),
+            correction=get_correction(correction),
+            kl_estimator=kl.get(kl_estimator),
+            options=given,
+            kl=KlController(kl_coef, kl_target),
+            kl_in_reward=kl_in == "reward" and kl_coef > 0,
+            entropy=EntropyController(entropy_coef, entropy_target),
+            nll_coef=nll_coef,
+            mismatch_alarm=mismatch_alarm,
+            selects_pairs=select == "pairs",
         )
+        level = TOKEN_INPUTS if algorithm.is_token_level else RESPONSE_INPUTS
+        _check_inputs("advantage", advantage, algorithm.advantage, level)
+        _check_inputs("policy loss", loss, algorithm.loss, LOSS_INPUTS)
+        if algorithm.token_selector is not None:
+            _check_inputs("token selection", loss, algorithm.token_selector, SELECTOR_INPUTS)
+        _check_inputs("selection", select, algorithm.select, SELECTION_INPUTS)
+        _check_inputs("aggregation", aggregation, algorithm.aggregation, AGGREGATION_INPUTS)
+        _check_inputs("rollout correction", correction, algorithm.correction, CORRECTION_INPUTS)
+        _check_inputs("KL estimator", kl_estimator, algorithm.kl_estimator, KL_INPUTS)
+        algorithm._check_fit(loss, select)
+        algorithm._check_options(options or {})
+        return algorithm
+
+    def _check_fit(self, loss: str, select: str) -> None:
+        """Refuse parts that do not go together."""
+        if "pairs" in inputs_of(self.loss) and not self.selects_pairs:
+            raise ConfigError(
+                f"algorithm.loss = {loss} compares pairs and algorithm.select = {select} makes none",
+                "give algorithm.select = pairs",
+            )
+        if self.kl_in_reward and not self.is_token_level and select != "all":
+            raise ConfigError(
+                f"algorithm.select = {select} chooses by rewards that algorithm.kl_in = reward has yet to change",
+                "give kl_in = loss, select = all, or an advantage made of token rewards, such as reinforce_pp",
+            )
+
+    def _check_options(self, options: Mapping[str, float]) -> None:
+        """Refuse numbers that no part takes, and parts that lack one."""
+        taken = [option for part in self._parts for option in options_of(part).items()]
+        names = {name for name, _ in taken}
+        for name in options:
+            if name not in names:
+                raise ConfigError(f"algorithm.options.{name}: none of the chosen functions takes it", near(name, names))
+        for name, default in taken:
+            if default is inspect.Parameter.empty and name not in self.options:
+                raise ConfigError(f"algorithm.options.{name} is not given", "the chosen functions have no default")
+
+    @property
+    def _parts(self) -> list[Callable[..., Any]]:
+        parts = [self.advantage, self.loss, self.select, self.aggregation, self.correction, self.kl_estimator]
+        parts += [self.token_selector] if self.token_selector is not None else []
+        return parts + ([losses.process_rewards] if self.needs_process_rewards else [])
+
+    @property
+    def is_token_level(self) -> bool:
+        """Whether advantages differ within a response, so that they are made where its tokens lie."""
+        return "sequence" in inputs_of(self.advantage)
+
+    @property
+    def needs_critic(self) -> bool:
+        return "values" in inputs_of(self.advantage)
+
+    @property
+    def needs_process_rewards(self) -> bool:
+        return "process_rewards" in inputs_of(self.advantage)
+
+    @property
+    def needs_baselines(self) -> bool:
+        """Whether each prompt is also answered greedily."""
+        return "baselines" in inputs_of(self.advantage)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether `objective` takes reference log-probs."""
-        return self.kl_coef > 0
-
-    @property
-    def has_token_terms(self) -> bool:
-        """Whether a token has a gradient even where its advantage is 0, so that no sample can be skipped."""
-        return self.kl_coef > 0
+        """Whether reference log-probs are computed."""
+        return self.kl.coef > 0 or self.needs_process_rewards or "reference_log_probs" in inputs_of(self.loss)
 
     def needs_old_log_probs(self, updates_per_step: int) -> bool:
         """Whether old log-probs must be computed before the first update.
 
         With one update the policy that trains is still the one that generated: π_old is the detached π.
         """
-        return updates_per_step > 1
+        return updates_per_step > 1 or self.kl_in_reward or self.token_selector is not None
 
-    def advantages(self, rewards: Tensor, groups: Tensor) -> Tensor:
-        """Advantage of each response: float [N] from rewards (finite float [N]) and group labels (int64 [N])."""
-        assert rewards.shape == groups.shape, f"{tuple(rewards.shape)} rewards, {tuple(groups.shape)} groups"
+    @property
+    def advantages_before_tokens(self) -> bool:
+        """Whether rewards alone make the advantages, so that they are known before any forward pass."""
+        return not self.is_token_level and not self.kl_in_reward
+
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether a response whose advantage is 0 has a gradient of exactly 0, so that it needs no forward pass."""
+        others = self.kl.coef > 0 or self.entropy.coef > 0 or self.entropy.target is not None or self.nll_coef > 0
+        # A token selection looks at all tokens, those of such responses included.
+        return self.advantages_before_tokens and not others and self.token_selector is None and self._loss_vanishes()
+
+    def _loss_vanishes(self) -> bool:
+        """Whether the policy loss has no gradient where A = 0, tried on a few tokens: it may be anyone's function."""
+        log_probs = torch.tensor([-0.5, -1.0, -2.0, -0.1], dtype=torch.float64, requires_grad=True)
+        old = torch.tensor([-0.6, -3.0, -1.0, -0.1], dtype=torch.float64)
+        sequence = torch.tensor([0, 0, 1, 1])
+        inputs = {
+            "log_probs": log_probs,
+            "old_log_probs": old,
+            "reference_log_probs": old.flip(0),
+            "advantages": torch.zeros_like(old),
+            "sequence": sequence,
+            "lengths": torch.tensor([2, 2]),
+            "pairs": torch.tensor([0, 0]),
+            "selected": torch.tensor([True, False, True, False]),
+        }
+        loss = call(self.loss, inputs, self.options).loss.sum()
+        if not loss.requires_grad:
+            return True
+        (gradient,) = torch.autograd.grad(loss, log_probs, allow_unused=True)
+        return gradient is None or not bool(gradient.any())
+
+    def response_advantages(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Advantage of each response, float [N]. inputs: `rewards` (finite), `groups` and whatever else there is."""
+        assert not self.is_token_level
+        rewards = inputs["rewards"]
         assert bool(torch.isfinite(rewards).all()), "a reward is not finite"
-        return self.advantage(rewards, groups)
+        result: Tensor = call(self.advantage, inputs, self.options)
+        assert result.shape == rewards.shape, f"{tuple(result.shape)} advantages of {tuple(rewards.shape)} rewards"
+        return result
+
+    def select_samples(self, rewards: Tensor, groups: Tensor, generator: torch.Generator) -> Tensor:
+        """Indexes, int64, of the samples to train on; repeats are allowed."""
+        inputs = {"rewards": rewards, "groups": groups, "generator": generator}
+        indexes: Tensor = call(self.select, inputs, self.options)
+        return indexes
+
+    def token_advantages(self, inputs: Mapping[str, Any]) -> TokenAdvantages:
+        """Advantage and return of each token. inputs: as `advantages.tokens` names them."""
+        assert self.is_token_level
+        return TokenAdvantages(*call(self.advantage, inputs, self.options))
+
+    def select_tokens(self, inputs: Mapping[str, Any]) -> Tensor:
+        """The tokens of a minibatch that the loss treats apart, bool [T]."""
+        assert self.token_selector is not None
+        selected: Tensor = call(self.token_selector, inputs, self.options)
+        return selected
+
+    def divergence(self, log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
+        """Estimate of the KL to the reference at each token, float [T]."""
+        inputs = {"log_probs": log_probs, "reference_log_probs": reference_log_probs}
+        estimate: Tensor = call(self.kl_estimator, inputs, self.options)
+        return estimate
 
     def objective(
         self,
-        log_probs: Tensor,
-        old_log_probs: Tensor | None,
-        reference_log_probs: Tensor | None,
-        advantages: Tensor,
-        sequence: Tensor,
-        lengths: Tensor,
+        inputs: Mapping[str, Tensor],
         denominators: Denominators,
+        *,
+        kl_coef: float = 0.0,
+        entropy_coef: float = 0.0,
+        right_tokens: int = 0,
     ) -> Objective:
-        """The share of one micro-batch in aggregate(policy loss + kl_coef · KL).
+        """The share of one micro-batch in aggregate(policy loss + KL − entropy) + nll.
 
-        log_probs, old_log_probs, reference_log_probs, advantages: float [T], packed response tokens; only `log_probs`
-        bears a gradient. `old_log_probs` of None stands for the detached `log_probs`; `reference_log_probs` is given
-        exactly when `needs_reference`. sequence: int64 [T]. lengths: int64 [S]. denominators: of the whole minibatch.
-        T = 0 is allowed and gives a loss of 0.
+        inputs, packed over its T response tokens: `log_probs` (float [T], bears the gradient), `advantages` [T],
+        `sequence` int64 [T], `lengths` int64 [S], and where there are any `old_log_probs` (else the detached
+        `log_probs`), `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`,
+        `right` (bool [S]) and `group_tokens` [S]. kl_coef, entropy_coef: as they stand at this step. right_tokens: of
+        right responses in the whole minibatch. T = 0 is allowed and gives a loss of 0.
         """
-        assert (reference_log_probs is not None) == self.needs_reference
-        old = log_probs.detach() if old_log_probs is None else old_log_probs
-        policy = self.loss(log_probs, old, advantages)
+        log_probs = inputs["log_probs"]
+        old = inputs.get("old_log_probs", log_probs.detach())
+        everything = {**inputs, "old_log_probs": old, "denominators": denominators}
+        policy = call(self.loss, everything, self.options)
+        terms = policy.loss
         sums = {
             "tokens": torch.ones_like(log_probs),
-            "policy_loss": policy.loss,
             "clip_low_tokens": policy.clipped_low,
             "clip_high_tokens": policy.clipped_high,
             "ratio_abs_dev": (ratio(log_probs.detach(), old) - 1).abs(),
         }
-        terms = policy.loss
-        if reference_log_probs is not None:
-            sums["kl"] = self.kl_estimator(log_probs, reference_log_probs)
-            terms = terms + self.kl_coef * sums["kl"]
-        return Objective(
-            loss=self.aggregation(terms, sequence, lengths, denominators),
-            sums={name: values.detach().sum(dtype=torch.float64) for name, values in sums.items()},
-        )
+        mismatch: dict[str, Tensor] = {}
+        if "rollout_log_probs" in inputs:
+            weights = call(self.correction, everything | {"log_probs": old}, self.options)
+            mismatch = mismatch_sums(old, inputs["rollout_log_probs"], weights, inputs["sequence"], inputs["lengths"])
+            terms = terms * weights
+        sums["policy_loss"] = terms
+        if "reference_log_probs" in inputs:
+            sums["kl"] = self.divergence(log_probs, inputs["reference_log_probs"])
+            if not self.kl_in_reward:
+                terms = terms + kl_coef * sums["kl"]
+        if "entropy" in inputs:
+            sums["entropy"] = inputs["entropy"]
+            terms = terms - entropy_coef * inputs["entropy"] if entropy_coef else terms
+        loss = call(self.aggregation, everything | {"values": terms}, self.options)
+        if self.nll_coef:
+            right = inputs["right"][inputs["sequence"]]
+            nll = torch.where(right, -log_probs, 0.0)
+            share = Denominators(right_tokens, denominators.sequences, denominators.max_length)
+            loss = loss + self.nll_coef * token_mean(nll, inputs["sequence"], inputs["lengths"], share)
+        totals = {name: values.detach().sum(dtype=torch.float64) for name, values in sums.items()}
+        return Objective(loss, totals | mismatch)
+
+
+def _check_inputs(kind: str, name: str, function: Callable[..., Any], known: frozenset[str]) -> None:
+    for asked in sorted(inputs_of(function) - known):
+        raise ConfigError(f"the {kind} '{name}' asks for '{asked}', which it is not given", near(asked, known))

@@ -125,7 +125,7 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
     nested: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
         *path, name = dotted.split(".")
-        table = nested
+        table: dict[str, Any] = nested
         for part in path:
             table = table.setdefault(part, {})
         key = find(dotted)

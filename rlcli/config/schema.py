@@ -332,6 +332,11 @@ class RunConfig(Section):
                 "start from the recipe sft",
             ),
             (
+                not self.data.response or r.temperature == 1,
+                f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is that at "
+                "1; give 1",
+            ),
+            (
                 self.critic.warmup_steps < t.steps,
                 f"critic.warmup_steps = {self.critic.warmup_steps} leaves none of train.steps = {t.steps} for the "
                 "policy; lower the one or raise the other",
@@ -360,6 +365,12 @@ class RunConfig(Section):
                 t.tokens_per_microbatch >= longest,
                 f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than one sample may hold: "
                 f"data.max_prompt_tokens + rollout.max_response_tokens = {longest}; raise the one or lower the others",
+            ),
+            (
+                a.select != "pairs" or t.tokens_per_microbatch >= 2 * longest,
+                f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than a pair of samples may hold "
+                f"(algorithm.select = pairs): 2 × (data.max_prompt_tokens + rollout.max_response_tokens) = "
+                f"{2 * longest}; raise the one or lower the others",
             ),
             (
                 t.warmup_steps <= t.steps,

@@ -39,9 +39,9 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
 
     key: where the path was given, for the error.
     """
-    from transformers import AutoModelForCausalLM
-
     config = read_config(path, key)
+    from transformers import AutoModelForCausalLM  # seconds, which a folder that is not there does not cost
+
     folder = Path(path)
     tokenizer_size = _check_tokenizer(path, config.vocab_size)
     shapes = _local_shapes(folder) if folder.is_dir() else None

@@ -6,8 +6,10 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.rollout.engine import Sampling, shared_memory_prefix
 from rlcli.trainer.evaluate import EvalReport, evaluate
@@ -15,77 +17,113 @@ from rlcli.trainer.preflight import Prepared
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.stop import StopOnSignal, ignoring_signals
 from rlcli.trainer.tracking import Trackers
-from rlcli.trainer.trainer import RunResult, Trainer
+from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
 from rlcli.trainer.view import View
 from rlcli.workers.cluster import Pool, ray_session, start_group
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.worker import Worker, WorkerSpec
 
 
+@dataclass(frozen=True)
+class Groups:
+    """The workers of a run. policy: those that train and generate. critic: those of a value model that is placed apart.
+    spec: what the policy's workers were built from."""
+
+    policy: WorkerGroup
+    critic: WorkerGroup | None
+    spec: WorkerSpec
+
+
 @contextmanager
-def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) -> Iterator[WorkerGroup]:
-    """Ray, the actors, their process group and their roles; all of it is gone when the block ends."""
+def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) -> Iterator[Groups]:
+    """Ray, the actors, their process groups and their roles; all of it is gone when the block ends."""
     config = prepared.config
-    spec = WorkerSpec(
-        config=config,
+    spec = worker_spec(prepared, logs, train=train, group_id=uuid.uuid4().hex[:8])
+    view.phase("start Ray")
+    started: list[WorkerGroup] = []
+    with ray_session(config.cluster.address, config.cluster.workers + config.critic.workers):
+        failed = True
+        try:
+            view.phase("start workers")
+            for size, own in _pools(config, spec):
+                pool = Pool(size, prepared.device, prepared.threads)
+                group = start_group(Worker, pool, logs.resolve(), own, name=own.name)
+                started.append(group)
+                group.join(*group.meeting_point())
+                if train:
+                    check_shared(logs, own.name, size)
+            view.phase("load model")
+            for group in started:
+                group.build()
+            yield Groups(started[0], started[1] if len(started) > 1 else None, spec)
+            failed = False
+        finally:
+            with ignoring_signals():
+                for group in started:
+                    # After a failure the others may hang in a collective: there is nothing left to ask them.
+                    group.kill() if failed else group.close()
+                # Of workers that were killed on this machine; where they ran on others it stays until reboot.
+                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*"):
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -> WorkerSpec:
+    """What the policy's workers are built from: with train=False engines alone."""
+    return WorkerSpec(
+        config=prepared.config,
         device=prepared.device,
         dtype=prepared.dtype,
-        train=train,
+        roles=prepared.roles if train else frozenset({"engine"}),
         adapter=prepared.adapter,
         logs=str(logs.resolve()),
+        name="rank",
         max_length=prepared.max_length,
         kv_cache_bytes=prepared.kv_cache_bytes,
         scoring_processes=prepared.scoring_processes,
         verifiers=prepared.verifiers,
-        group_id=uuid.uuid4().hex[:8],
+        group_id=group_id,
     )
-    view.phase("start Ray")
-    with ray_session(config.cluster.address, config.cluster.workers):
-        pool = Pool(config.cluster.workers, prepared.device, prepared.threads)
-        workers = start_group(Worker, pool, logs.resolve(), spec)
-        failed = True
-        try:
-            view.phase("start workers")
-            workers.join(*workers.meeting_point())
-            if train:
-                check_shared(logs, len(workers))
-            view.phase("load model")
-            workers.build()
-            yield workers
-            failed = False
-        finally:
-            with ignoring_signals():
-                # After a failure the others may hang in a collective: there is nothing left to ask them.
-                workers.kill() if failed else workers.close()
-                # Of workers that were killed on this machine; where they ran on others it stays until reboot.
-                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*"):
-                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:
+    """How many workers each pool has, and what they are built from."""
+    pools = [(config.cluster.workers, spec)]
+    if config.critic.workers:
+        pools.append((config.critic.workers, replace(spec, roles=frozenset({"critic"}), name="critic")))
+    return pools
 
 
 def launch(prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View) -> RunResult:
     """Train. The folder's lock and the trackers are the caller's to close."""
     with (
         StopOnSignal(lambda: view.note("finishing this step, then leaving; once more to leave at once")) as stop,
-        running_workers(prepared, folder.logs, train=True, view=view) as workers,
+        running_workers(prepared, folder.logs, train=True, view=view) as groups,
     ):
-        trainer = Trainer(
-            prepared.config,
-            prepared.dtype,
-            prepared.prompts,
-            prepared.held_out,
-            workers,
-            folder,
-            trackers,
-            view,
-            stop,
-        )
-        return trainer.run()
+        return train(prepared, groups, folder, trackers, view, stop)
 
 
-def check_shared(logs: Path, workers: int) -> None:
+def train(
+    prepared: Prepared, groups: Groups, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
+) -> RunResult:
+    """Train on workers that run already."""
+    return Trainer(
+        prepared.config,
+        prepared.dtype,
+        prepared.prompts,
+        prepared.held_out,
+        groups.policy,
+        groups.critic,
+        folder,
+        trackers,
+        view,
+        stop,
+    ).run()
+
+
+def check_shared(logs: Path, name: str, workers: int) -> None:
     """Workers on other machines write logs, samples and checkpoints to the run folder too: is it the same one?"""
     for rank in range(workers):
-        if not (logs / f"rank-{rank}.log").exists():
+        if not (logs / f"{name}-{rank}.log").exists():
             raise SetupError(
                 f"worker {rank} writes to {logs} on its own machine, and this one does not see it",
                 "give --out on a file system that all machines of the cluster share",
@@ -97,11 +135,11 @@ def launch_evaluation(prepared: Prepared, *, logs: Path, save_as: str, view: Vie
     config = prepared.config
     with (
         StopOnSignal(lambda: None),
-        running_workers(prepared, logs, train=False, view=view) as workers,
+        running_workers(prepared, logs, train=False, view=view) as groups,
     ):
         view.phase("evaluate")
         return evaluate(
-            workers,
+            groups.policy,
             prepared.prompts,
             samples=config.evaluation.samples,
             sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),

@@ -9,12 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from rlcli.algorithms.correction import mismatch_metrics
 from rlcli.data.packer import Plan
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample
 
 PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
 """Sums over tokens that `update` returns and that are reported as means."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """What each optimizer step of a step returned, in order; empty where nothing had a gradient."""
+
+    policy: list[dict[str, float]]
+    critic: list[dict[str, float]]
 
 
 @dataclass
@@ -80,21 +89,65 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             label = f"update/{name.removesuffix('_tokens')}"
             metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
     metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
-    metrics["mismatch/kl"] = done[0]["mismatch_kl"] / max(done[0]["tokens"], 1.0)
+    if "mismatch_tokens" in done[0]:
+        metrics |= mismatch_metrics(done[0])
     return metrics
+
+
+def source_metrics(batch: Collected) -> dict[str, float]:
+    """How the step's samples came about: of interest where groups are dropped and refilled. `reward/generated` is
+    missing where the groups that waited filled the step."""
+    return {
+        "rollout/rounds": float(batch.rounds),
+        "rollout/generated": float(batch.generated),
+        "rollout/dropped_groups": float(batch.dropped),
+        "rollout/kept_over_groups": float(batch.kept_over),
+        "rollout/stale": float(batch.stale),
+        **({"reward/generated": batch.generated_score} if batch.generated else {}),
+    }
+
+
+def value_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of a value model: means over the tokens of a step, and the share of the returns' variance that it explains."""
+    done = [update for update in updates if update]
+    if not done:
+        return {}
+    sums = {name: sum(update[name] for update in done) for name in done[0]}
+    tokens = max(sums["tokens"], 1.0)
+    variance, unexplained = (sums[f"{name}_sq"] / tokens - (sums[name] / tokens) ** 2 for name in ("returns", "errors"))
+    return {
+        "critic/loss": sums["loss"] / tokens,
+        "critic/clipped": sums["clipped"] / tokens,
+        "critic/returns": sums["returns"] / tokens,
+        "critic/explained_variance": 1.0 - unexplained / variance if variance > 1e-12 else 0.0,
+        "critic/grad_norm": sums["grad_norm"] / len(done),
+    }
+
+
+def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of a process reward model: means over the responses of a step."""
+    done = [update for update in updates if update]
+    if not done:
+        return {}
+    sums = {name: sum(update[name] for update in done) for name in done[0]}
+    return {
+        "critic/loss": sums["loss"] / max(sums["responses"], 1.0),
+        "critic/agrees": sums["agree"] / max(sums["responses"], 1.0),
+        "critic/grad_norm": sums["grad_norm"] / len(done),
+    }
 
 
 def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
     """Seconds by phase and tokens per second. Generation is split into the engine's time and the wait for verdicts."""
     seconds = dict(clock.seconds)
-    responses = sum(s.response_tokens for s in collected.samples)
     tokens = sum(s.tokens for s in collected.samples)
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
+    rate = collected.generated_tokens / collected.generate_s if collected.generate_s else 0.0
     return {
         **{f"time/{name}_s": value for name, value in seconds.items()},
         "time/verify_wait_s": collected.verify_s,
         "time/step_s": sum(seconds.values()),
-        "throughput/rollout_tokens_per_s": responses / max(collected.generate_s, 1e-9),
+        **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
         "throughput/update_tokens_per_s": trained / max(seconds.get("update", 0.0), 1e-9),
         "throughput/tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
     }

@@ -6,9 +6,10 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
@@ -18,6 +19,10 @@ from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import VERIFIERS
 from rlcli.types import Prompt
 from rlcli.workers.cluster import check_local, cluster_address, resolve_device, worker_threads
+from rlcli.workers.work import Role
+
+if TYPE_CHECKING:
+    from rlcli.model.facts import ModelFacts
 
 CPU_BLOCK = 128
 """Tokens in a block of vLLM's KV cache on CPUs: each response takes whole blocks."""
@@ -27,8 +32,8 @@ MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 @dataclass(frozen=True)
 class Prepared:
     """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
-    response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself. adapter: folder of the LoRA
-    adapter to evaluate on top of `config.model.path`, or empty."""
+    response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself. roles: what the workers of a
+    training run host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty."""
 
     config: RunConfig
     device: str
@@ -39,11 +44,12 @@ class Prepared:
     max_length: int
     kv_cache_bytes: int | None
     parameters: int | None
+    roles: frozenset[Role]
     adapter: str = ""
 
     @property
     def threads(self) -> int:
-        return worker_threads(self.config.cluster.workers)
+        return worker_threads(self.config.cluster.workers + self.config.critic.workers)
 
     @property
     def scoring_processes(self) -> int:
@@ -85,33 +91,65 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     _check_tensor_parallel(config)
     from transformers import AutoTokenizer
 
-    from rlcli.algorithms.algorithm import Algorithm
-
-    if train:
-        Algorithm.build(**config.algorithm.model_dump())  # refuses a name that no function bears
+    roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
-    def ready(rows: list[Prompt], what: str) -> TokenizedPrompts:
-        prompts = TokenizedPrompts.tokenize(rows, tokenizer, config.data.max_prompt_tokens)
-        if prompts.too_long:
-            on_note(
-                f"{prompts.too_long} of {len(rows)} {what} prompts are longer than data.max_prompt_tokens and left out"
-            )
+    def ready(rows: list[Prompt], what: str, response: str = "") -> TokenizedPrompts:
+        prompts = TokenizedPrompts.tokenize(
+            rows,
+            tokenizer,
+            config.data.max_prompt_tokens,
+            response=response,
+            max_response_tokens=config.rollout.max_response_tokens,
+        )
+        left_out = {
+            "prompts are longer than data.max_prompt_tokens": prompts.too_long - prompts.too_long_responses,
+            "responses are longer than rollout.max_response_tokens": prompts.too_long_responses,
+        }
+        for why, count in left_out.items():
+            if count:
+                on_note(f"{count} of {len(rows)} {what} {why} and left out")
         return prompts
 
     return Prepared(
         config=config,
         device=device,
         dtype=dtype,
-        prompts=ready(train_rows, "training") if train else ready(test_rows, "evaluation"),
+        prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
         held_out=ready(test_rows, "evaluation") if train and test_rows else None,
         verifiers=verifiers,
         max_length=max_length,
         kv_cache_bytes=_kv_cache_bytes(config, device, dtype, max_length),
         parameters=facts.parameters,
+        roles=roles,
         adapter=adapter,
     )
+
+
+def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozenset[Role]:
+    """What the policy's workers host. Raises `ConfigError` for an algorithm whose parts do not fit together, and
+    `ModelError` for a critic that could not be trained."""
+    from rlcli.algorithms.algorithm import Algorithm
+    from rlcli.model.facts import check_model, check_value_model
+
+    algorithm = Algorithm.build(**config.algorithm.model_dump())
+    if config.critic.workers and not algorithm.needs_critic:
+        raise ConfigError(
+            f"critic.workers = {config.critic.workers}, but algorithm.advantage = {config.algorithm.advantage} has no "
+            "value model to place there",
+            "give 0",
+        )
+    roles: set[Role] = {"policy"}
+    if evaluates or not config.data.response:
+        roles.add("engine")
+    if algorithm.needs_critic:
+        check_value_model(config.critic.path or config.model.path, policy.tokenizer_size)
+        roles |= set() if config.critic.workers else {"critic"}
+    if algorithm.needs_process_rewards:
+        check_model(config.critic.path or config.model.path, key="critic.path")
+        roles.add("process_reward")
+    return frozenset(roles)
 
 
 def check_machine(config: RunConfig) -> str:
@@ -122,11 +160,14 @@ def check_machine(config: RunConfig) -> str:
     device = resolve_device(config.cluster.device, config.cluster.address)
     if not cluster_address(config.cluster.address):
         check_local()
-    workers, cores = config.cluster.workers, len(os.sched_getaffinity(0))
+    workers, cores = config.cluster.workers + config.critic.workers, len(os.sched_getaffinity(0))
     if device == "cpu" and not cluster_address(config.cluster.address) and workers > max(2, cores):
+        named = (
+            f"{config.cluster.workers} + critic.workers = {config.critic.workers}" if config.critic.workers else workers
+        )
         raise ConfigError(
-            f"cluster.workers = {workers}, but this machine has {cores} CPU cores",
-            f"give --workers {max(2, cores)} or fewer, or name a Ray cluster with --ray-address",
+            f"cluster.workers = {named}, but this machine has {cores} CPU cores",
+            f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",
         )
     return device
 
@@ -147,22 +188,19 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     config = prepared.config
     rollout, train, workers = config.rollout, config.train, config.cluster.workers
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
-    engines = workers // rollout.tensor_parallel
     epoch = len(prepared.prompts) / rollout.prompts_per_step
-    per_update = samples // train.minibatches
+    per_update = f"{samples / train.minibatches:g}"
     rows = [
         (
             "model",
             f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}",
         ),
         ("trained", f"LoRA of rank {config.lora.rank} on {config.lora.targets}" if config.lora.rank else "all weights"),
+        *_algorithm_rows(prepared),
         ("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} too long), {epoch:.1f} steps an epoch"),
         ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
         ("samples an update", f"{samples} / {train.minibatches} minibatches = {per_update}"),
-        (
-            "samples an engine",
-            f"{samples} / {engines} engines = {math.ceil(samples / engines)}, {rollout.max_concurrent} at once",
-        ),
+        *_rollout_rows(prepared, samples),
         (
             "longest sample",
             f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} tokens",
@@ -173,22 +211,90 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
             f"{workers} on {prepared.device}"
             + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
         ),
-        ("reference model", _reference(config)),
         ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
         ("length", f"{train.steps} steps, {train.steps * samples} samples, {train.steps / epoch:.2f} epochs"),
+    ]
+    if train.passes > 1:
+        updates = train.passes * train.minibatches
+        rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))
+    return rows
+
+
+def _algorithm_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """The composition, each function with the numbers that reach it, and the models that it takes."""
+    from rlcli.algorithms.algorithm import Algorithm
+
+    config = prepared.config
+    section, critic = config.algorithm, config.critic
+    algorithm = Algorithm.build(**section.model_dump())
+    rows = [
+        (what, name + _numbers(function, algorithm.options))
+        for what, name, function in (
+            ("advantage", section.advantage, algorithm.advantage),
+            ("loss", section.loss, algorithm.loss),
+            ("aggregation", section.aggregation, algorithm.aggregation),
+            ("correction", section.correction, algorithm.correction),
+            ("trained samples", section.select, algorithm.select),
+        )
+    ]
+    if not algorithm.needs_reference:
+        rows.append(("reference model", "none (algorithm.kl_coef = 0)"))
+    else:
+        held_by = f"β = {section.kl_coef:g}, in the {section.kl_in}; " if section.kl_coef else ""
+        rows.append(
+            ("reference model", held_by + ("the policy without its adapter" if config.lora.rank else "a frozen copy"))
+        )
+    if algorithm.needs_critic or algorithm.needs_process_rewards:
+        what = "value model" if algorithm.needs_critic else "process reward model"
+        where = f"{critic.workers} workers of its own" if critic.workers else "in the policy's workers"
+        rows.append((what, f"from {critic.path or config.model.path}, lr {critic.lr:g}, {where}"))
+    return rows
+
+
+def _rollout_rows(prepared: Prepared, samples: int) -> list[tuple[str, str]]:
+    config, dynamic = prepared.config, prepared.config.dynamic_sampling
+    if config.data.response:
+        return [("responses", f"given by extra_info.{config.data.response}")]
+    engines = config.cluster.workers // config.rollout.tensor_parallel
+    each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
+    rows = [("samples an engine", f"{samples} / {engines} engines = {each}, {at_once} at once")]
+    if dynamic.keep != "all":
+        rows.append(
+            (
+                "dynamic sampling",
+                f"groups that are {dynamic.keep}; {dynamic.oversample:g} × what is missing, at most "
+                f"{dynamic.max_batches} rounds",
+            )
+        )
+    rows.append(
         (
             "verifiers",
             f"{', '.join(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
             f"killed after {config.verifier.deadline_s:g} s",
-        ),
-    ]
+        )
+    )
     if prepared.kv_cache_bytes:
         rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
     return rows
 
 
+def _numbers(function: Callable[..., object], given: Mapping[str, object]) -> str:
+    """The options of a function as they will be: those that are given, and its own defaults."""
+    from rlcli.algorithms.named import options_of
+
+    options = {name: given.get(name, default) for name, default in options_of(function).items()}
+    text = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+    return f" ({text})" if text else ""
+
+
 def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
-    """The configuration with an absolute model folder (workers have other directories), and the adapter in it."""
+    """The configuration with absolute paths (workers have other directories), and the adapter in the model's folder."""
+    if config.critic.path and Path(config.critic.path).is_dir():
+        critic = config.critic.model_copy(update={"path": str(Path(config.critic.path).resolve())})
+        config = config.model_copy(update={"critic": critic})
+    if config.algorithm.code:
+        code = str(Path(config.algorithm.code).expanduser().resolve())
+        config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"code": code})})
     folder = Path(config.model.path)
     if not folder.is_dir():
         return config, ""
@@ -209,13 +315,6 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             ) from error
     updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
     return config.model_copy(update=updated), str(folder) if note.is_file() else ""
-
-
-def _reference(config: RunConfig) -> str:
-    beta = config.algorithm.kl_coef
-    if beta == 0:
-        return "none (algorithm.kl_coef = 0)"
-    return f"β = {beta:g}; " + ("the policy without its adapter" if config.lora.rank else "a second, frozen copy")
 
 
 def _count(parameters: int | None) -> str:

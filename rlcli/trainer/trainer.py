@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,22 +10,32 @@ from typing import Any, Protocol
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
-from rlcli.data.packer import plan_batches
+from rlcli.data.packer import Plan
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.model.optim import lr_at
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.collect import Collected, collect
+from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
+from rlcli.trainer.collect import Collected
+from rlcli.trainer.critic import Critic
 from rlcli.trainer.evaluate import EvalReport, evaluate
-from rlcli.trainer.metrics import Clock, plan_metrics, sample_metrics, time_metrics, update_metrics
+from rlcli.trainer.metrics import (
+    Clock,
+    Updates,
+    plan_metrics,
+    sample_metrics,
+    source_metrics,
+    time_metrics,
+    update_metrics,
+)
 from rlcli.trainer.run_folder import RunFolder, write_json
+from rlcli.trainer.source import RolloutSource, Source
+from rlcli.trainer.supervised import SupervisedSource
 from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.view import SampleText, View
-from rlcli.trainer.work import rank_work
-from rlcli.types import Outcome, Sample
 from rlcli.workers.group import WorkerGroup
-from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.work import Coefficients, step_seed
 
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 PROBE_TOKENS = 64
@@ -60,6 +70,7 @@ class Trainer:
         prompts: TokenizedPrompts,
         held_out: TokenizedPrompts | None,
         workers: WorkerGroup,
+        critics: WorkerGroup | None,
         folder: RunFolder,
         trackers: Trackers,
         view: View,
@@ -68,12 +79,27 @@ class Trainer:
         self.config = config
         self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[dtype]
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
-        self.prompts, self.held_out = prompts, held_out
-        self.cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
+        self.held_out = held_out
+        self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
         self.probe = prompts.tokens(max(range(len(prompts)), key=prompts.length))[:PROBE_TOKENS]
         self.workers, self.folder, self.trackers, self.view, self.stop = workers, folder, trackers, view, stop
+        self.critic = Critic(self.algorithm, config, workers, critics)
         self.checkpoints = Checkpoints(folder.checkpoints, config.checkpoint.keep)
+        cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
+        self.source: Source = (
+            SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
+            if config.data.response
+            else RolloutSource(
+                workers,
+                prompts,
+                cursor,
+                config,
+                save_as=lambda step: _by_rank(folder.samples, step) if config.tracking.save_samples else "",
+                greedy=self.algorithm.needs_baselines,
+                on_progress=view.progress,
+            )
+        )
 
     def run(self) -> RunResult:
         """Evaluate, step, checkpoint; returns when all steps are done or `stop` was asked."""
@@ -106,77 +132,96 @@ class Trainer:
         return RunResult(len(rewards), rewards, evaluations, checkpoint, stopped=len(rewards) < total)
 
     def step(self, number: int) -> dict[str, float]:
-        """One pass: generate and verify, plan, update, hand the new weights to the engine."""
-        clock, train = Clock(self.view.phase), self.config.train
+        """One pass: generate and verify, choose and plan, work out advantages, update, hand the new weights over."""
+        clock, seed = Clock(self.view.phase), step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
-            batch = self.collect(number)
+            batch = self.source.take(number)
         with clock.phase("plan"):
-            self.workers.release_rollout_memory()
-            advantages = self.advantages(batch.samples)
-            plan = plan_batches(
-                [s.prompt_tokens for s in batch.samples],
-                [s.response_tokens for s in batch.samples],
-                [s.prompt for s in batch.samples],
-                minibatches=train.minibatches,
-                ranks=len(self.workers),
-                tokens_per_microbatch=train.tokens_per_microbatch,
-                max_response_tokens=self.config.rollout.max_response_tokens,
-                active=None if self.algorithm.has_token_terms else [a != 0.0 for a in advantages],
-            )
+            self.release_rollout_memory()
+            chosen = choose(batch, self.algorithm, self.config, seed)
+            plan = plan_step(chosen, self.config, len(self.workers))
         with clock.phase("load"):
-            self.workers.load(rank_work(plan, batch, advantages, ranks=len(self.workers)))
-        if self.algorithm.needs_old_log_probs(train.minibatches):
+            self.workers.load(rank_work(plan, chosen, ranks=len(self.workers), seed=seed))
+            self.critic.load(chosen, seed)
+        if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):
                 self.workers.compute_old_log_probs()
         if self.algorithm.needs_reference:
             with clock.phase("reference"):
                 self.workers.compute_reference_log_probs()
-        lr = lr_at(
-            number - 1,
-            steps=train.steps,
-            peak=train.lr,
-            warmup_steps=train.warmup_steps,
-            schedule=train.schedule,
-            min_fraction=train.min_lr_fraction,
-        )
+        with clock.phase("critic"):
+            self.critic.infer()
+        with clock.phase("advantages"):
+            self.workers.compute_advantages(self.algorithm.kl.coef)
         with clock.phase("update"):
-            updates = [self.workers.update(index, lr) for index in range(train.minibatches)]
+            updates, lr = self.update(number, len(plan.minibatches))
         with clock.phase("sync"):
             canary = self.sync_weights()
-        return {
-            **sample_metrics(batch.samples),
-            **plan_metrics(plan),
-            **update_metrics(updates),
-            "update/lr": lr,
-            "canary/max_abs_diff": canary,
-            **time_metrics(clock, batch, plan),
+        return self.measure(batch, chosen, plan, updates) | lr | canary | time_metrics(clock, batch, plan)
+
+    def update(self, number: int, minibatches: int) -> tuple[Updates, dict[str, float]]:
+        """Every optimizer step of this step: the critic's, and once it is warm the policy's."""
+        train, updates = self.config.train, Updates([], [])
+        rates = {
+            name: lr_at(
+                number - 1,
+                steps=train.steps,
+                peak=peak,
+                warmup_steps=train.warmup_steps,
+                schedule=train.schedule,
+                min_fraction=train.min_lr_fraction,
+            )
+            for name, peak in {"update/lr": train.lr, "critic/lr": self.config.critic.lr}.items()
         }
+        coefficients = Coefficients(rates["update/lr"], self.algorithm.kl.coef, self.algorithm.entropy.coef)
+        self.critic.share_returns()
+        for _ in range(train.passes):
+            for index in range(minibatches):
+                if self.critic.needed:
+                    updates.critic.append(self.critic.update(index, rates["critic/lr"]))
+                if number > self.config.critic.warmup_steps or not self.critic.needed:
+                    updates.policy.append(self.workers.update(index, coefficients))
+        return updates, rates if self.critic.needed else {"update/lr": rates["update/lr"]}
 
-    def collect(self, step: int) -> Collected:
-        rollout, train = self.config.rollout, self.config.train
-        save_as = _by_rank(self.folder.samples, step) if self.config.tracking.save_samples else ""
-        collected = collect(
-            self.workers,
-            self.prompts,
-            self.cursor.take(rollout.prompts_per_step),
-            rollout.samples_per_prompt,
-            RolloutCall(Sampling(rollout.temperature, rollout.max_response_tokens), train.seed, "train", step, save_as),
-            tensor_parallel=rollout.tensor_parallel,
-            on_progress=self.view.progress,
-        )
-        self.check_crashes(collected.samples)
-        return collected
+    def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
+        """The step's metrics, which the coefficients then follow."""
+        metrics = {
+            **sample_metrics(batch.samples),
+            "reward/shaped": chosen.reward,
+            **source_metrics(batch),
+            **plan_metrics(plan),
+            **update_metrics(updates.policy),
+            **self.critic.metrics(updates.critic),
+            "update/kl_coef": self.algorithm.kl.coef,
+            "update/entropy_coef": self.algorithm.entropy.coef,
+        }
+        if "update/kl" in metrics:
+            self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
+        if "update/entropy" in metrics:
+            self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
+        self.watch(metrics.get("mismatch/kl", 0.0))
+        return metrics
 
-    def advantages(self, samples: Sequence[Sample]) -> list[float]:
-        import torch
+    def watch(self, mismatch: float) -> None:
+        """Warn where engine and trainer drift apart."""
+        # Sampling from a nucleus of mass p makes up to −ln p of the KL by itself.
+        by_design = -math.log(self.config.rollout.top_p)
+        if mismatch - by_design > self.algorithm.mismatch_alarm:
+            self.view.note(
+                f"engine and trainer disagree: mismatch/kl = {mismatch:.3g} is above algorithm.mismatch_alarm = "
+                f"{self.algorithm.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
+            )
 
-        rewards = torch.tensor([s.verdict.score for s in samples], dtype=torch.float64)
-        groups = torch.tensor([s.prompt for s in samples])
-        advantages: list[float] = self.algorithm.advantages(rewards, groups).tolist()
-        return advantages
+    def release_rollout_memory(self) -> None:
+        if self.has_engine:
+            self.workers.release_rollout_memory()
 
-    def sync_weights(self) -> float:
+    def sync_weights(self) -> dict[str, float]:
         """Hand the weights over and hear the canary. Raises RunFailed where engine and trainer disagree."""
+        self.critic.drop_batch()
+        if not self.has_engine:
+            self.workers.drop_batch()
+            return {}
         difference: float = max(self.workers.sync_weights(self.probe))
         if not difference <= self.tolerance:
             raise RunFailed(
@@ -184,21 +229,7 @@ class Trainer:
                 f"more than {self.tolerance:g}",
                 "the engine does not run the trained weights; raise rollout.canary_tolerance only if you know why",
             )
-        return difference
-
-    def check_crashes(self, samples: Sequence[Sample]) -> None:
-        """Stop rather than train on the zeros of a verifier that fails."""
-        failed = [s.verdict for s in samples if s.verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)]
-        if len(failed) > self.config.verifier.max_crash_rate * len(samples):
-            reasons: dict[str, int] = {}
-            for verdict in failed:
-                reason = f"{verdict.outcome}: {verdict.detail}"
-                reasons[reason] = reasons.get(reason, 0) + 1
-            most = max(reasons, key=lambda reason: reasons[reason])
-            raise RunFailed(
-                f"{len(failed)} of {len(samples)} verifications failed, most often with «{most}»",
-                "mend the verifier, or raise verifier.max_crash_rate or verifier.deadline_s",
-            )
+        return {"canary/max_abs_diff": difference}
 
     def evaluation_due(self, step: int, last: bool) -> bool:
         every = self.config.evaluation.every
@@ -224,7 +255,7 @@ class Trainer:
 
     def texts(self) -> list[SampleText]:
         """What the view shows of the last rollout, fetched before an evaluation takes its place."""
-        if not self.view.show_samples:
+        if not self.view.show_samples or self.config.data.response:
             return []
         found: list[dict[str, Any]] = [t for rank in self.workers.texts(self.view.show_samples) for t in rank]
         return [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]

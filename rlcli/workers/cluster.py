@@ -179,8 +179,9 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def start_group(worker: type, pool: Pool, logs: Path, *args: Any) -> WorkerGroup:
-    """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args)."""
+def start_group(worker: type, pool: Pool, logs: Path, *args: Any, name: str = "rank") -> WorkerGroup:
+    """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: how their
+    logs are called."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -209,7 +210,7 @@ def start_group(worker: type, pool: Pool, logs: Path, *args: Any) -> WorkerGroup
         ).remote(rank, pool.workers, *args)
         for rank in range(pool.workers)
     ]
-    return WorkerGroup(worker, actors, logs, places)
+    return WorkerGroup(worker, actors, logs, places, name)
 
 
 def _check_resources(pool: Pool, resources: dict[str, float]) -> None:

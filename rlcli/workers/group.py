@@ -23,14 +23,16 @@ class WorkerGroup:
     The first error of any rank is raised without waiting for ranks that hang in a collective on the failed one. Where a
     rank has died, that is the error, and not the broken connections of the others.
 
-    places: the placement group that holds the actors' resources; it goes with them.
+    places: the placement group that holds the actors' resources; it goes with them. name: how their logs are called,
+    `name`-0.log and so on.
     """
 
-    def __init__(self, worker: type, actors: Sequence[Any], logs: Path, places: Any) -> None:
+    def __init__(self, worker: type, actors: Sequence[Any], logs: Path, places: Any, name: str = "rank") -> None:
         self._worker = worker
         self._actors = list(actors)
         self._logs = logs
         self._places = places
+        self._name = name
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -143,7 +145,7 @@ class WorkerGroup:
         return RunFailed(f"worker {rank} died in {name}{why}")
 
     def _log(self, rank: int) -> Path:
-        return self._logs / f"rank-{rank}.log"
+        return self._logs / f"{self._name}-{rank}.log"
 
     def _tail(self, rank: int) -> list[str]:
         try:

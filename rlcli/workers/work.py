@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from rlcli.types import Prompt, Sample
+
+Role = Literal["policy", "critic", "process_reward", "engine"]
+"""What a worker may host."""
 
 
 @dataclass(frozen=True)
@@ -50,29 +53,51 @@ class Progress:
 
 @dataclass(frozen=True)
 class MicroWork:
-    """The rows of one micro-batch. shards, rows: int64 `[S]`, where each sample lies. advantages: float32 `[S]`."""
+    """The rows of one micro-batch. samples: int64 `[S]`, which of the step's samples they are. shards, rows: int64
+    `[S]`, where each lies."""
 
+    samples: Any
     shards: Any
     rows: Any
-    advantages: Any
 
 
 @dataclass(frozen=True)
 class MiniWork:
-    """One rank's share of one optimizer update. tokens, sequences, max_length: the denominators, global over ranks."""
+    """One rank's share of one optimizer update. tokens, sequences, groups, max_length, right_tokens: the denominators,
+    global over ranks (right_tokens: response tokens of right samples)."""
 
     micro: list[MicroWork]
     tokens: int
     sequences: int
+    groups: int
     max_length: int
+    right_tokens: int
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """One rank's share of a step. shards: references, by worker rank, to what each generated."""
+    """One rank's share of a step. shards: references to what was generated, as `MicroWork.shards` counts them. columns:
+    what is known of each of the step's N samples, by name: arrays `[N, …]`, the same on every rank. seed: of whatever
+    is drawn at random for this step's samples."""
 
     shards: list[Any]
-    minibatches: list[MiniWork] = field(default_factory=list)
+    minibatches: list[MiniWork]
+    columns: dict[str, Any]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What steers an update and may change from step to step."""
+
+    lr: float
+    kl: float
+    entropy: float
+
+
+def step_seed(run_seed: int, step: int) -> int:
+    """63-bit seed of what is drawn beside the sampling of responses in one step."""
+    return sample_seed(run_seed, "step", step, "", 0)
 
 
 def sample_seed(run_seed: int, purpose: str, step: int, prompt_id: str, sample: int) -> int:

@@ -14,27 +14,31 @@ from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
+from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
+from rlcli.workers.batch import TrainBatch
+from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
 from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
-from rlcli.workers.work import Progress, PromptTask, RankWork, RolloutReport
+from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. train: host a policy too
-    (else only the engine, which then reads the weights from `config.model.path` itself, and the LoRA adapter from the
-    folder `adapter`, if any). logs: folder for the ranks' logs. max_length: prompt and response, tokens.
-    scoring_processes: of each worker. verifiers: names to preload. group_id: of this run on this machine."""
+    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: what it hosts; an
+    engine without a policy reads the weights from `config.model.path` itself, and the LoRA adapter from the folder
+    `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and so on. max_length: prompt and response,
+    tokens. scoring_processes: of each worker. verifiers: names to preload. group_id: of this run on this machine."""
 
     config: RunConfig
     device: str
     dtype: str
-    train: bool
+    roles: frozenset[Role]
     adapter: str
     logs: str
+    name: str
     max_length: int
     kv_cache_bytes: int | None
     scoring_processes: int
@@ -51,7 +55,11 @@ class Worker:
         self.spec = spec
         self.config = spec.config
         self.policy: PolicyRole | None = None
-        _log_to(Path(spec.logs) / f"rank-{rank}.log")
+        self.critic: CriticRole | ProcessRewardRole | None = None
+        self.engine: Any = None
+        self.rollout_role: RolloutRole | None = None
+        self.batch: TrainBatch | None = None
+        _log_to(Path(spec.logs) / f"{spec.name}-{rank}.log")
 
     @dispatch(collect="first")
     def meeting_point(self) -> tuple[str, int]:
@@ -84,55 +92,108 @@ class Worker:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
 
     @dispatch()
-    def build(self) -> None:
-        """Build the roles: the policy first (its memory is known), then the engine, then the verifiers' processes."""
+    def build(self, spec: WorkerSpec | None = None) -> None:
+        """Build the roles: those that train first (their memory is known), then the engine, then the verifiers'
+        processes. Given another `spec`, for another run on the same ranks, build them anew, but for the engine, which
+        has to be just what the first one asked for: vLLM takes torch's process groups with it when it closes."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from transformers import AutoTokenizer
         from transformers.utils import logging
 
+        self.spec = spec or self.spec
+        self.config = self.spec.config
+        self.policy = self.critic = self.batch = None  # their memory goes before more is taken
         logging.disable_progress_bar()
         torch.manual_seed(self.config.train.seed)
-        if self.spec.train:
-            mesh = init_device_mesh(self.device.type, (self.world,))
-            self.policy = PolicyRole(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
-        tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
-        engine = self._engine(tokenizer)
-        if self.spec.adapter:
-            engine.load_adapter(self.spec.adapter)
-        self.rollout_role = RolloutRole(self.rank, engine, self._scorer(), tokenizer)
+        roles = self.spec.roles
+        mesh = init_device_mesh(self.device.type, (self.world,))
+        place = (self.config, getattr(torch, self.spec.dtype), self.device, mesh)
+        if "policy" in roles:
+            self.policy = PolicyRole(*place)
+        if "critic" in roles:
+            self.critic = CriticRole(*place)
+        if "process_reward" in roles:
+            self.critic = ProcessRewardRole(*place)
+        if "engine" in roles:
+            tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
+            self._build_engine(tokenizer)
+            if self.spec.adapter:
+                self.engine.load_adapter(self.spec.adapter)
+            self._close_scorer()
+            self.rollout_role = RolloutRole(self.rank, self.engine, self._scorer(), tokenizer)
 
     @dispatch(send="scatter", collect="stream")
     def rollout(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:
         """Generate and verify; yields Progress now and then, and a RolloutReport last."""
-        yield from self.rollout_role.run(tasks, call)
+        yield from self._rollout.run(tasks, call)
 
     @dispatch()
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of this worker's last rollout."""
-        return self.rollout_role.texts(count)
+        return self._rollout.texts(count)
 
     @dispatch()
     def release_rollout_memory(self) -> None:
-        self.rollout_role.engine.sleep()
+        self._rollout.engine.sleep()
 
     @dispatch(send="scatter")
     def load(self, work: RankWork) -> None:
         """Fetch this rank's rows from the shards and pack them into micro-batches."""
-        self._policy.load(work)
+        self.batch = TrainBatch(work, self.device)
+
+    @dispatch()
+    def drop_batch(self) -> None:
+        """Forget the batch: its memory is needed, or its step is over."""
+        self.batch = None
 
     @dispatch()
     def compute_old_log_probs(self) -> None:
-        self._policy.compute_old_log_probs()
+        self._policy.compute_old_log_probs(self._batch)
 
     @dispatch()
     def compute_reference_log_probs(self) -> None:
-        self._policy.compute_reference_log_probs()
+        self._policy.compute_reference_log_probs(self._batch)
+
+    @dispatch()
+    def infer_critic(self) -> None:
+        """What the critic says of the batch's tokens: values, or process rewards."""
+        self._critic.infer(self._batch)
+
+    @dispatch()
+    def compute_advantages(self, kl_coef: float) -> None:
+        """Fill in the tokens' advantages, returns and, where the loss treats some apart, which."""
+        algorithm, ranks = self._policy.algorithm, all_ranks()
+        fill_advantages(algorithm, self._batch, ranks, kl_coef)
+        if algorithm.token_selector is not None:
+            fill_selected(algorithm, self._batch, ranks)
 
     @dispatch(collect="sum")
-    def update(self, minibatch: int, lr: float) -> dict[str, float]:
-        """One optimizer step; sums over all ranks' tokens."""
-        return self._policy.update(minibatch, lr)
+    def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
+        """One optimizer step of the policy; sums over all ranks' tokens."""
+        return self._policy.update(self._batch, minibatch, coefficients)
+
+    @dispatch(collect="sum")
+    def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
+        """One optimizer step of the critic; sums over all ranks' tokens."""
+        return self._critic.update(self._batch, minibatch, lr)
+
+    @dispatch()
+    def export_tokens(self, name: str) -> Any:
+        """A reference, in a list, to what this rank's batch holds under `name`: another group takes it."""
+        import ray
+
+        return [ray.put(self._batch.export(name))]
+
+    @dispatch()
+    def import_tokens(self, name: str, exported: list[list[Any]]) -> None:
+        """Take what all ranks of another group exported."""
+        import ray
+
+        by_sample: dict[int, Any] = {}
+        for reference in exported:
+            by_sample |= ray.get(reference[0])
+        self._batch.fill(name, by_sample)
 
     @dispatch()
     def sync_weights(self, probe: Any) -> float:
@@ -140,8 +201,8 @@ class Worker:
         difference of a log-prob, which the controller holds against its tolerance."""
         import numpy as np
 
-        engine, policy = self.rollout_role.engine, self._policy.policy
-        self._policy.drop_batch()
+        engine, policy = self._rollout.engine, self._policy.policy
+        self.batch = None
         engine.wake_weights()
         if self.config.lora.rank:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
@@ -152,7 +213,7 @@ class Worker:
         else:
             engine.load_weights(policy.stream_weights())
         engine.wake_cache()
-        self.rollout_role.version += 1
+        self._rollout.version += 1
         difference = np.abs(self._policy.probe_log_probs(probe) - engine.prompt_log_probs(probe))
         # The controller takes the largest of all ranks, and a NaN would be lost among numbers.
         return float(difference.max()) if np.isfinite(difference).all() else float("inf")
@@ -168,13 +229,11 @@ class Worker:
         """End what this process holds, in order: engine, scoring processes, process group."""
         import torch.distributed as dist
 
-        role = getattr(self, "rollout_role", None)
         with contextlib.suppress(Exception):
-            if role is not None:
-                role.engine.close()
+            if self.engine is not None:
+                self.engine.close()
         with contextlib.suppress(Exception):
-            if role is not None and role.scorer is not None:
-                role.scorer.close()
+            self._close_scorer()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -183,27 +242,46 @@ class Worker:
         assert self.policy is not None, "this group only generates"
         return self.policy
 
-    def _engine(self, tokenizer: Any) -> Any:
+    @property
+    def _critic(self) -> CriticRole | ProcessRewardRole:
+        assert self.critic is not None, "this group has no critic"
+        return self.critic
+
+    @property
+    def _rollout(self) -> RolloutRole:
+        assert self.rollout_role is not None, "this group does not generate"
+        return self.rollout_role
+
+    @property
+    def _batch(self) -> TrainBatch:
+        assert self.batch is not None, "no batch is loaded"
+        return self.batch
+
+    def _build_engine(self, tokenizer: Any) -> None:
         from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 
         rollout = self.config.rollout
-        return VllmEngine(
-            EngineSpec(
-                model=self.config.model.path,
-                dtype=self.spec.dtype,
-                device=self.spec.device,
-                max_length=self.spec.max_length,
-                max_concurrent=rollout.max_concurrent,
-                tensor_parallel=rollout.tensor_parallel,
-                lora_rank=self.config.lora.rank,
-                weights_follow=self.spec.train and not self.config.lora.rank,
-                kv_cache_bytes=self.spec.kv_cache_bytes,
-                gpu_memory_utilization=rollout.gpu_memory_utilization,
-                enforce_eager=rollout.enforce_eager,
-                stop_token_ids=_stop_tokens(self.config.model.path, tokenizer),
-                group_id=self.spec.group_id,
-            )
+        spec = EngineSpec(
+            model=self.config.model.path,
+            dtype=self.spec.dtype,
+            device=self.spec.device,
+            max_length=self.spec.max_length,
+            max_concurrent=rollout.max_concurrent,
+            tensor_parallel=rollout.tensor_parallel,
+            lora_rank=self.config.lora.rank,
+            weights_follow="policy" in self.spec.roles and not self.config.lora.rank,
+            kv_cache_bytes=self.spec.kv_cache_bytes,
+            gpu_memory_utilization=rollout.gpu_memory_utilization,
+            enforce_eager=rollout.enforce_eager,
+            stop_token_ids=_stop_tokens(self.config.model.path, tokenizer),
+            group_id=self.spec.group_id,
         )
+        assert self.engine is None or self.engine.spec == spec, "another engine needs other workers"
+        self.engine = self.engine or VllmEngine(spec)
+
+    def _close_scorer(self) -> None:
+        if self.rollout_role is not None and self.rollout_role.scorer is not None:
+            self.rollout_role.scorer.close()
 
     def _scorer(self) -> Any:
         from rlcli.scoring.pool import ScoringPool

@@ -63,7 +63,7 @@ def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     config = {"cluster.device": "cpu"}
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 2}).config) == "cpu"
-    with pytest.raises(ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give --workers 2"):
+    with pytest.raises(ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give 2 workers or fewer"):
         check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
     # A cluster knows its own size.
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
+from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import ConfigError, SetupError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
+from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.launch import check_shared
 from rlcli.trainer.metrics import Clock, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.preflight import prepare
 from rlcli.trainer.trainer import Trainer
-from rlcli.trainer.work import rank_work
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.rollout_role import RolloutCall
 from rlcli.workers.work import Progress, PromptTask, RolloutReport
@@ -76,8 +78,10 @@ def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample
 
 
 def test_update_metrics_are_means_over_tokens_not_over_minibatches() -> None:
-    first = {"tokens": 3.0, "policy_loss": 3.0, "entropy": 6.0, "grad_norm": 1.0, "mismatch_kl": 0.3}
-    second = {"tokens": 1.0, "policy_loss": 5.0, "entropy": 2.0, "grad_norm": 3.0, "mismatch_kl": 9.0}
+    mismatch = {f"mismatch_{name}": 1.0 for name in ("k3", "ratio", "ratio_squared", "outliers", "corrected")}
+    mismatch |= {"mismatch_tokens": 3.0, "mismatch_kl": 0.3}
+    first = {"tokens": 3.0, "policy_loss": 3.0, "entropy": 6.0, "grad_norm": 1.0, **mismatch}
+    second = {"tokens": 1.0, "policy_loss": 5.0, "entropy": 2.0, "grad_norm": 3.0, **mismatch, "mismatch_kl": 9.0}
     metrics = update_metrics([first, {}, second])
     assert metrics["update/policy_loss"] == 2.0
     assert metrics["update/entropy"] == 2.0
@@ -97,7 +101,9 @@ def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> No
         pass
     with clock.phase("update"):
         pass
-    metrics = time_metrics(clock, Collected(list(samples), [], 2.0, 0.5), planned(samples, [0.5, -0.5, 0.0, 0.0]))
+    metrics = time_metrics(
+        clock, Collected(list(samples), [], 2.0, 0.5, generated_tokens=20), planned(samples, [0.5, -0.5, 0.0, 0.0])
+    )
     assert heard == ["generate", "update"]
     assert metrics["throughput/rollout_tokens_per_s"] == 10.0
     # Only the two samples that carry a gradient are forwarded: 9 and 13 tokens.
@@ -105,20 +111,62 @@ def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> No
     assert metrics["time/step_s"] == pytest.approx(metrics["time/generate_s"] + metrics["time/update_s"])
 
 
-def test_every_active_sample_reaches_one_rank_with_its_place_and_advantage(samples: Sequence[Sample]) -> None:
-    advantages = [0.5, -0.5, 0.0, 0.0]
-    plan = planned(samples, advantages)
-    work = rank_work(plan, Collected(list(samples), ["first", "second"], 0.0, 0.0), advantages, ranks=2)
+def chosen_of(samples: Sequence[Sample], seed: int = 0, **sections: dict[str, object]) -> tuple[Chosen, RunConfig]:
+    config = RunConfig.model_validate(sections)
+    algorithm = Algorithm.build(**config.algorithm.model_dump())
+    batch = Collected(list(samples), ["first", "second"], 0.0, 0.0)
+    return choose(batch, algorithm, config, seed), config
+
+
+def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[Sample]) -> None:
+    chosen, _ = chosen_of(samples)
+    assert chosen.active == [True, True, False, False]
+    plan = planned(chosen.samples, chosen.columns["advantages"])
+    work = rank_work(plan, chosen, ranks=2, seed=0)
     assert all(w.shards == ["first", "second"] for w in work)
-    rows = {
-        (int(shard), int(row)): float(advantage)
-        for w in work
-        for mini in w.minibatches
-        for micro in mini.micro
-        for shard, row, advantage in zip(micro.shards, micro.rows, micro.advantages, strict=True)
+    micros = [micro for w in work for mini in w.minibatches for micro in mini.micro]
+    assert {int(sample) for micro in micros for sample in micro.samples} == {0, 1}
+    assert {(int(s), int(row)) for micro in micros for s, row in zip(micro.shards, micro.rows, strict=True)} == {
+        (0, 0),
+        (1, 1),
     }
-    assert rows == {(0, 0): 0.5, (1, 1): -0.5}
-    assert {(m.tokens, m.sequences, m.max_length) for w in work for m in w.minibatches} == {(20, 4, 8)}
+    minis = {(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for w in work for m in w.minibatches}
+    assert minis == {(20, 4, 2, 8, 4)}
+
+
+def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> None:
+    chosen, _ = chosen_of(
+        samples,
+        rollout={"max_response_tokens": 8},
+        shaping={"overlong_buffer": 4, "overlong_penalty": 0.5, "length_weight": 0.1, "format_weight": 0.2},
+        algorithm={"advantage": "dr_grpo"},
+    )
+    # Lengths 4, 8, 2, 6: half a point off at 8 tokens, a quarter at 6. Of the first group the first response is right
+    # and the shorter one; in the second none is right, and the longer one has its share taken off.
+    assert chosen.columns["rewards"].tolist() == pytest.approx([1 + 0.05, -0.5 - 0.05, 0.0, -0.25 - 0.05])
+    assert chosen.columns["advantages"].tolist() == pytest.approx([0.8, -0.8, 0.15, -0.15])
+    assert chosen.reward == pytest.approx(0.05)
+    with_format, _ = chosen_of([replace(s, verdict=replace(s.verdict, parts={"format": 1.0})) for s in samples])
+    assert with_format.columns["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_selection_takes_samples_with_what_was_worked_out_in_their_whole_group(samples: Sequence[Sample]) -> None:
+    three = [*samples[:2], sample(0, 2, 0.5, 4), *samples[2:]]
+    chosen, config = chosen_of(three, algorithm={"select": "pairs", "advantage": "dr_grpo"})
+    assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]  # the second group prefers nothing
+    assert chosen.columns["pairs"].tolist() == [0, 0]
+    assert chosen.columns["advantages"].tolist() == pytest.approx([0.5, -0.5])
+    assert chosen.columns["group_tokens"].tolist() == [12.0, 12.0]
+    (minibatch,) = plan_step(chosen, config, ranks=2).minibatches
+    assert sorted(minibatch.ranks) == [((),), ((0, 1),)]
+
+
+def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Sequence[Sample]) -> None:
+    wrong = samples[2:]
+    chosen, config = chosen_of(wrong, algorithm={"select": "right", "advantage": "one", "loss": "gpg"})
+    plan = plan_step(chosen, config, ranks=2)
+    assert (chosen.samples, plan.minibatches, plan.imbalance) == ([], (), 1.0)
+    assert [w.minibatches for w in rank_work(plan, chosen, ranks=2, seed=0)] == [[], []]
 
 
 class OneWorkerAPrompt:
@@ -179,6 +227,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
     trainer.held_out = trainer.folder = MagicMock()
+    trainer.has_engine = True
     trainer.sync_weights = MagicMock()  # type: ignore[method-assign]
     trainer.save = MagicMock(return_value="checkpoint")  # type: ignore[method-assign]
 
@@ -198,9 +247,9 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
 
 def test_a_run_folder_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").touch()
-    check_shared(tmp_path, 1)
+    check_shared(tmp_path, "rank", 1)
     with pytest.raises(SetupError, match=r"worker 1 writes .*--out"):
-        check_shared(tmp_path, 2)
+        check_shared(tmp_path, "rank", 2)
 
 
 def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_before_a_worker_starts(tmp_path: Path) -> None:

@@ -55,8 +55,21 @@ def worker(tmp_path: Any) -> Worker:
     """A worker whose roles are stand-ins. (Its constructor would take this process's output.)"""
     made = object.__new__(Worker)
     made.config = RunConfig()
-    made.spec = WorkerSpec(made.config, "cpu", "float32", True, "", str(tmp_path), 8, None, 1, (), "test")
-    made.policy, made.rollout_role = MagicMock(), MagicMock(version=0)
+    made.spec = WorkerSpec(
+        made.config,
+        "cpu",
+        "float32",
+        frozenset({"policy", "engine"}),
+        "",
+        str(tmp_path),
+        "rank",
+        8,
+        None,
+        1,
+        (),
+        "test",
+    )
+    made.policy, made.rollout_role, made.batch = MagicMock(), MagicMock(version=0), None
     return made
 
 

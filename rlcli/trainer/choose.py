@@ -1,0 +1,155 @@
+"""From verified samples to those that are trained on: rewards are shaped, samples selected, advantages made of rewards.
+
+All of it needs scores and lengths alone, so it happens on the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlcli.algorithms.algorithm import Algorithm
+from rlcli.config.schema import RunConfig
+from rlcli.data.packer import Plan, plan_batches
+from rlcli.trainer.collect import Collected
+from rlcli.types import Outcome, Sample
+from rlcli.workers.work import MicroWork, MiniWork, RankWork
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The N samples that a step trains on, maybe some of them twice. groups: dense labels. columns: what is known of
+    each, `[N, …]` by name: `rewards` (shaped), `groups`, `lengths`, `right`, `group_tokens`, and where they apply
+    `advantages`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: mean of all
+    samples of the step, shaped, the unselected included."""
+
+    samples: list[Sample]
+    groups: list[int]
+    columns: dict[str, Any]
+    shards: list[Any]
+    active: list[bool] | None
+    reward: float
+
+
+def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> Chosen:
+    """The samples to train on and what is known of them. seed: of whatever is drawn."""
+    import torch
+
+    samples = batch.samples
+    groups = torch.tensor([s.prompt for s in samples])
+    rewards = shaped_rewards(samples, groups, config)
+    known = {
+        "rewards": rewards,
+        "groups": groups,
+        "lengths": torch.tensor([s.response_tokens for s in samples]),
+        "right": torch.tensor([s.verdict.outcome == Outcome.OK for s in samples]),
+        "parts": _parts(samples, rewards),
+    }
+    if algorithm.needs_baselines:
+        known["baselines"] = torch.tensor([batch.baselines[s.prompt] for s in samples], dtype=torch.float64)
+    if algorithm.advantages_before_tokens:
+        known["advantages"] = algorithm.response_advantages(known)
+    indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
+    chosen = {name: values[indexes] for name, values in known.items()}
+    _, dense = torch.unique_consecutive(chosen["groups"], return_inverse=True)
+    chosen["groups"] = dense
+    chosen["group_tokens"] = torch.zeros(len(dense)).index_add_(0, dense, chosen["lengths"].float())[dense]
+    if algorithm.selects_pairs:
+        chosen["pairs"] = torch.arange(len(indexes)) // 2
+    skips = algorithm.skips_zero_advantages
+    return Chosen(
+        samples=[samples[index] for index in indexes.tolist()],
+        groups=dense.tolist(),
+        columns={name: values.numpy() for name, values in chosen.items()},
+        shards=batch.shards,
+        active=(chosen["advantages"] != 0).tolist() if skips else None,
+        reward=float(rewards.mean()),
+    )
+
+
+def shaped_rewards(samples: Sequence[Sample], groups: Tensor, config: RunConfig) -> Tensor:
+    """The verifier's scores, and what `shaping` adds to them: float64 `[N]`."""
+    import torch
+
+    from rlcli.algorithms.shaping import length_reward, overlong, soft_format
+
+    shaping = config.shaping
+    rewards = torch.tensor([s.verdict.score for s in samples], dtype=torch.float64)
+    lengths = torch.tensor([s.response_tokens for s in samples])
+    if shaping.overlong_buffer:
+        rewards += overlong(
+            lengths,
+            max_length=config.rollout.max_response_tokens,
+            buffer=shaping.overlong_buffer,
+            penalty=shaping.overlong_penalty,
+        )
+    if shaping.length_weight:
+        right = torch.tensor([s.verdict.outcome == Outcome.OK for s in samples])
+        rewards += length_reward(right, lengths, groups, weight=shaping.length_weight)
+    if shaping.format_weight:
+        formats = torch.tensor([s.verdict.parts.get("format", 0.0) for s in samples])
+        rewards += soft_format(formats, weight=shaping.format_weight)
+    return rewards
+
+
+def plan_step(chosen: Chosen, config: RunConfig, ranks: int) -> Plan:
+    """Which of `ranks` trains what, in which micro-batch."""
+    return plan_batches(
+        [s.prompt_tokens for s in chosen.samples],
+        [s.response_tokens for s in chosen.samples],
+        chosen.groups,
+        minibatches=config.train.minibatches,
+        ranks=ranks,
+        tokens_per_microbatch=config.train.tokens_per_microbatch,
+        max_response_tokens=config.rollout.max_response_tokens,
+        active=chosen.active,
+        pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
+    )
+
+
+def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[RankWork]:
+    """One RankWork for each rank. Only references and indexes: the tokens stay where they are."""
+    import numpy as np
+
+    shard = np.asarray([s.shard for s in chosen.samples], dtype=np.int64)
+    row = np.asarray([s.row for s in chosen.samples], dtype=np.int64)
+    right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
+
+    def micro(indexes: Sequence[int]) -> MicroWork:
+        samples = np.asarray(indexes, dtype=np.int64)
+        return MicroWork(samples, shard[samples], row[samples])
+
+    return [
+        RankWork(
+            chosen.shards,
+            [
+                MiniWork(
+                    [micro(indexes) for indexes in mini.ranks[rank]],
+                    tokens=mini.tokens,
+                    sequences=mini.sequences,
+                    groups=mini.groups,
+                    max_length=mini.max_length,
+                    right_tokens=int(right_tokens[list(mini.samples)].sum()),
+                )
+                for mini in plan.minibatches
+            ],
+            chosen.columns,
+            seed,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def _parts(samples: Sequence[Sample], rewards: Tensor) -> Tensor:
+    """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one; the reward itself where
+    the verifiers name no parts."""
+    import torch
+
+    names = sorted({name for s in samples for name in s.verdict.parts})
+    if not names:
+        return rewards[:, None]
+    return torch.tensor([[s.verdict.parts.get(name, 0.0) for name in names] for s in samples], dtype=torch.float64)

@@ -1,0 +1,55 @@
+"""The critic, wherever it is placed: beside the policy in its workers, or in workers of its own.
+
+In workers of its own it has a batch of its own, planned for its ranks. Values and returns cross by reference, through
+the object store, from the ranks that made them to the ranks that need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlcli.algorithms.algorithm import Algorithm
+from rlcli.config.schema import RunConfig
+from rlcli.trainer.choose import Chosen, plan_step, rank_work
+from rlcli.trainer.metrics import process_reward_metrics, value_metrics
+from rlcli.workers.group import WorkerGroup
+
+
+class Critic:
+    """A value model (gae, vapo), a process reward model (prime), or nothing. own: its workers, if it has any."""
+
+    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+        self.algorithm, self.config = algorithm, config
+        self.needed = algorithm.needs_critic or algorithm.needs_process_rewards
+        self.policy, self.own = policy, own
+        self.workers = own or policy
+
+    def load(self, chosen: Chosen, seed: int) -> None:
+        """Fetch the rows where they are not there already."""
+        if self.own is not None:
+            plan = plan_step(chosen, self.config, len(self.own))
+            self.own.load(rank_work(plan, chosen, ranks=len(self.own), seed=seed))
+
+    def infer(self) -> None:
+        """Fill the policy's batch with values or process rewards."""
+        if self.needed:
+            self.workers.infer_critic()
+        if self.own is not None:
+            self.policy.import_tokens("values", self.own.export_tokens("values"))
+
+    def share_returns(self) -> None:
+        """Give the critic the returns that were made in the policy's batch."""
+        if self.own is not None:
+            self.own.import_tokens("returns", self.policy.export_tokens("returns"))
+
+    def update(self, minibatch: int, lr: float) -> dict[str, float]:
+        """One optimizer step; sums over all ranks."""
+        sums: dict[str, float] = self.workers.update_critic(minibatch, lr)
+        return sums
+
+    def drop_batch(self) -> None:
+        if self.own is not None:
+            self.own.drop_batch()
+
+    def metrics(self, updates: Sequence[dict[str, float]]) -> dict[str, float]:
+        return process_reward_metrics(updates) if self.algorithm.needs_process_rewards else value_metrics(updates)

@@ -1,0 +1,141 @@
+"""The train batch: this rank's rows of a step, packed into micro-batches, and what is worked out about their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlcli.workers.work import MicroWork, MiniWork, RankWork
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlcli.model.packed import PackedBatch
+
+
+@dataclass
+class MicroBatch:
+    """One micro-batch where it is trained, of S sequences and R response tokens.
+
+    samples: int64 `[S]`, which of the step's samples they are. lengths: int64 `[S]`, response tokens of each. empty:
+    this rank has nothing here and runs along for the sake of the collectives. tokens: `[R]` by name: the engine's
+    `rollout_log_probs`, and what the roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …).
+    """
+
+    packed: PackedBatch
+    samples: Tensor
+    lengths: Tensor
+    empty: bool
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+
+
+class TrainBatch:
+    """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators. columns: `[N, …]` of each
+    of the step's samples, the same on every rank."""
+
+    def __init__(self, work: RankWork, device: torch.device) -> None:
+        """Fetch the shards that hold this rank's rows, and no others, and pack the rows."""
+        import ray
+        import torch
+
+        self.device = device
+        self.seed = work.seed
+        needed = {int(shard) for mini in work.minibatches for micro in mini.micro for shard in micro.shards}
+        shards = {shard: ray.get(work.shards[shard]) for shard in needed}
+        self.works: list[MiniWork] = work.minibatches
+        self.columns: dict[str, Tensor] = {
+            name: torch.tensor(values, device=device) for name, values in work.columns.items()
+        }
+        self.minibatches = [[self._pack(micro, shards) for micro in mini.micro] for mini in work.minibatches]
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for minibatch in self.minibatches:
+            yield from minibatch
+
+    def of(self, micro: MicroBatch, column: str) -> Tensor:
+        """A column for the sequences of a micro-batch: `[S]`."""
+        return self.columns[column][micro.samples]
+
+    def spread(self, name: str, column: Tensor) -> None:
+        """Give every token the value (`[N]`) of its sample."""
+        for micro in self:
+            micro.tokens[name] = column[micro.samples][micro.packed.sequence].float()
+
+    def joined(self, minibatch: int | None = None) -> Joined:
+        """The tokens of all micro-batches, or of those of one minibatch, laid end to end."""
+        import torch
+
+        micros = [m for m in (self if minibatch is None else self.minibatches[minibatch]) if not m.empty]
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        lengths = torch.cat([none, *(m.lengths for m in micros)])
+        samples = torch.cat([none, *(m.samples for m in micros)])
+        sequence = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), lengths)
+        return Joined(micros, samples, lengths, sequence)
+
+    def export(self, name: str) -> dict[int, Any]:
+        """What is filled in under `name`, sample by sample, as float32 arrays: another group's batch takes it."""
+        return {
+            sample: values.cpu().numpy()
+            for micro in self
+            if not micro.empty
+            for sample, values in zip(
+                micro.samples.tolist(), micro.tokens[name].split(micro.lengths.tolist()), strict=True
+            )
+        }
+
+    def fill(self, name: str, by_sample: dict[int, Any]) -> None:
+        """Take what `export` gave, of these samples and others."""
+        import numpy as np
+        import torch
+
+        for micro in self:
+            values = [by_sample[sample] for sample in micro.samples.tolist()]
+            flat = np.concatenate(values) if values else np.zeros(0, np.float32)
+            micro.tokens[name] = torch.tensor(flat, device=self.device)
+
+    def _pack(self, micro: MicroWork, shards: dict[int, Any]) -> MicroBatch:
+        import numpy as np
+        import torch
+
+        from rlcli.model.packed import dummy, pack
+
+        rows = [shards[int(shard)].row(row) for shard, row in zip(micro.shards, micro.rows, strict=True)]
+        log_probs = np.concatenate([row[2] for row in rows]) if rows else np.zeros(0, np.float32)
+
+        def on_device(values: Any) -> Tensor:
+            return torch.tensor(values, device=self.device)
+
+        return MicroBatch(
+            packed=pack([(tokens, prompt) for tokens, prompt, _ in rows], self.device) if rows else dummy(self.device),
+            samples=on_device(np.asarray(micro.samples, dtype=np.int64)),
+            lengths=on_device(np.asarray([len(row[2]) for row in rows], dtype=np.int64)),
+            empty=not rows,
+            tokens={"rollout_log_probs": on_device(log_probs)},
+        )
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several micro-batches as one: S sequences, T response tokens. samples, lengths: int64 `[S]`; sequence: int64
+    `[T]`."""
+
+    micros: list[MicroBatch]
+    samples: Tensor
+    lengths: Tensor
+    sequence: Tensor
+
+    def tokens(self, name: str) -> Tensor:
+        """`[T]` of what is filled in under `name`."""
+        import torch
+
+        if not self.micros:
+            return torch.zeros(0, device=self.lengths.device)
+        return torch.cat([micro.tokens[name] for micro in self.micros])
+
+    def fill(self, name: str, values: Tensor) -> None:
+        """Fill `values` (`[T]`) in under `name`."""
+        parts = values.split([int(micro.lengths.sum()) for micro in self.micros]) if self.micros else ()
+        for micro, part in zip(self.micros, parts, strict=True):
+            micro.tokens[name] = part

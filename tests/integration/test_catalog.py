@@ -1,0 +1,83 @@
+"""Every recipe of the catalogue trains two real steps: Ray, FSDP2 on two ranks, vLLM, and the tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ENVIRONMENT
+
+from rlcli.config import recipes
+
+pytestmark = pytest.mark.timeout(900)
+
+NAMES = recipes.names()
+WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
+SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vapo"]
+"""One of each kind of sum over ranks: also run with one worker."""
+Steps = list[dict[str, Any]]
+
+
+def train(model: Path, data: Path, out: Path, workers: int, names: list[str]) -> dict[str, dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("catalog.py")), model, data, out, str(workers), *names],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {row["recipe"]: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def two_workers(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    rows = train(tiny, sums, tmp_path_factory.mktemp("catalogue") / "two", 2, NAMES)
+    print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
+    for name, row in rows.items():
+        last = row["steps"][-1]
+        print(
+            f"{name:<24} {last['reward/mean']:>7.3f} {last.get('update/policy_loss', math.nan):>10.2e} "
+            f"{last.get('update/grad_norm', math.nan):>10.2e} {last['update/count']:>8.0f} "
+            f"{last.get('canary/max_abs_diff', math.nan):>8.1e} {row['seconds']:>8.1f}"
+        )
+    return rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name: str) -> None:
+    steps: Steps = two_workers[name]["steps"]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert sum(step["update/count"] for step in steps) >= 1
+    assert all("nonfinite" not in step for step in steps)
+    # Two optimizer steps, each of some size: the policy has moved.
+    assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
+    if name != "sft":
+        assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
+        assert all(step["mismatch/kl"] < 1e-3 for step in steps if step["update/count"])
+    assert ("critic/loss" in steps[-1]) == (name in WITH_CRITIC)
+
+
+@pytest.fixture(scope="module")
+def one_worker(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return train(tiny, sums, tmp_path_factory.mktemp("catalogue") / "one", 1, SPLIT)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_the_number_of_ranks_changes_nothing(
+    one_worker: dict[str, dict[str, Any]], two_workers: dict[str, dict[str, Any]], name: str
+) -> None:
+    figures = ("reward/mean", "update/policy_loss", "update/grad_norm", "update/clip_high", "critic/loss")
+    for one, two in zip(one_worker[name]["steps"], two_workers[name]["steps"], strict=True):
+        for figure in figures:
+            assert (figure in one) == (figure in two)
+            if figure in one:
+                assert one[figure] == pytest.approx(two[figure], rel=2e-3, abs=1e-6), (figure, one["step"])
