@@ -78,9 +78,7 @@ def collect(
     samples = sorted((s for report in reports for s in report.samples), key=lambda s: (s.prompt, s.sample))
     baselines = {prompt: score for report in reports for prompt, score in report.baselines.items()}
     assert len(samples) + len(baselines) == total, f"of {total} responses {len(samples)} + {len(baselines)} came back"
-    shards: list[Any] = [None] * len(workers)
-    for report in reports:
-        shards[report.rank] = report.shard
+    shards = [shard for (shard,) in workers.take_shard()]
     slowest = max(reports, key=lambda report: report.generate_s + report.verify_s)
     return Collected(
         samples,

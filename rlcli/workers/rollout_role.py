@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.data.samples import write_samples
-from rlcli.data.shard import ShardBuilder
+from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
 from rlcli.scoring.pool import ScoringPool
 from rlcli.types import Sample, Verdict, VerifyRequest
@@ -54,6 +54,7 @@ class RolloutRole:
         self.tokenizer = tokenizer
         self.version = 0
         self._texts: list[dict[str, Any]] = []
+        self._shard: SampleShard | None = None
 
     def run(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:
         """Yield progress now and then, and the report last."""
@@ -87,8 +88,13 @@ class RolloutRole:
         self._texts = [self._record(item, sample) for item, sample in zip(pending, samples, strict=True)]
         if call.save_as and self._texts:
             write_samples(Path(call.save_as.format(rank=self.rank)), call.step, self._texts)
-        shard = _put(builder.build()) if pending else None
-        yield RolloutReport(self.rank, samples, shard, generated - started, verified - generated, baselines)
+        self._shard = builder.build() if pending else None
+        yield RolloutReport(self.rank, samples, generated - started, verified - generated, baselines)
+
+    def take_shard(self) -> SampleShard | None:
+        """The tokens of the last rollout, once: after that they are the caller's. None where nothing was generated."""
+        shard, self._shard = self._shard, None
+        return shard
 
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of the last rollout, as text."""
@@ -137,9 +143,3 @@ class RolloutRole:
             "version": sample.version,
             "mean_log_prob": float(log_probs.mean()) if len(log_probs) else None,
         }
-
-
-def _put(shard: Any) -> Any:
-    import ray
-
-    return ray.put(shard)

@@ -32,13 +32,12 @@ class PromptTask:
 
 @dataclass(frozen=True)
 class RolloutReport:
-    """What one worker generated and verified. shard: reference to its SampleShard (None where it generated nothing).
-    generate_s: until the last response was finished; verify_s: how long verdicts were still awaited after that.
-    baselines: prompt → score of its greedy response, where one was asked for."""
+    """What one worker generated and verified; its tokens are asked for apart (`Worker.take_shard`). generate_s: until
+    the last response was finished; verify_s: how long verdicts were still awaited after that. baselines: prompt → score
+    of its greedy response, where one was asked for."""
 
     rank: int
     samples: list[Sample]
-    shard: Any
     generate_s: float
     verify_s: float
     baselines: dict[int, float] = field(default_factory=dict)

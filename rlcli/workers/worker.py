@@ -129,6 +129,18 @@ class Worker:
         yield from self._rollout.run(tasks, call)
 
     @dispatch()
+    def take_shard(self) -> list[Any]:
+        """A reference, in a list, to the SampleShard of the last rollout; None where this worker generated nothing.
+
+        The rollout's report cannot bring it: of a reference within what a generator yields, Ray may drop the count
+        before the receiver is known to hold it, and then whoever gets it waits for ever (ray-project/ray#58080).
+        """
+        import ray
+
+        shard = self._rollout.take_shard()
+        return [None if shard is None else ray.put(shard)]
+
+    @dispatch()
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of this worker's last rollout."""
         return self._rollout.texts(count)

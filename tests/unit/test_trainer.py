@@ -183,7 +183,10 @@ class OneWorkerAPrompt:
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
             yield Progress(len(made))
-            yield RolloutReport(rank, made[::-1], f"shard {rank}", 1.0 + rank, 0.0)
+            yield RolloutReport(rank, made[::-1], 1.0 + rank, 0.0)
+
+    def take_shard(self) -> list[list[str]]:
+        return [["shard 0"], ["shard 1"]]
 
 
 def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) -> None:

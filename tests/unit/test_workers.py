@@ -46,7 +46,15 @@ def test_only_marked_methods_can_be_called_on_a_group() -> None:
 
 
 def test_every_phase_of_the_step_is_dispatched() -> None:
-    for name in ("rollout", "load", "compute_old_log_probs", "compute_reference_log_probs", "update", "sync_weights"):
+    for name in (
+        "rollout",
+        "take_shard",
+        "load",
+        "compute_old_log_probs",
+        "compute_reference_log_probs",
+        "update",
+        "sync_weights",
+    ):
         dispatch_of(Worker, name)
 
 
