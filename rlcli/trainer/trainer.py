@@ -264,6 +264,7 @@ class Trainer:
         self.view.phase("checkpoint")
         target = self.checkpoints.path(step)
         self.workers.save(str(target))
+        self.critic.save(target)
         self.checkpoints.committed(step)
         return str(target)
 

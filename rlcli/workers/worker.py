@@ -237,6 +237,14 @@ class Worker:
 
         save_pretrained(self._policy.policy, self.config.model.path, Path(folder))
 
+    @dispatch()
+    def save_critic(self, folder: str) -> None:
+        """Write the critic as a Hugging Face folder (collective; rank 0 writes): `critic.path` takes it."""
+        from rlcli.model.export import save_pretrained, save_value
+
+        save = save_value if isinstance(self._critic, CriticRole) else save_pretrained
+        save(self._critic.model, self.config.model.path, Path(folder))
+
     def close(self) -> None:
         """End what this process holds, in order: engine, scoring processes, process group."""
         import torch.distributed as dist

@@ -26,17 +26,24 @@ SMALL = [
     *("train.minibatches=2", "train.tokens_per_microbatch=256", "train.lr=1e-3", "train.warmup_steps=0"),
     *("rollout.prompts_per_step=4", "rollout.max_response_tokens=24", "data.max_prompt_tokens=32"),
     *("rollout.tensor_parallel=1", "rollout.kv_cache_mb=64", "dynamic_sampling.max_batches=4"),
-    *("shaping.overlong_buffer=8", "critic.warmup_steps=0", "evaluation.data=", "model.gradient_checkpointing=false"),
+    *("critic.warmup_steps=0", "evaluation.data=", "model.gradient_checkpointing=false", "checkpoint.every=0"),
     # Random text earns no answer's reward; this one it can earn, so that there is a gradient.
-    *("verifier.name=test-even", "tracking.trackers=", "checkpoint.every=0"),
+    *("verifier.name=test-even", "tracking.trackers="),
 ]
 """What a laptop needs: everything that makes a recipe what it is stays."""
 
 
+def sets_for(recipe: str) -> list[str]:
+    """`--set` arguments that make a recipe small."""
+    own = resolve(recipe).config
+    samples = min(own.rollout.samples_per_prompt, 4)
+    buffer = min(own.shaping.overlong_buffer, 8)
+    return [*SMALL, f"rollout.samples_per_prompt={samples}", f"shaping.overlong_buffer={buffer}"]
+
+
 def prepared(recipe: str, model: str, data: str, workers: int) -> Prepared:
-    samples = [] if recipe == "sft" else ["rollout.samples_per_prompt=4"]
     flags = {"model.path": model, "data.path": data, "train.steps": STEPS, "cluster.workers": workers}
-    return prepare(resolve(recipe, flags, [*SMALL, *samples]).config)
+    return prepare(resolve(recipe, flags, sets_for(recipe)).config)
 
 
 def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> None:

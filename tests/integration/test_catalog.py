@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT
+from catalog import STEPS, sets_for
+from conftest import ENVIRONMENT, Cli
 
 from rlcli.config import recipes
 
 pytestmark = pytest.mark.timeout(900)
 
 NAMES = recipes.names()
+ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
+"""These need an engine of another kind, and so workers of their own."""
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
 SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vapo"]
 """One of each kind of sum over ranks: also run with one worker."""
@@ -39,8 +42,14 @@ def train(model: Path, data: Path, out: Path, workers: int, names: list[str]) ->
 
 
 @pytest.fixture(scope="module")
-def two_workers(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    rows = train(tiny, sums, tmp_path_factory.mktemp("catalogue") / "two", 2, NAMES)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("catalogue")
+
+
+@pytest.fixture(scope="module")
+def two_workers(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    rows = train(tiny, sums, folder / "two", 2, [name for name in NAMES if name not in ADAPTED])
+    rows |= train(tiny, sums, folder / "adapted", 2, ADAPTED)
     print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
     for name, row in rows.items():
         last = row["steps"][-1]
@@ -56,7 +65,7 @@ def two_workers(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory
 def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name: str) -> None:
     steps: Steps = two_workers[name]["steps"]
     assert [step["step"] for step in steps] == [1, 2]
-    assert sum(step["update/count"] for step in steps) >= 1
+    assert sum(step["update/count"] for step in steps) >= 1, steps
     assert all("nonfinite" not in step for step in steps)
     # Two optimizer steps, each of some size: the policy has moved.
     assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
@@ -66,9 +75,25 @@ def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name:
     assert ("critic/loss" in steps[-1]) == (name in WITH_CRITIC)
 
 
+def test_an_adapter_reaches_the_engine(
+    two_workers: dict[str, dict[str, Any]], cli: Cli, sums: Path, folder: Path
+) -> None:
+    (name,) = ADAPTED
+    steps: Steps = two_workers[name]["steps"]
+    # The canary compares the engine with the trainer: an adapter that stayed behind would show after the first update.
+    assert all(step["canary/max_abs_diff"] < 1e-4 for step in steps)
+    # Before the first update the adapter is zero and the policy is the reference; after it, it is not.
+    assert steps[0]["update/kl"] == pytest.approx(0.0, abs=1e-3)
+    assert steps[1]["update/kl"] > 0
+    adapter = folder / "adapted" / name / "checkpoints" / "latest"
+    assert (adapter / "adapter_model.safetensors").exists()
+    words = ("eval", "--model", adapter, "--data", sums, "--max-tokens", "8", "--verifier", "test-even", "--json")
+    assert json.loads(cli(*words).stdout)["prompts"] == 8
+
+
 @pytest.fixture(scope="module")
-def one_worker(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return train(tiny, sums, tmp_path_factory.mktemp("catalogue") / "one", 1, SPLIT)
+def one_worker(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    return train(tiny, sums, folder / "one", 1, SPLIT)
 
 
 @pytest.mark.parametrize("name", SPLIT)
@@ -81,3 +106,25 @@ def test_the_number_of_ranks_changes_nothing(
             assert (figure in one) == (figure in two)
             if figure in one:
                 assert one[figure] == pytest.approx(two[figure], rel=2e-3, abs=1e-6), (figure, one["step"])
+
+
+def test_a_critic_in_workers_of_its_own_learns_the_same(
+    one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    sets = [word for text in sets_for("ppo") for word in ("--set", text)]
+    cli(
+        *("train", "ppo", "--model", tiny, "--data", sums, "--out", tmp_path / "apart", "--steps", str(STEPS)),
+        *("--workers", "1", "--set", "critic.workers=1", *sets),
+    )
+    apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(path.name for path in (tmp_path / "apart" / "logs").iterdir()) == ["critic-0.log", "rank-0.log"]
+    from transformers import AutoModelForSequenceClassification
+
+    critic = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "apart" / "checkpoints" / "latest" / "critic"
+    )
+    assert critic.score.weight.shape[0] == 1
+    assert critic.score.weight.any()  # it began at 0
+    for own, shared in zip(apart, one_worker["ppo"]["steps"], strict=True):
+        for figure in ("reward/mean", "update/policy_loss", "update/grad_norm", "critic/loss", "critic/grad_norm"):
+            assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
