@@ -70,7 +70,7 @@ def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef:
         "lengths": joined.lengths,
         "rewards": rewards,
         "groups": groups[joined.samples],
-        "group_count": int(groups.max()) + 1,
+        "group_count": int(groups.max()) + 1 if len(groups) else 0,  # a selection may leave no sample
         "ranks": ranks,
     }
     if algorithm.needs_critic:
