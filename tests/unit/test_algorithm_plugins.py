@@ -131,6 +131,7 @@ def test_a_file_may_define_classes_and_lie_in_the_home_folder(tmp_path: Path, mo
         ("def (", "fails: SyntaxError: invalid syntax (mine.py, line 1); mend the file"),
         ("import torch\n\nhelp_me()", "fails in line 3: NameError: name 'help_me' is not defined; mend the file"),
         ("import json\njson.loads('{')", "fails in line 2: JSONDecodeError: "),
+        ("def half(x):\n    return x / 0\n\nhalf(1)", "fails in line 2: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "fails in line 1: SystemExit: 3; mend the file"),
         ("from rlcli.algorithms import advantage", "fails in line 1: ImportError: cannot import name 'advantage'"),
     ],
