@@ -153,16 +153,22 @@ class Algorithm:
         _check_inputs("aggregation", aggregation, algorithm.aggregation, AGGREGATION_INPUTS)
         _check_inputs("rollout correction", correction, algorithm.correction, CORRECTION_INPUTS)
         _check_inputs("KL estimator", kl_estimator, algorithm.kl_estimator, KL_INPUTS)
-        algorithm._check_fit(loss, select)
+        algorithm._check_fit(advantage, loss, select)
         algorithm._check_options(options or {})
         return algorithm
 
-    def _check_fit(self, loss: str, select: str) -> None:
+    def _check_fit(self, advantage: str, loss: str, select: str) -> None:
         """Refuse parts that do not go together."""
         if "pairs" in inputs_of(self.loss) and not self.selects_pairs:
             raise ConfigError(
                 f"algorithm.loss = {loss} compares pairs and algorithm.select = {select} makes none",
                 "give algorithm.select = pairs",
+            )
+        rewarded = "token_rewards" if self.is_token_level else "rewards"
+        if self.kl_in_reward and rewarded not in inputs_of(self.advantage):
+            raise ConfigError(
+                f"algorithm.advantage = {advantage} does not look at the reward that algorithm.kl_in = reward changes",
+                "give kl_in = loss",
             )
         if self.kl_in_reward and not self.is_token_level and select != "all":
             raise ConfigError(

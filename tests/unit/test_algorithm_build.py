@@ -272,6 +272,17 @@ def test_a_selection_by_rewards_that_a_kl_has_yet_to_change_is_refused() -> None
     assert build(select="pairs", kl_in="reward", kl_coef=0.1, advantage="reinforce_pp")
 
 
+@pytest.mark.parametrize("advantage", ["prime", "gdpo"])
+def test_a_kl_in_a_reward_that_the_advantage_does_not_look_at_is_refused(advantage: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build(advantage=advantage, kl_in="reward", kl_coef=0.1)
+    assert str(refused.value) == (
+        f"algorithm.advantage = {advantage} does not look at the reward that algorithm.kl_in = reward changes; "
+        "give kl_in = loss"
+    )
+    assert build(advantage=advantage, kl_in="loss", kl_coef=0.1)
+
+
 def test_an_option_that_no_part_takes_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         build(options={"tau_positve": 1.0}, loss="sapo")
