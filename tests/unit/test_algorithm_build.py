@@ -283,6 +283,13 @@ def test_a_kl_in_a_reward_that_the_advantage_does_not_look_at_is_refused(advanta
     assert build(advantage=advantage, kl_in="loss", kl_coef=0.1)
 
 
+@pytest.mark.parametrize("advantage", ["gdpo", "prime"])
+def test_a_kl_in_a_reward_that_the_advantage_does_not_look_at_is_refused(advantage: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm\.advantage = {advantage} does not look at the reward that"):
+        build(advantage=advantage, kl_in="reward", kl_coef=0.1)
+    assert build(advantage=advantage, kl_in="loss", kl_coef=0.1)
+
+
 def test_an_option_that_no_part_takes_is_refused() -> None:
     with pytest.raises(ConfigError) as refused:
         build(options={"tau_positve": 1.0}, loss="sapo")
