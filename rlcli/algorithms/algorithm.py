@@ -164,6 +164,12 @@ class Algorithm:
                 f"algorithm.loss = {loss} compares pairs and algorithm.select = {select} makes none",
                 "give algorithm.select = pairs",
             )
+        if "pairs" in inputs_of(self.loss) and not self._tells_pairs_apart():
+            raise ConfigError(
+                f"algorithm.loss = {loss} knows the better of a pair by the sign of its advantage, which "
+                f"algorithm.advantage = {advantage} does not give it",
+                "give algorithm.advantage = dr_grpo",
+            )
         rewarded = "token_rewards" if self.is_token_level else "rewards"
         if self.kl_in_reward and rewarded not in inputs_of(self.advantage):
             raise ConfigError(
@@ -255,6 +261,20 @@ class Algorithm:
             return True
         (gradient,) = torch.autograd.grad(loss, log_probs, allow_unused=True)
         return gradient is None or not bool(gradient.any())
+
+    def _tells_pairs_apart(self) -> bool:
+        """Whether A > 0 for the best of a group and A < 0 for its worst, tried on two groups of unequal lengths."""
+        if self.is_token_level:
+            return False
+        rewards = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.0], dtype=torch.float64)
+        inputs = {
+            "rewards": rewards,
+            "groups": torch.tensor([0, 0, 0, 1, 1]),
+            "lengths": torch.tensor([1, 9, 9, 1, 1]),
+            "baselines": torch.zeros_like(rewards),
+            "parts": -rewards[:, None],  # parts need not rise with the reward
+        }
+        return bool((self.response_advantages(inputs).sign() == torch.where(rewards > 0, 1.0, -1.0)).all())
 
     def response_advantages(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Advantage of each response, float [N]. inputs: `rewards` (finite), `groups` and whatever else there is."""
