@@ -10,32 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from _quickstart import evaluations, percent, rlcli
 
 POINTS, SECONDS = 0.30, 300.0
 
 
 def run(seed: int, folder: Path) -> dict[str, Any]:
-    words = [
-        "quickstart",
-        "--seed",
-        str(seed),
-        "--json",
-        "--out",
-        str(folder / "run"),
-        "--cache",
-        str(folder / "cache"),
-    ]
-    started = time.perf_counter()
-    done = subprocess.run([sys.executable, "-m", "rlcli.cli.main", *words], stdout=subprocess.PIPE, check=True)
-    seconds = time.perf_counter() - started
-    result = json.loads(done.stdout)
-    before, *_, after = (report["pass"]["pass@1"] for _, report in sorted(result["evaluations"].items(), key=step_of))
+    places = ("--out", str(folder / "run"), "--cache", str(folder / "cache"))
+    result, seconds = rlcli("quickstart", "--seed", str(seed), *places)
+    before, *_, after = evaluations(result).values()
     return {
         "seed": seed,
         "before": before,
@@ -46,14 +34,6 @@ def run(seed: int, folder: Path) -> dict[str, Any]:
         "reward_last": result["reward_last"],
         "passed": after["mean"] - before["mean"] >= POINTS and before["high"] < after["low"] and seconds <= SECONDS,
     }
-
-
-def step_of(item: tuple[str, Any]) -> int:
-    return int(item[0])
-
-
-def percent(estimate: dict[str, float]) -> str:
-    return f"{100 * estimate['mean']:.1f}% [{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]"
 
 
 def main() -> int:
