@@ -123,7 +123,7 @@ class Algorithm:
         """
         if code:
             load_file(code)
-        named = {"scale": scale, "gamma": gamma, "lam": lam}
+        named: dict[str, Any] = {"scale": scale, "gamma": gamma, "lam": lam}
         named |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
         given = {name: value for name, value in named.items() if value is not None} | dict(options or {})
         loss_function = losses.get(loss)
@@ -154,7 +154,8 @@ class Algorithm:
         _check_inputs("rollout correction", correction, algorithm.correction, CORRECTION_INPUTS)
         _check_inputs("KL estimator", kl_estimator, algorithm.kl_estimator, KL_INPUTS)
         algorithm._check_fit(advantage, loss, select)
-        algorithm._check_options(options or {})
+        algorithm._check_options(options or {}, named)
+        algorithm._try_loss(loss)
         return algorithm
 
     def _check_fit(self, advantage: str, loss: str, select: str) -> None:
@@ -182,10 +183,17 @@ class Algorithm:
                 "give kl_in = loss, select = all, or an advantage made of token rewards, such as reinforce_pp",
             )
 
-    def _check_options(self, options: Mapping[str, float]) -> None:
-        """Refuse numbers that no part takes, and parts that lack one."""
+    def _check_options(self, options: Mapping[str, float], named: Mapping[str, Any]) -> None:
+        """Refuse numbers that no part takes, and parts that lack one. named: those that are keys of their own."""
         taken = [option for part in self._parts for option in options_of(part).items()]
         names = {name for name, _ in taken}
+        for name, value in named.items():
+            unset = _UNUSED.get(name)
+            if name not in names and value != unset:
+                raise ConfigError(
+                    f"algorithm.{name} = {value}: none of the chosen functions takes it",
+                    f"give {'unset' if unset is None else unset}",
+                )
         for name in options:
             if name not in names:
                 raise ConfigError(f"algorithm.options.{name}: none of the chosen functions takes it", near(name, names))
@@ -241,8 +249,19 @@ class Algorithm:
         # A token selection looks at all tokens, those of such responses included.
         return self.advantages_before_tokens and not others and self.token_selector is None and self._loss_vanishes()
 
+    def _try_loss(self, name: str) -> None:
+        """Refuse a loss that fails on a few tokens, before a model is loaded: it may be anyone's function."""
+        try:
+            self._loss_vanishes()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"algorithm.loss = {name} fails on four tokens: {why}",
+                "it takes and gives float [T], the latter as TokenLoss; see docs/your_own_algorithm.md",
+            ) from error
+
     def _loss_vanishes(self) -> bool:
-        """Whether the policy loss has no gradient where A = 0, tried on a few tokens: it may be anyone's function."""
+        """Whether the policy loss has no gradient where A = 0, tried on a few tokens."""
         log_probs = torch.tensor([-0.5, -1.0, -2.0, -0.1], dtype=torch.float64, requires_grad=True)
         old = torch.tensor([-0.6, -3.0, -1.0, -0.1], dtype=torch.float64)
         sequence = torch.tensor([0, 0, 1, 1])
@@ -359,6 +378,12 @@ class Algorithm:
         return Objective(loss, totals | mismatch)
 
 
+_UNUSED = {"scale": "group", "gamma": 1.0, "lam": 1.0}
+"""What keys that are options hold where nobody asks for them; the others are unset."""
+
+
 def _check_inputs(kind: str, name: str, function: Callable[..., Any], known: frozenset[str]) -> None:
-    for asked in sorted(inputs_of(function) - known):
+    parameters = inspect.signature(function).parameters
+    required = {asked for asked in inputs_of(function) if parameters[asked].default is inspect.Parameter.empty}
+    for asked in sorted(required - known):
         raise ConfigError(f"the {kind} '{name}' asks for '{asked}', which it is not given", near(asked, known))

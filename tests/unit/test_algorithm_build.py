@@ -371,3 +371,37 @@ def test_importing_the_algorithms_loads_torch_but_no_engine_and_no_configuration
     found, seconds = done.stdout.rsplit(maxsplit=1)
     assert found == "[]"
     assert float(seconds) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (
+            {"loss": "gpg", "clip_high": 0.3},
+            "algorithm.clip_high = 0.3: none of the chosen functions takes it; give unset",
+        ),
+        ({"advantage": "rloo", "scale": "batch"}, "algorithm.scale = batch: none .* give group"),
+        ({"gamma": 0.9}, "algorithm.gamma = 0.9: none .* give 1.0"),
+    ],
+)
+def test_a_key_that_none_of_the_parts_takes_is_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Algorithm.build(**keys)
+
+
+def test_a_loss_that_fails_is_refused_before_a_model_is_loaded(register: Register) -> None:
+    def forgets(log_probs: Tensor, advantages: Tensor) -> Tensor:
+        return -log_probs * advantages
+
+    register(losses, "forgets", forgets)
+    with pytest.raises(ConfigError, match=r"algorithm\.loss = forgets fails on four tokens: AttributeError: .*'loss'"):
+        Algorithm.build(loss="forgets")
+
+
+def test_an_input_that_there_is_not_may_have_a_default(register: Register) -> None:
+    def weighs(rewards: Tensor, weights: Tensor | None = None) -> Tensor:
+        return rewards if weights is None else rewards * weights
+
+    register(advantages, "weighs", weighs)
+    rewards = torch.tensor([1.0, 2.0])
+    assert Algorithm.build(advantage="weighs").response_advantages({"rewards": rewards}) is rewards

@@ -93,7 +93,7 @@ def test_show_refuses_a_recipe_that_does_not_hold_together(capsys: pytest.Captur
 def test_diff_prints_what_differs_and_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "diff", "grpo", "dapo"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert lines["algorithm.clip_high"].split()[1:] == ["0.2", "(recipe", "grpo)", "0.28", "(recipe", "dapo)"]
+    assert lines["algorithm.clip_high"].split()[1:] == ['"unset"', "(default)", "0.28", "(recipe", "dapo)"]
     assert lines["train.warmup_steps"].split()[1:3] == ["0", "(default)"]
     assert "algorithm.clip_low" not in lines
 
@@ -107,9 +107,9 @@ def test_diff_as_json_holds_exactly_the_keys_that_differ(capsys: pytest.CaptureF
     assert (shown["a"], shown["b"]) == ("grpo", str(mine))
     found = {each["key"]: (each["a"], each["b"]) for each in shown["differences"]}
     assert found["algorithm.options.beta"] == (None, {"value": 2.0, "origin": "recipe mine"})
-    assert found["algorithm.clip_low"] == (
-        {"value": 0.2, "origin": "recipe grpo"},
-        {"value": None, "origin": "recipe dro"},
+    assert found["algorithm.loss"] == (
+        {"value": "ppo", "origin": "recipe grpo"},
+        {"value": "dro", "origin": "recipe dro"},
     )
     a, b = resolve("grpo").values(), resolve(str(mine)).values()
     assert list(found) == [key for key in b if key not in a or a[key] != b[key]]

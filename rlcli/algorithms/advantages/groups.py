@@ -205,7 +205,7 @@ def reinforce_pp_baseline(rewards: Tensor, groups: Tensor, lengths: Tensor) -> T
 
 
 @register("gdpo")
-def gdpo(parts: Tensor, groups: Tensor, *, weights: Sequence[float] | None = None) -> Tensor:
+def gdpo(parts: Tensor, groups: Tensor, weights: Sequence[float] | None = None) -> Tensor:
     """A = whiten(Σ_k w_k · GRPO(part k)), over the responses of the step. GDPO, arXiv 2601.05242.
 
     Normalised alone, a part keeps its say however small its scale. weights: one a part, in their order; all 1 where
