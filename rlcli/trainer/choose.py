@@ -55,7 +55,7 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
         known["advantages"] = algorithm.response_advantages(known)
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
     chosen = {name: values[indexes] for name, values in known.items()}
-    _, dense = torch.unique_consecutive(chosen["groups"], return_inverse=True)
+    _, dense = torch.unique(chosen["groups"], return_inverse=True)
     chosen["groups"] = dense
     chosen["group_tokens"] = torch.zeros(len(dense)).index_add_(0, dense, chosen["lengths"].float())[dense]
     if algorithm.selects_pairs:
@@ -145,11 +145,13 @@ def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[Rank
 
 
 def _parts(samples: Sequence[Sample], rewards: Tensor) -> Tensor:
-    """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one; the reward itself where
-    the verifiers name no parts."""
+    """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one, and last what shaping adds,
+    if anything; the reward itself where the verifiers name no parts."""
     import torch
 
     names = sorted({name for s in samples for name in s.verdict.parts})
     if not names:
         return rewards[:, None]
-    return torch.tensor([[s.verdict.parts.get(name, 0.0) for name in names] for s in samples], dtype=torch.float64)
+    parts = torch.tensor([[s.verdict.parts.get(name, 0.0) for name in names] for s in samples], dtype=torch.float64)
+    added = rewards - torch.tensor([s.verdict.score for s in samples], dtype=torch.float64)
+    return torch.cat([parts, added[:, None]], dim=1) if added.any() else parts

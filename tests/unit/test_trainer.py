@@ -9,7 +9,9 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
 
+from rlcli.algorithms import selection
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
@@ -148,6 +150,32 @@ def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> 
     assert chosen.reward == pytest.approx(0.05)
     with_format, _ = chosen_of([replace(s, verdict=replace(s.verdict, parts={"format": 1.0})) for s in samples])
     assert with_format.columns["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_what_shaping_adds_is_a_part_of_its_own(samples: Sequence[Sample]) -> None:
+    """An advantage made of the verdict's parts would else not hear of it."""
+    plain, _ = chosen_of(samples, algorithm={"advantage": "gdpo"})
+    assert plain.columns["parts"].tolist() == [[0.5], [0.0], [0.0], [0.0]]
+    shaped, _ = chosen_of(
+        samples,
+        rollout={"max_response_tokens": 8},
+        shaping={"overlong_buffer": 4},
+        algorithm={"advantage": "gdpo"},
+    )
+    assert shaped.columns["parts"].tolist() == [[0.5, 0.0], [0.0, -1.0], [0.0, 0.0], [0.0, -0.5]]
+    assert shaped.columns["advantages"][2] > 0 > shaped.columns["advantages"][3]  # all alike but for their lengths
+
+
+def test_a_group_is_one_whatever_the_order_in_which_its_samples_are_selected(
+    samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shuffled = torch.tensor([2, 0, 3, 1, 0])
+    monkeypatch.setitem(selection.get.__self__._functions, "mine", lambda rewards: shuffled)  # type: ignore[attr-defined]
+    chosen, config = chosen_of(samples, algorithm={"select": "mine"}, train={"minibatches": 2})
+    assert chosen.columns["groups"].tolist() == [1, 0, 1, 0, 0]
+    assert chosen.columns["group_tokens"].tolist() == [8.0, 16.0, 8.0, 16.0, 16.0]
+    plan = plan_step(chosen, config, ranks=1)
+    assert [(m.groups, m.samples) for m in plan.minibatches] == [(1, (0, 2)), (1, (1, 3, 4))]
 
 
 def test_selection_takes_samples_with_what_was_worked_out_in_their_whole_group(samples: Sequence[Sample]) -> None:
