@@ -199,7 +199,8 @@ class Trainer:
             self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
         if "update/entropy" in metrics:
             self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
-        self.watch(metrics.get("mismatch/kl", 0.0))
+        if not batch.stale:  # samples that waited are of an older policy: it is that from which they differ
+            self.watch(metrics.get("mismatch/kl", 0.0))
         return metrics
 
     def watch(self, mismatch: float) -> None:

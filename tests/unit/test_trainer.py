@@ -22,7 +22,7 @@ from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.launch import check_shared
-from rlcli.trainer.metrics import Clock, sample_metrics, time_metrics, update_metrics
+from rlcli.trainer.metrics import Clock, Updates, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.preflight import prepare
 from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
@@ -274,6 +274,20 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     trainer.run()
     shown = [call.args[0][0][1] for call in trainer.view.samples.call_args_list]
     assert shown == ["of step 1", "of step 2"]
+
+
+def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_samples_that_waited(samples: Sequence[Sample]) -> None:
+    chosen, config = chosen_of(samples)
+    sums = {f"mismatch_{name}": 1.0 for name in ("tokens", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
+    updates = Updates([{"tokens": 1.0, "grad_norm": 1.0, "mismatch_kl": 0.3, **sums}], [])
+    trainer = object.__new__(Trainer)
+    trainer.config, trainer.algorithm = config, Algorithm.build(mismatch_alarm=0.2)
+    for stale, notes in ((0, 1), (2, 0)):
+        trainer.view, trainer.critic = MagicMock(), MagicMock(**{"metrics.return_value": {}})
+        batch = Collected(list(samples), [], 0.0, 0.0, stale=stale)
+        metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
+        assert metrics["mismatch/kl"] == 0.3
+        assert trainer.view.note.call_count == notes
 
 
 def test_a_run_folder_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
