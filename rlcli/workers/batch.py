@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from rlcli.model.packed import PackedBatch
 
+FETCH_TIMEOUT_S = 600.0
+"""Longest wait for what another worker holds: of an object that Ray has lost it would else never end."""
+
 
 @dataclass
 class MicroBatch:
@@ -43,7 +46,7 @@ class TrainBatch:
         self.device = device
         self.seed = work.seed
         needed = {int(shard) for mini in work.minibatches for micro in mini.micro for shard in micro.shards}
-        shards = {shard: ray.get(work.shards[shard]) for shard in needed}
+        shards = {shard: ray.get(work.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in needed}
         self.works: list[MiniWork] = work.minibatches
         self.columns: dict[str, Tensor] = {
             name: torch.tensor(values, device=device) for name, values in work.columns.items()

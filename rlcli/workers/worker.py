@@ -15,7 +15,7 @@ from typing import Any
 from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
-from rlcli.workers.batch import TrainBatch
+from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
 from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
@@ -204,7 +204,7 @@ class Worker:
 
         by_sample: dict[int, Any] = {}
         for reference in exported:
-            by_sample |= ray.get(reference[0])
+            by_sample |= ray.get(reference[0], timeout=FETCH_TIMEOUT_S)
         self._batch.fill(name, by_sample)
 
     @dispatch()

@@ -19,6 +19,7 @@ from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.advantages import fill_advantages, fill_selected
 from rlcli.workers.batch import TrainBatch
+from rlcli.workers.work import MicroWork, MiniWork, RankWork
 
 LENGTHS, SCORES = (3, 0, 5, 2, 4, 1, 2, 6), (1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
 """Two samples each of four prompts; one response is empty, and the last prompt is always right."""
@@ -27,8 +28,14 @@ FILLED = ("old_log_probs", "reference_log_probs", "values", "process_rewards")
 
 @pytest.fixture(autouse=True)
 def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """References are the shards themselves."""
-    monkeypatch.setattr("ray.get", lambda reference: reference)
+    """References are the shards themselves, or nothing, which never comes."""
+
+    def get(reference: Any, *, timeout: float) -> Any:
+        if reference is None:
+            raise TimeoutError(f"not there after {timeout:g} s")
+        return reference
+
+    monkeypatch.setattr("ray.get", get)
 
 
 def collected() -> Collected:
@@ -119,6 +126,12 @@ def test_what_is_worked_out_of_a_batch_is_the_same_on_any_number_of_ranks(name: 
         assert parted.keys() == alone.keys()
         for sample, values in alone.items():
             assert parted[sample] == pytest.approx(values, rel=1e-6, abs=1e-7)
+
+
+def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
+    mini = MiniWork([MicroWork(*(np.zeros(1, np.int64) for _ in range(3)))], 1, 1, 1, 1, 1)
+    with pytest.raises(TimeoutError):
+        TrainBatch(RankWork([None], [mini], {}, 0), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae", "prime"])
