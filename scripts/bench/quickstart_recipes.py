@@ -1,6 +1,6 @@
 """The catalog's recipes on the quickstart's task: does each raise the reward of the same warm start?
 
-    .venv/bin/python scripts/bench/quickstart_recipes.py --out DIR [RECIPE…] [--seeds 1] [--steps 60] [--settings]
+    .venv/bin/python scripts/bench/quickstart_recipes.py --out DIR [RECIPE…] [--seeds 1] [--steps 30] [--settings]
 
 Trains the recipes one after another on the tiny model that `rlcli quickstart` warms up; prints a table, writes
 DIR/results.json and draws DIR/recipes.png. A run that DIR holds already, with the same settings, is not repeated. Exits
@@ -39,14 +39,19 @@ SHRUNK: dict[str, dict[str, Any]] = {
     "gmpo": {},
     "sapo": {},
     "maxrl": {"rollout.prompts_per_step": 16},
-    "vapo": {"rollout.samples_per_prompt": 8, "critic.warmup_steps": 10},
+    "vapo": {"rollout.samples_per_prompt": 8, "critic.warmup_steps": 10, "algorithm.options.alpha": 25.0},
     "pf_ppo": {"rollout.prompts_per_step": 32},
     "prime": {},
     "dpo": {},
+    "sppo": {},
     "rft": {},
     "sft": {"evaluation.every": 10},
 }
-"""What a recipe gets beside `common`: 256 samples a step, as grpo has; buffers and warm-ups in proportion."""
+"""What a recipe gets beside `common`: 256 samples a step, as grpo has; what counts in tokens or steps in proportion.
+
+vapo's λ is 1 − 1 / (αl), with an α of 0.05 for responses of thousands of tokens. At 24 tokens that makes λ = 0.17:
+next to nothing but a critic that young would be heard. 25 is to 40 tokens about what 0.05 is to the paper's 20480.
+"""
 
 TABLE = "| recipe | seed | pass@1 before | pass@1 after | sampled reward, first → last step | a step | in all |"
 
@@ -106,8 +111,9 @@ def run(recipe: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
     trained = [line for line in lines if line["step"] > 0]
     found = {
         **told,
-        # Of all that was generated: what dynamic sampling leaves out counts too. Supervised training samples nothing.
-        "rewards": [line["reward/generated"] for line in trained if "reward/generated" in line],
+        # Of all that was generated: what dynamic sampling leaves out counts too. Where nothing was, there is none: in
+        # supervised training, and in steps that groups of an earlier one fill.
+        "rewards": {line["step"]: line["reward/generated"] for line in trained if "reward/generated" in line},
         "evaluations": evaluations(result),
         "step_s": fmean(line["time/step_s"] for line in trained),
         "seconds": seconds,
@@ -123,7 +129,8 @@ def learned(one: dict[str, Any]) -> bool:
 
 def row(one: dict[str, Any]) -> str:
     before, *_, after = one["evaluations"].values()
-    rewards = f"{one['rewards'][0]:.2f} → {one['rewards'][-1]:.2f}" if one["rewards"] else "–"
+    sampled = list(one["rewards"].values())
+    rewards = f"{sampled[0]:.2f} → {sampled[-1]:.2f}" if sampled else "–"
     times = f"{one['step_s']:.1f} s | {one['seconds']:.0f} s"
     return f"| `{one['recipe']}` | {one['seed']} | {percent(before)} | {percent(after)} | {rewards} | {times} |"
 
@@ -133,12 +140,14 @@ def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
     from matplotlib.figure import Figure
 
     recipes = list(dict.fromkeys(one["recipe"] for one in results))
-    columns = min(6, len(recipes))
-    rows = -(-len(recipes) // columns)
+    rows = -(-len(recipes) // 6)
+    columns = -(-len(recipes) // rows)
     figure = Figure(figsize=(1.0 + 1.75 * columns, 0.7 + 1.55 * rows), dpi=130, layout="constrained")
     panels: list[Any] = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     for panel, recipe in zip(panels, recipes, strict=False):
         _panel(panel, recipe, [one for one in results if one["recipe"] == recipe])
+    for lowest in panels[len(recipes) - columns : len(recipes)]:
+        lowest.tick_params(labelbottom=True)
     for empty in panels[len(recipes) :]:
         empty.set_axis_off()
     figure.supxlabel("step", fontsize=9)
@@ -153,8 +162,8 @@ def _panel(axes: Any, recipe: str, runs: Sequence[dict[str, Any]]) -> None:
 
     for one in reversed(runs):  # the first seed on top
         first = one is runs[0]
-        rewards = one["rewards"]
-        axes.plot(range(1, len(rewards) + 1), rewards, color=BLUE if first else FAINT, linewidth=1.6 if first else 1.2)
+        steps, rewards = [int(step) for step in one["rewards"]], list(one["rewards"].values())
+        axes.plot(steps, rewards, color=BLUE if first else FAINT, linewidth=1.6 if first else 1.2)
     marks = {int(step): found for step, found in runs[0]["evaluations"].items()}
     means = [found["mean"] for found in marks.values()]
     reach = [
@@ -176,7 +185,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="default: all that are set up here")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--settings", action="store_true", help="print the overrides and leave")
     arguments = parser.parse_args()
