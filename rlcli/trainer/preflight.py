@@ -147,7 +147,13 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
         check_value_model(config.critic.path or config.model.path, policy.tokenizer_size)
         roles |= set() if config.critic.workers else {"critic"}
     if algorithm.needs_process_rewards:
-        check_model(config.critic.path or config.model.path, key="critic.path")
+        process = check_model(config.critic.path or config.model.path, key="critic.path")
+        if process.vocab_size < policy.tokenizer_size:  # it reads the policy's tokens
+            raise ModelError(
+                f"critic.path = '{config.critic.path}': its vocabulary ends at {process.vocab_size - 1}, but the "
+                f"policy's tokenizer has ids up to {policy.tokenizer_size - 1}",
+                "give a process reward model of the policy's family, or leave critic.path out",
+            )
         roles.add("process_reward")
     return frozenset(roles)
 
@@ -189,7 +195,8 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     rollout, train, workers = config.rollout, config.train, config.cluster.workers
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     epoch = len(prepared.prompts) / rollout.prompts_per_step
-    per_update = f"{samples / train.minibatches:g}"
+    trained = 2 * rollout.prompts_per_step if config.algorithm.select == "pairs" else samples
+    most = "at most " if config.algorithm.select == "right" else ""
     rows = [
         (
             "model",
@@ -199,7 +206,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         *_algorithm_rows(prepared),
         ("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} too long), {epoch:.1f} steps an epoch"),
         ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
-        ("samples an update", f"{samples} / {train.minibatches} minibatches = {per_update}"),
+        ("samples an update", f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}"),
         *_rollout_rows(prepared, samples),
         (
             "longest sample",
@@ -259,10 +266,14 @@ def _rollout_rows(prepared: Prepared, samples: int) -> list[tuple[str, str]]:
     each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
     rows = [("samples an engine", f"{samples} / {engines} engines = {each}, {at_once} at once")]
     if dynamic.keep != "all":
+        kept = {
+            "unequal": "whose rewards differ",
+            "accuracy": f"whose mean score is {dynamic.low:g} to {dynamic.high:g}",
+        }[dynamic.keep]
         rows.append(
             (
                 "dynamic sampling",
-                f"groups that are {dynamic.keep}; {dynamic.oversample:g} × what is missing, at most "
+                f"groups {kept}; {dynamic.oversample:g} × what is missing, at most "
                 f"{dynamic.max_batches} rounds",
             )
         )

@@ -16,14 +16,14 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.prompts import TokenizedPrompts
-from rlcli.errors import ConfigError, SetupError
+from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.launch import check_shared
 from rlcli.trainer.metrics import Clock, Updates, sample_metrics, time_metrics, update_metrics
-from rlcli.trainer.preflight import prepare
+from rlcli.trainer.preflight import _roles, prepare
 from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.rollout_role import RolloutCall
@@ -295,6 +295,18 @@ def test_a_run_folder_that_workers_do_not_share_is_refused(tmp_path: Path) -> No
     check_shared(tmp_path, "rank", 1)
     with pytest.raises(SetupError, match=r"worker 1 writes .*--out"):
         check_shared(tmp_path, "rank", 2)
+
+
+def test_a_process_reward_model_that_lacks_tokens_of_the_policy_is_refused(tmp_path: Path) -> None:
+    from rlcli.model.facts import check_model
+    from rlcli.model.tiny import make_tiny_model
+
+    tiny = str(make_tiny_model(tmp_path / "tiny"))
+    config = RunConfig.model_validate({"critic": {"path": tiny}, "algorithm": {"advantage": "prime"}})
+    policy = check_model(tiny)
+    assert "process_reward" in _roles(config, policy, evaluates=False)
+    with pytest.raises(ModelError, match=r"its vocabulary ends at \d+, but the policy's tokenizer has ids up to 99999"):
+        _roles(config, replace(policy, tokenizer_size=100_000), evaluates=False)
 
 
 def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
