@@ -71,7 +71,7 @@ def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name:
     assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
     if name != "sft":
         assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
-        assert all(step["mismatch/kl"] < 1e-3 for step in steps if step["update/count"])
+        assert all(step["mismatch/kl"] < 1e-3 for step in steps if step["update/count"] and not step["rollout/stale"])
     assert ("critic/loss" in steps[-1]) == (name in WITH_CRITIC)
 
 
