@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -260,13 +259,3 @@ def test_pairs_share_a_micro_batch_and_move_together(case: Case, draw: random.Ra
                 assert {sample % n for sample in bin if sample < n} == {sample % n for sample in bin if sample >= n}
                 seen |= set(bin)
     assert seen == {s for s in range(2 * n) if doubled.is_active(s) or doubled.is_active((s + n) % (2 * n))}
-
-
-def test_a_large_step_is_planned_in_well_under_a_second() -> None:
-    case = step_of(16384, 64)
-    best = math.inf
-    for _ in range(3):
-        start = time.perf_counter()
-        case.plan()
-        best = min(best, time.perf_counter() - start)
-    assert best < 1.0
