@@ -145,7 +145,9 @@ def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Ma
         return ConfigError(str(found[0]["ctx"]["error"]))
     rules = {key: known.rule for key in wrong if (known := find(key))}
     lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {rule}" for key, rule in rules.items()]
-    return ConfigError("; ".join(lines), f"what it does: rlcli recipes explain {wrong[0]}")
+    # A number that no function takes cannot be explained; those that there are can.
+    named = "algorithm.options" if wrong[0].startswith("algorithm.options.") else wrong[0]
+    return ConfigError("; ".join(lines), f"what it does: rlcli recipes explain {named}")
 
 
 def _key_at(location: Sequence[object]) -> str:

@@ -92,7 +92,10 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source} is not TOML: {error}", "mend that line") from error
     except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error.strerror}", "give a recipe's name or file") from error
+        asked = f"{_chain[-1]}: its base " if _chain else ""
+        raise ConfigError(
+            f"{asked}{source} cannot be read: {error.strerror}", "give a recipe's name or file"
+        ) from error
     header = _header(table.pop("recipe", {}), default_name=Path(source).stem, source=source)
     values, origins = dict[str, Any](), dict[str, str]()
     if header.base:

@@ -307,7 +307,7 @@ class RunConfig(Section):
                 "give kl_coef a first value, such as 0.001",
             ),
             (
-                r.top_p == 1 or a.correction != "none",
+                r.top_p == 1 or a.correction != "none" or bool(self.data.response),
                 f"rollout.top_p = {r.top_p} samples from another distribution than the one that is trained, and "
                 "algorithm.correction = none leaves the ratios biased; give top_p = 1 or a correction",
             ),
@@ -335,6 +335,15 @@ class RunConfig(Section):
                 not self.data.response or r.temperature == 1,
                 f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is that at "
                 "1; give 1",
+            ),
+            (
+                not self.data.response or r.top_p == 1,
+                f"rollout.top_p = {r.top_p}: nothing is sampled where responses are given (data.response); give 1",
+            ),
+            (
+                not self.data.response or a.correction == "none",
+                f"algorithm.correction = {a.correction}: no engine takes part where responses are given "
+                "(data.response); give none",
             ),
             (
                 self.critic.warmup_steps < t.steps,

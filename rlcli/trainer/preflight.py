@@ -22,6 +22,7 @@ from rlcli.workers.cluster import check_local, cluster_address, resolve_device, 
 from rlcli.workers.work import Role
 
 if TYPE_CHECKING:
+    from rlcli.algorithms.algorithm import Algorithm
     from rlcli.model.facts import ModelFacts
 
 CPU_BLOCK = 128
@@ -134,12 +135,7 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
     from rlcli.model.facts import check_model, check_value_model
 
     algorithm = Algorithm.build(**config.algorithm.model_dump())
-    if config.critic.workers and not algorithm.needs_critic:
-        raise ConfigError(
-            f"critic.workers = {config.critic.workers}, but algorithm.advantage = {config.algorithm.advantage} has no "
-            "value model to place there",
-            "give 0",
-        )
+    _check_critic(config, algorithm)
     roles: set[Role] = {"policy"}
     if evaluates or not config.data.response:
         roles.add("engine")
@@ -156,6 +152,22 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
             )
         roles.add("process_reward")
     return frozenset(roles)
+
+
+def _check_critic(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse what is said of a critic where there is none."""
+    advantage, critic = config.algorithm.advantage, config.critic
+    if critic.workers and not algorithm.needs_critic:
+        raise ConfigError(
+            f"critic.workers = {critic.workers}, but algorithm.advantage = {advantage} has no value model to place there",
+            "give 0",
+        )
+    if not algorithm.needs_critic and not algorithm.needs_process_rewards:
+        for name, value, none in (("path", critic.path, '""'), ("warmup_steps", critic.warmup_steps, "0")):
+            if value:
+                raise ConfigError(
+                    f"critic.{name} = {value}, but algorithm.advantage = {advantage} has no critic", f"give {none}"
+                )
 
 
 def check_machine(config: RunConfig) -> str:
@@ -254,7 +266,7 @@ def _algorithm_rows(prepared: Prepared) -> list[tuple[str, str]]:
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         what = "value model" if algorithm.needs_critic else "process reward model"
         where = f"{critic.workers} workers of its own" if critic.workers else "in the policy's workers"
-        rows.append((what, f"from {critic.path or config.model.path}, lr {critic.lr:g}, {where}"))
+        rows.append((what, f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"))
     return rows
 
 
@@ -273,8 +285,7 @@ def _rollout_rows(prepared: Prepared, samples: int) -> list[tuple[str, str]]:
         rows.append(
             (
                 "dynamic sampling",
-                f"groups {kept}; {dynamic.oversample:g} × what is missing, at most "
-                f"{dynamic.max_batches} rounds",
+                f"groups {kept}; {dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds",
             )
         )
     rows.append(

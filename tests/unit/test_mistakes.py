@@ -1,0 +1,65 @@
+"""What a mistake of a user's is answered with, and what the plan says of the unusual algorithms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli.config.load import resolve
+from rlcli.data.schema import row, write_rows
+from rlcli.errors import ConfigError
+from rlcli.model.tiny import make_tiny_model
+from rlcli.trainer.preflight import derived_plan, prepare
+
+
+def test_a_base_that_is_missing_is_told_with_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[recipe]\nbase = "absent.toml"\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml: its base .*absent\.toml cannot be read"):
+        resolve(str(tmp_path / "mine.toml"))
+
+
+def test_a_wrong_option_points_to_an_explanation_that_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"recipes explain algorithm\.options$"):
+        resolve("grpo", {}, ["algorithm.options.foo=abc"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("rollout.top_p", "0.5", r"rollout\.top_p = 0\.5: nothing is sampled .*; give 1$"),
+        (
+            "algorithm.correction",
+            "token_tis",
+            r"algorithm\.correction = token_tis: no engine .*; give none$",
+        ),
+    ],
+)
+def test_given_responses_refuse_what_is_for_sampled_ones(key: str, value: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve("sft", {}, [f"{key}={value}"])
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("plan")
+    make_tiny_model(folder / "model")
+    messages = [{"role": "user", "content": "1+1="}]
+    rows = [row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="2")]
+    write_rows(folder / "train.parquet", rows * 4)
+    return [f"model.path={folder / 'model'}", f"data.path={folder}", "cluster.device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "what", "says"),
+    [
+        ("dpo", [], "samples an update", "8 / 1 minibatches = 8"),
+        ("rft", [], "samples an update", "at most 32 / 1 minibatches = 32"),
+        ("prime", [], "dynamic sampling", "groups whose mean score is 0.2 to 0.8"),
+        ("grpo", ["dynamic_sampling.keep=unequal"], "dynamic sampling", "groups whose rewards differ"),
+    ],
+)
+def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], what: str, says: str, paths: list[str]) -> None:
+    sizes = ["rollout.prompts_per_step=4", "rollout.max_response_tokens=16", "data.max_prompt_tokens=16"]
+    plan = dict(derived_plan(prepare(resolve(recipe, {}, [*paths, *sizes, *sets]).config)))
+    assert plan[what].startswith(says)
