@@ -159,7 +159,8 @@ def _check_critic(config: RunConfig, algorithm: Algorithm) -> None:
     advantage, critic = config.algorithm.advantage, config.critic
     if critic.workers and not algorithm.needs_critic:
         raise ConfigError(
-            f"critic.workers = {critic.workers}, but algorithm.advantage = {advantage} has no value model to place there",
+            f"critic.workers = {critic.workers}, but algorithm.advantage = {advantage} has no value model to place "
+            "there",
             "give 0",
         )
     if not algorithm.needs_critic and not algorithm.needs_process_rewards:
