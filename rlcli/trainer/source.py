@@ -30,11 +30,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one prompt. shard: reference to their tokens. baseline: score of the greedy response, if any."""
+    """The samples of one prompt. shard: reference to their tokens. baseline: score of the greedy response, if any.
+    step: in which they were generated."""
 
     samples: list[Sample]
     shard: Any
     baseline: float | None
+    step: int
 
 
 @dataclass
@@ -75,7 +77,7 @@ class RolloutSource:
     Dynamic sampling (DAPO, arXiv 2503.14476): groups that break the rule `dynamic_sampling.keep` are replaced by new
     ones until `rollout.prompts_per_step` good ones are there, in at most `max_batches` rounds. Each round generates
     `oversample` times what is missing (as much as is missing where every group is kept), and what is good beyond the
-    step waits for the next one, tokens and all.
+    step waits for the next one, tokens and all; for no later one, whose policy would be too far from theirs.
 
     What is sampled is a function of (seed, step, prompt, sample), whatever the layout of the workers: a prompt that a
     step draws again, in another round too, counts its samples on.
@@ -106,7 +108,7 @@ class RolloutSource:
         """
         wanted, rules = self.config.rollout.prompts_per_step, self.config.dynamic_sampling
         oversample = 1.0 if rules.keep == "all" else rules.oversample
-        good, rounds = self.waiting, _Rounds()
+        good, rounds = [group for group in self.waiting if group.step == step - 1], _Rounds()
         stale = sum(len(group.samples) for group in good[:wanted])
         while len(good) < wanted and rounds.count < rules.max_batches:
             # 3 × 1.1 is 3.3000000000000003, but 10 × 1.1 is 11 prompts, not 12.
@@ -152,12 +154,12 @@ class RolloutSource:
         )
         rounds.add(collected)
         self._check_failures(rounds)
-        kept = self._kept(collected)
+        kept = self._kept(collected, step)
         rounds.dropped += count - len(kept)
         return kept
 
-    def _kept(self, collected: Collected) -> list[Group]:
-        groups = _groups(collected)
+    def _kept(self, collected: Collected, step: int) -> list[Group]:
+        groups = _groups(collected, step)
         rules = self.config.dynamic_sampling
         if rules.keep == "all":
             return groups
@@ -182,7 +184,7 @@ class RolloutSource:
             )
 
 
-def _groups(collected: Collected) -> list[Group]:
+def _groups(collected: Collected, step: int) -> list[Group]:
     """The groups of one round, in order."""
     members: dict[int, list[Sample]] = {}
     for sample in collected.samples:
@@ -190,7 +192,7 @@ def _groups(collected: Collected) -> list[Group]:
     for samples in members.values():
         assert len({s.shard for s in samples}) == 1, "one worker generates a whole group"
     return [
-        Group(samples, collected.shards[samples[0].shard], collected.baselines.get(prompt))
+        Group(samples, collected.shards[samples[0].shard], collected.baselines.get(prompt), step)
         for prompt, samples in members.items()
     ]
 

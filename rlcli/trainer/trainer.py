@@ -161,27 +161,31 @@ class Trainer:
 
     def update(self, number: int, minibatches: int) -> tuple[Updates, dict[str, float]]:
         """Every optimizer step of this step: the critic's, and once it is warm the policy's."""
-        train, updates = self.config.train, Updates([], [])
-        rates = {
-            name: lr_at(
-                number - 1,
-                steps=train.steps,
+        train, warmup, updates = self.config.train, self.config.critic.warmup_steps, Updates([], [])
+
+        def rate(peak: float, since: int) -> float:
+            return lr_at(
+                max(number - since - 1, 0),
+                steps=train.steps - since,
                 peak=peak,
                 warmup_steps=train.warmup_steps,
                 schedule=train.schedule,
                 min_fraction=train.min_lr_fraction,
             )
-            for name, peak in {"update/lr": train.lr, "critic/lr": self.config.critic.lr}.items()
-        }
+
+        # The policy's own warm-up begins when the critic's has ended.
+        rates = {"update/lr": rate(train.lr, warmup)}
+        if self.critic.needed:
+            rates["critic/lr"] = rate(self.config.critic.lr, 0)
         coefficients = Coefficients(rates["update/lr"], self.algorithm.kl.coef, self.algorithm.entropy.coef)
         self.critic.share_returns()
         for _ in range(train.passes):
             for index in range(minibatches):
                 if self.critic.needed:
                     updates.critic.append(self.critic.update(index, rates["critic/lr"]))
-                if number > self.config.critic.warmup_steps or not self.critic.needed:
+                if number > warmup:
                     updates.policy.append(self.workers.update(index, coefficients))
-        return updates, rates if self.critic.needed else {"update/lr": rates["update/lr"]}
+        return updates, rates
 
     def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics, which the coefficients then follow."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.load import resolve
 from rlcli.data.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
-from rlcli.trainer.preflight import check_machine, prepare
+from rlcli.trainer.preflight import _check_critic, check_machine, prepare
 
 
 def refuse(*_: object) -> None:
@@ -63,7 +65,9 @@ def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     config = {"cluster.device": "cpu"}
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 2}).config) == "cpu"
-    with pytest.raises(ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give 2 workers or fewer"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give 2 workers or fewer"
+    ):
         check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
     # A cluster knows its own size.
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)
@@ -93,3 +97,18 @@ def test_a_broken_adapter_is_refused(text: str, rows: Path) -> None:
     config = resolve("grpo", {"model.path": str(rows), "evaluation.data": str(rows / "train.parquet")}).config
     with pytest.raises(ModelError, match=r"adapter_config\.json is no adapter's: .*; copy the whole adapter again"):
         prepare(config, train=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["critic.workers=1"], "critic.workers = 1, but algorithm.advantage = grpo has no value model"),
+        (["critic.warmup_steps=3"], "critic.warmup_steps = 3, but algorithm.advantage = grpo has no critic; give 0"),
+        (["critic.path=somewhere"], "critic.path = somewhere, but algorithm.advantage = grpo has no critic"),
+        (["algorithm.advantage=prime", "critic.workers=1"], "algorithm.advantage = prime has no value model"),
+    ],
+)
+def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], says: str) -> None:
+    config = resolve("grpo", {}, keys).config
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        _check_critic(config, Algorithm.build(**config.algorithm.model_dump()))

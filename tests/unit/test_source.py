@@ -196,13 +196,14 @@ def test_good_groups_beyond_the_step_wait_and_come_first_in_the_next() -> None:
     assert rows_of(source.take(3))[0] == 10
 
 
-def test_a_step_that_waiting_groups_fill_generates_nothing() -> None:
+def test_a_step_that_waiting_groups_fill_generates_nothing_and_none_waits_for_longer() -> None:
     workers = Workers(unequal_where(lambda row: True))
     source = source_of(workers, keep="unequal", oversample=3.0)
     batches = [source.take(step) for step in (1, 2, 3)]
-    assert [batch.rounds for batch in batches] == [1, 0, 0]
-    assert [rows_of(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [(b.generated, b.generated_score, b.generate_s, b.stale) for b in batches[1:]] == [(0, 0.0, 0.0, 8)] * 2
+    assert [batch.rounds for batch in batches] == [1, 0, 1]
+    assert [rows_of(batch) for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [12, 13, 14, 15]]
+    assert [(b.generated, b.generated_score, b.generate_s, b.stale) for b in batches[1:2]] == [(0, 0.0, 0.0, 8)]
+    assert batches[2].stale == 0
 
 
 def test_ten_times_one_point_one_prompts_are_eleven() -> None:

@@ -21,6 +21,7 @@ from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected, collect
+from rlcli.trainer.critic import Critic
 from rlcli.trainer.launch import check_shared
 from rlcli.trainer.metrics import Clock, Updates, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.preflight import _roles, prepare
@@ -325,3 +326,17 @@ def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_before_a_w
     )
     with pytest.raises(ConfigError, match=r"tensor_parallel = 3 does not divide the 4 attention heads"):
         prepare(config)
+
+
+def test_the_policys_own_warm_up_begins_when_the_critics_has_ended() -> None:
+    trainer = object.__new__(Trainer)
+    trainer.config = RunConfig.model_validate(
+        {"train": {"steps": 10, "warmup_steps": 2, "lr": 1.0}, "critic": {"warmup_steps": 3, "lr": 4.0}}
+    )
+    trainer.algorithm = Algorithm.build(advantage="gae")
+    trainer.workers = MagicMock()
+    trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
+    made = [trainer.update(step, 1) for step in range(1, 6)]
+    assert [(len(updates.critic), len(updates.policy)) for updates, _ in made] == [(1, 0)] * 3 + [(1, 1)] * 2
+    assert [rates["critic/lr"] for _, rates in made] == [2.0, 4.0, 4.0, 4.0, 4.0]
+    assert [rates["update/lr"] for _, rates in made][3:] == [0.5, 1.0]
