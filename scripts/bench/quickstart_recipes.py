@@ -171,8 +171,8 @@ def _panel(axes: Any, recipe: str, runs: Sequence[dict[str, Any]]) -> None:
         [found["high"] - found["mean"] for found in marks.values()],
     ]
     axes.errorbar(list(marks), means, reach, color=RED, fmt="o", markersize=3.5, capsize=2, clip_on=False, zorder=3)
-    axes.set_title(recipe, fontsize=10, loc="left", family="monospace", pad=9)
-    axes.set_title(f"{means[0]:.0%} → {means[-1]:.0%}", fontsize=8, loc="right", color=RED, pad=9)
+    axes.set_title(recipe, fontsize=9, loc="left", family="monospace", pad=9)
+    axes.set_title(f"{means[0]:.1%} → {means[-1]:.1%}", fontsize=7, loc="right", color=RED, pad=9)
     axes.set_ylim(0, 1)
     axes.set_yticks([0, 0.5, 1])
     axes.tick_params(labelsize=8)
