@@ -1,0 +1,155 @@
+"""Rules between keys. Each names the keys, their values and the mend, with the arithmetic where sizes do not fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlcli.config.schema import RunConfig
+
+GROUP_BASELINES = (
+    *("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "maxrl", "grpo_passk", "gdpo", "prime"),
+    "win_rate",
+)
+"""Advantages that compare the samples of one prompt with one another."""
+
+MOST_SAMPLES = 1_000_000
+"""In one step: beyond, the driver's memory fills before a token is generated."""
+
+Rule = tuple[bool, str]
+"""Whether it holds, and what to say where it does not."""
+
+
+def broken(config: RunConfig) -> list[str]:
+    """What is wrong with `config`, a message each."""
+    rules = [*_algorithm(config), *_sampling(config), *_given_responses(config), *_training(config)]
+    return [message for holds, message in rules if not holds]
+
+
+def _algorithm(config: RunConfig) -> list[Rule]:
+    r, t, a = config.rollout, config.train, config.algorithm
+    return [
+        (
+            a.advantage not in GROUP_BASELINES or r.samples_per_prompt >= 2,
+            f"rollout.samples_per_prompt = {r.samples_per_prompt}: a group of one has no baseline for "
+            f"algorithm.advantage = {a.advantage}; give 2 or more",
+        ),
+        (
+            a.select != "pairs" or r.samples_per_prompt >= 2,
+            f"rollout.samples_per_prompt = {r.samples_per_prompt}: algorithm.select = pairs takes the best and the "
+            "worst of a group; give 2 or more",
+        ),
+        (
+            a.kl_estimator != "k1" or a.kl_coef == 0 or a.kl_in == "reward",
+            "algorithm.kl_estimator = k1 has an expected gradient of 0 as a term of the loss; use k1+, k2 or k3",
+        ),
+        (
+            a.kl_target is None or a.kl_coef > 0,
+            f"algorithm.kl_target = {a.kl_target} has nothing to steer: algorithm.kl_coef = 0 loads no reference; "
+            "give kl_coef a first value, such as 0.001",
+        ),
+        (
+            r.top_p == 1 or a.correction != "none" or bool(config.data.response),
+            f"rollout.top_p = {r.top_p} samples from another distribution than the one that is trained, and "
+            "algorithm.correction = none leaves the ratios biased; give top_p = 1 or a correction",
+        ),
+        (
+            config.critic.warmup_steps < t.steps,
+            f"critic.warmup_steps = {config.critic.warmup_steps} leaves none of train.steps = {t.steps} for the "
+            "policy; lower the one or raise the other",
+        ),
+    ]
+
+
+def _sampling(config: RunConfig) -> list[Rule]:
+    r, c, d, a = config.rollout, config.cluster, config.dynamic_sampling, config.algorithm
+    return [
+        (
+            d.keep == "all" or r.samples_per_prompt >= 2,
+            f"rollout.samples_per_prompt = {r.samples_per_prompt}: dynamic_sampling.keep = {d.keep} judges a group "
+            "by how its samples differ; give 2 or more",
+        ),
+        (
+            d.low <= d.high,
+            f"dynamic_sampling.low = {d.low} is more than dynamic_sampling.high = {d.high}; swap the two",
+        ),
+        (
+            config.shaping.overlong_buffer <= r.max_response_tokens,
+            f"shaping.overlong_buffer = {config.shaping.overlong_buffer} is longer than a response: "
+            f"rollout.max_response_tokens = {r.max_response_tokens}; lower the one or raise the other",
+        ),
+        (
+            r.prompts_per_step * r.samples_per_prompt <= MOST_SAMPLES,
+            f"rollout.prompts_per_step × rollout.samples_per_prompt = {r.prompts_per_step * r.samples_per_prompt} "
+            f"samples in a step are more than {MOST_SAMPLES}; lower one of them",
+        ),
+        (
+            config.evaluation.samples == 1 or config.evaluation.temperature > 0,
+            f"evaluation.samples = {config.evaluation.samples} at evaluation.temperature = 0 are the same response "
+            f"{config.evaluation.samples} times; give one sample, or a temperature above 0",
+        ),
+        (
+            c.workers % r.tensor_parallel == 0,
+            f"rollout.tensor_parallel = {r.tensor_parallel} does not divide cluster.workers = {c.workers}; "
+            "give a divisor of it",
+        ),
+        (
+            d.oversample == 1 or d.keep == "all" or a.correction != "none",
+            f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, and "
+            "algorithm.correction = none leaves the ratios biased; give oversample = 1 or a correction",
+        ),
+    ]
+
+
+def _given_responses(config: RunConfig) -> list[Rule]:
+    r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    return [
+        (
+            not config.data.response or (r.samples_per_prompt == 1 and d.keep == "all" and a.advantage == "one"),
+            f"data.response = {config.data.response} trains on given responses: that takes "
+            "rollout.samples_per_prompt = 1, dynamic_sampling.keep = all and algorithm.advantage = one; "
+            "start from the recipe sft",
+        ),
+        (
+            not config.data.response or r.temperature == 1,
+            f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is that at "
+            "1; give 1",
+        ),
+        (
+            not config.data.response or r.top_p == 1,
+            f"rollout.top_p = {r.top_p}: nothing is sampled where responses are given (data.response); give 1",
+        ),
+        (
+            not config.data.response or a.correction == "none",
+            f"algorithm.correction = {a.correction}: no engine takes part where responses are given "
+            "(data.response); give none",
+        ),
+    ]
+
+
+def _training(config: RunConfig) -> list[Rule]:
+    r, t, a = config.rollout, config.train, config.algorithm
+    longest = config.data.max_prompt_tokens + r.max_response_tokens
+    return [
+        (
+            r.prompts_per_step % t.minibatches == 0,
+            f"train.minibatches = {t.minibatches} does not divide rollout.prompts_per_step = {r.prompts_per_step}; "
+            "give a divisor of it",
+        ),
+        (
+            t.tokens_per_microbatch >= longest,
+            f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than one sample may hold: "
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {longest}; raise the one or lower the others",
+        ),
+        (
+            a.select != "pairs" or t.tokens_per_microbatch >= 2 * longest,
+            f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than a pair of samples may hold "
+            f"(algorithm.select = pairs): 2 × (data.max_prompt_tokens + rollout.max_response_tokens) = "
+            f"{2 * longest}; raise the one or lower the others",
+        ),
+        (
+            t.warmup_steps <= t.steps,
+            f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; "
+            "lower the one or raise the other",
+        ),
+    ]
