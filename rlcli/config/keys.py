@@ -1,4 +1,4 @@
-"""The catalogue of keys, read off the schema: what `rlcli recipes explain` prints and what errors quote."""
+"""The catalog of keys, read off the schema: what `rlcli recipes explain` prints and what errors quote."""
 
 from __future__ import annotations
 

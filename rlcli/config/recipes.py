@@ -1,4 +1,4 @@
-"""The catalogue of recipes: TOML files in packages that the entry-point group `rlcli.recipes` names, or anywhere.
+"""The catalog of recipes: TOML files in packages that the entry-point group `rlcli.recipes` names, or anywhere.
 
 A package publishes the recipes that lie beside its `__init__.py` with
 
@@ -62,7 +62,7 @@ class Recipe:
 
 def names() -> list[str]:
     """The packaged recipes, sorted."""
-    return sorted(_catalogue())
+    return sorted(_catalog())
 
 
 def broken() -> list[RlcliError]:
@@ -145,12 +145,12 @@ def _find(name: str) -> tuple[Path | Traversable, str]:
     if name.endswith(".toml"):
         path = Path(name).expanduser()
         return path, str(path.resolve())
-    catalogue = _catalogue()
-    if name not in catalogue:
+    catalog = _catalog()
+    if name not in catalog:
         hidden = [f"and {error}" for error in broken()]  # which might have held it
-        mends = [near(name, catalogue), "the name of a file ends in .toml", *hidden]
+        mends = [near(name, catalog), "the name of a file ends in .toml", *hidden]
         raise UnknownName(f"no recipe is called '{name}'", "; ".join(mends))
-    return catalogue[name]
+    return catalog[name]
 
 
 def _beside(base: str, file: Path | Traversable) -> str:
@@ -178,7 +178,7 @@ def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
     return changed
 
 
-def _catalogue() -> dict[str, tuple[Traversable, str]]:
+def _catalog() -> dict[str, tuple[Traversable, str]]:
     found: dict[str, tuple[Traversable, str]] = {}
     for entry in PACKAGES.names():
         try:

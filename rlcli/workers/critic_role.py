@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
@@ -21,13 +22,7 @@ class CriticRole:
         from rlcli.model.loading import load_value
 
         self.clip = config.critic.clip
-        self.model = load_value(
-            config.critic.path or config.model.path,
-            dtype=dtype,
-            device=device,
-            mesh=mesh,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-        )
+        self.model = _load(load_value, config, dtype, device, mesh)
         self.learner = Learner(self.model, config, config.critic.lr)
 
     def infer(self, batch: TrainBatch) -> None:
@@ -76,13 +71,7 @@ class ProcessRewardRole:
 
         self.options = config.algorithm.options
         self.temperature = config.rollout.temperature
-        self.model = load_policy(
-            config.critic.path or config.model.path,
-            dtype=dtype,
-            device=device,
-            mesh=mesh,
-            gradient_checkpointing=config.model.gradient_checkpointing,
-        )
+        self.model = _load(load_policy, config, dtype, device, mesh)
         self.learner = Learner(self.model, config, config.critic.lr)
 
     def infer(self, batch: TrainBatch) -> None:
@@ -126,3 +115,14 @@ class ProcessRewardRole:
             return log_probs, total / batch.works[index].sequences, totals
 
         return self.learner.update(batch.minibatches[index], loss, lr)
+
+
+def _load(load: Callable[..., Any], config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: Any) -> Any:
+    """The critic's model, by default from where the policy's comes."""
+    return load(
+        config.critic.path or config.model.path,
+        dtype=dtype,
+        device=device,
+        mesh=mesh,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+    )

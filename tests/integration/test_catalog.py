@@ -1,4 +1,4 @@
-"""Every recipe of the catalogue trains two real steps: Ray, FSDP2 on two ranks, vLLM, and the tiny model."""
+"""Every recipe of the catalog trains two real steps: Ray, FSDP2 on two ranks, vLLM, and the tiny model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(model: Path, data: Path, out: Path, workers: int, names: list[str]) ->
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("catalogue")
+    return tmp_path_factory.mktemp("catalog")
 
 
 @pytest.fixture(scope="module")

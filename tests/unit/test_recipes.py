@@ -1,4 +1,4 @@
-"""The catalogue: packaged recipes, files, bases, and other people's packages."""
+"""The catalog: packaged recipes, files, bases, and other people's packages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def publish(folder: Path, package: str, files: dict[str, str]) -> None:
 
 
 @pytest.fixture
-def fresh_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipes, "PACKAGES", Registry("recipe package", "rlcli.recipes"))
 
 
@@ -273,7 +273,7 @@ def test_an_unknown_name_lists_the_near_ones() -> None:
         recipes.load("quikstart")
 
 
-@pytest.mark.usefixtures("fresh_catalogue")
+@pytest.mark.usefixtures("fresh_catalog")
 def test_a_package_adds_recipes_that_build_on_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path, "plugged_recipes", {"wild.toml": '[recipe]\nname = "wild"\nbase = "grpo"\n[train]\nlr = 0.5\n'})
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -283,7 +283,7 @@ def test_a_package_adds_recipes_that_build_on_ours(tmp_path: Path, monkeypatch: 
     assert recipe.values["train.lr"] == 0.5
 
 
-@pytest.mark.usefixtures("fresh_catalogue")
+@pytest.mark.usefixtures("fresh_catalog")
 def test_two_packages_cannot_publish_the_same_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path, "copycat_recipes", {"grpo.toml": ""})
     monkeypatch.syspath_prepend(str(tmp_path))
