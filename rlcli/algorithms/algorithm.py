@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +157,7 @@ class Algorithm:
         algorithm._check_fit(advantage, loss, select)
         algorithm._check_options(options or {}, named)
         algorithm._try_loss(loss)
+        algorithm._try_advantage(advantage)
         return algorithm
 
     def _check_fit(self, advantage: str, loss: str, select: str) -> None:
@@ -194,9 +196,21 @@ class Algorithm:
                     f"algorithm.{name} = {value}: none of the chosen functions takes it",
                     f"give {'unset' if unset is None else unset}",
                 )
-        for name in options:
+        for name, number in options.items():
+            if name in named:
+                raise ConfigError(
+                    f"algorithm.options.{name} is a key of its own", f"give algorithm.{name} = {number:g}"
+                )
             if name not in names:
                 raise ConfigError(f"algorithm.options.{name}: none of the chosen functions takes it", near(name, names))
+            bound = "more than 0" if name in POSITIVE else "0 or more" if name in NOT_NEGATIVE else ""
+            if (name in POSITIVE and number <= 0) or (bound and number < 0):
+                raise ConfigError(f"algorithm.options.{name} = {number:g}", f"give {bound}")
+        low, high = options.get("correction_low", -math.inf), options.get("correction_high", math.inf)
+        if low > high:
+            raise ConfigError(
+                f"algorithm.options.correction_low = {low:g} is more than correction_high = {high:g}", "swap the two"
+            )
         for name, default in taken:
             if default is inspect.Parameter.empty and name not in self.options:
                 raise ConfigError(f"algorithm.options.{name} is not given", "the chosen functions have no default")
@@ -250,36 +264,56 @@ class Algorithm:
         return self.advantages_before_tokens and not others and self.token_selector is None and self._loss_vanishes()
 
     def _try_loss(self, name: str) -> None:
-        """Refuse a loss that fails on a few tokens, before a model is loaded: it may be anyone's function."""
+        """Refuse a loss that fails or has no gradient on a few tokens, before a model is loaded: it may be anyone's."""
         try:
-            self._loss_vanishes()
+            loss = self._loss_of_four(1.0)[1]
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise ConfigError(
                 f"algorithm.loss = {name} fails on four tokens: {why}",
                 "it takes and gives float [T], the latter as TokenLoss; see docs/your_own_algorithm.md",
             ) from error
+        if not loss.requires_grad:
+            raise ConfigError(f"algorithm.loss = {name} has no gradient", "let it depend on log_probs, not detached")
+
+    def _try_advantage(self, name: str) -> None:
+        """Refuse an advantage of responses that gives anything but a number for each, on a group of two."""
+        if self.is_token_level:
+            return
+        rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+        ones = torch.ones(2, dtype=torch.int64)
+        inputs = {"groups": ones, "lengths": ones, "baselines": rewards, "parts": rewards[:, None]}
+        try:
+            made = self.response_advantages({"rewards": rewards, **inputs})
+            assert bool(torch.isfinite(made).all()), f"{made.tolist()} is not finite"
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"algorithm.advantage = {name} fails on two rewards: {why}",
+                "it gives a finite number for each reward, float [N]; see docs/your_own_algorithm.md",
+            ) from error
 
     def _loss_vanishes(self) -> bool:
         """Whether the policy loss has no gradient where A = 0, tried on a few tokens."""
+        log_probs, loss = self._loss_of_four(0.0)
+        (gradient,) = torch.autograd.grad(loss, log_probs)
+        return not bool(gradient.any())
+
+    def _loss_of_four(self, advantage: float) -> tuple[Tensor, Tensor]:
+        """log π of four tokens of two responses, and the sum of their losses."""
         log_probs = torch.tensor([-0.5, -1.0, -2.0, -0.1], dtype=torch.float64, requires_grad=True)
         old = torch.tensor([-0.6, -3.0, -1.0, -0.1], dtype=torch.float64)
-        sequence = torch.tensor([0, 0, 1, 1])
         inputs = {
             "log_probs": log_probs,
             "old_log_probs": old,
             "reference_log_probs": old.flip(0),
-            "advantages": torch.zeros_like(old),
-            "sequence": sequence,
+            "advantages": torch.full_like(old, advantage),
+            "sequence": torch.tensor([0, 0, 1, 1]),
             "lengths": torch.tensor([2, 2]),
             "pairs": torch.tensor([0, 0]),
             "selected": torch.tensor([True, False, True, False]),
         }
-        loss = call(self.loss, inputs, self.options).loss.sum()
-        if not loss.requires_grad:
-            return True
-        (gradient,) = torch.autograd.grad(loss, log_probs, allow_unused=True)
-        return gradient is None or not bool(gradient.any())
+        return log_probs, call(self.loss, inputs, self.options).loss.sum()
 
     def _tells_pairs_apart(self) -> bool:
         """Whether A > 0 for the best of a group and A < 0 for its worst, tried on two groups of unequal lengths."""
@@ -377,6 +411,10 @@ class Algorithm:
         totals = {name: values.detach().sum(dtype=torch.float64) for name, values in sums.items()}
         return Objective(loss, totals | mismatch)
 
+
+POSITIVE = frozenset({"correction_cap", "tau_positive", "tau_negative", "beta", "eta", "alpha", "cov_share"})
+NOT_NEGATIVE = frozenset({"correction_low", "cov_coef", "process_coef", "accuracy_coef"})
+"""Bounds of the options of the functions here; beyond them nothing is learnt, or the contrary."""
 
 _UNUSED = {"scale": "group", "gamma": 1.0, "lam": 1.0}
 """What keys that are options hold where nobody asks for them; the others are unset."""

@@ -74,7 +74,8 @@ def run_training(
 ) -> None:
     """Check, print the plan, run, print the result. Exits with 130 where the run was interrupted."""
     from rlcli.cli.console import emit_json, plain, show, table
-    from rlcli.trainer.preflight import derived_plan, prepare
+    from rlcli.trainer.plan import derived_plan
+    from rlcli.trainer.preflight import prepare
     from rlcli.trainer.run_folder import RunFolder, default_out
     from rlcli.trainer.view import View
 

@@ -90,8 +90,8 @@ def _sampling(config: RunConfig) -> list[Rule]:
         ),
         (
             c.workers % r.tensor_parallel == 0,
-            f"rollout.tensor_parallel = {r.tensor_parallel} does not divide cluster.workers = {c.workers}; "
-            "give a divisor of it",
+            f"cluster.workers / rollout.tensor_parallel = {c.workers} / {r.tensor_parallel} = "
+            f"{c.workers / r.tensor_parallel:.4g} is not whole; give a divisor of {c.workers}",
         ),
         (
             d.oversample == 1 or d.keep == "all" or a.correction != "none",
@@ -133,8 +133,8 @@ def _training(config: RunConfig) -> list[Rule]:
     return [
         (
             r.prompts_per_step % t.minibatches == 0,
-            f"train.minibatches = {t.minibatches} does not divide rollout.prompts_per_step = {r.prompts_per_step}; "
-            "give a divisor of it",
+            f"rollout.prompts_per_step / train.minibatches = {r.prompts_per_step} / {t.minibatches} = "
+            f"{r.prompts_per_step / t.minibatches:.4g} is not whole; give a divisor of {r.prompts_per_step}",
         ),
         (
             t.tokens_per_microbatch >= longest,

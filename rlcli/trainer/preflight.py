@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -202,114 +202,6 @@ def _check_tensor_parallel(config: RunConfig) -> None:
         )
 
 
-def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
-    """What follows from the configuration, as (what, how it comes about): printed before a run and by --dry-run."""
-    config = prepared.config
-    rollout, train, workers = config.rollout, config.train, config.cluster.workers
-    samples = rollout.prompts_per_step * rollout.samples_per_prompt
-    epoch = len(prepared.prompts) / rollout.prompts_per_step
-    trained = 2 * rollout.prompts_per_step if config.algorithm.select == "pairs" else samples
-    most = "at most " if config.algorithm.select == "right" else ""
-    rows = [
-        (
-            "model",
-            f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}",
-        ),
-        ("trained", f"LoRA of rank {config.lora.rank} on {config.lora.targets}" if config.lora.rank else "all weights"),
-        *_algorithm_rows(prepared),
-        ("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} too long), {epoch:.1f} steps an epoch"),
-        ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
-        ("samples an update", f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}"),
-        *_rollout_rows(prepared, samples),
-        (
-            "longest sample",
-            f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} tokens",
-        ),
-        ("micro-batch", f"at most {train.tokens_per_microbatch} tokens a worker"),
-        (
-            "workers",
-            f"{workers} on {prepared.device}"
-            + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
-        ),
-        ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
-        ("length", f"{train.steps} steps, {train.steps * samples} samples, {train.steps / epoch:.2f} epochs"),
-    ]
-    if train.passes > 1:
-        updates = train.passes * train.minibatches
-        rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))
-    return rows
-
-
-def _algorithm_rows(prepared: Prepared) -> list[tuple[str, str]]:
-    """The composition, each function with the numbers that reach it, and the models that it takes."""
-    from rlcli.algorithms.algorithm import Algorithm
-
-    config = prepared.config
-    section, critic = config.algorithm, config.critic
-    algorithm = Algorithm.build(**section.model_dump())
-    rows = [
-        (what, name + _numbers(function, algorithm.options))
-        for what, name, function in (
-            ("advantage", section.advantage, algorithm.advantage),
-            ("loss", section.loss, algorithm.loss),
-            ("aggregation", section.aggregation, algorithm.aggregation),
-            ("correction", section.correction, algorithm.correction),
-            ("trained samples", section.select, algorithm.select),
-        )
-    ]
-    if not algorithm.needs_reference:
-        rows.append(("reference model", "none (algorithm.kl_coef = 0)"))
-    else:
-        held_by = f"β = {section.kl_coef:g}, in the {section.kl_in}; " if section.kl_coef else ""
-        rows.append(
-            ("reference model", held_by + ("the policy without its adapter" if config.lora.rank else "a frozen copy"))
-        )
-    if algorithm.needs_critic or algorithm.needs_process_rewards:
-        what = "value model" if algorithm.needs_critic else "process reward model"
-        where = f"{critic.workers} workers of its own" if critic.workers else "in the policy's workers"
-        rows.append((what, f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"))
-    return rows
-
-
-def _rollout_rows(prepared: Prepared, samples: int) -> list[tuple[str, str]]:
-    config, dynamic = prepared.config, prepared.config.dynamic_sampling
-    if config.data.response:
-        return [("responses", f"given by extra_info.{config.data.response}")]
-    engines = config.cluster.workers // config.rollout.tensor_parallel
-    each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
-    rows = [("samples an engine", f"{samples} / {engines} engines = {each}, {at_once} at once")]
-    if dynamic.keep != "all":
-        kept = {
-            "unequal": "whose rewards differ",
-            "accuracy": f"whose mean score is {dynamic.low:g} to {dynamic.high:g}",
-        }[dynamic.keep]
-        rows.append(
-            (
-                "dynamic sampling",
-                f"groups {kept}; {dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds",
-            )
-        )
-    rows.append(
-        (
-            "verifiers",
-            f"{', '.join(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
-            f"killed after {config.verifier.deadline_s:g} s",
-        )
-    )
-    if prepared.kv_cache_bytes:
-        rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
-    return rows
-
-
-def _numbers(function: Callable[..., object], given: Mapping[str, object]) -> str:
-    """The options of a function as they will be: those that are given, and its own defaults."""
-    from rlcli.algorithms.named import options_of
-
-    options = {name: given.get(name, default) for name, default in options_of(function).items()}
-    text = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
-    return f" ({text})" if text else ""
-
-
 def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     """The configuration with absolute paths (workers have other directories), and the adapter in the model's folder."""
     if config.critic.path and Path(config.critic.path).is_dir():
@@ -338,15 +230,6 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             ) from error
     updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
     return config.model_copy(update=updated), str(folder) if note.is_file() else ""
-
-
-def _count(parameters: int | None) -> str:
-    if parameters is None:
-        return "unknown"
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if parameters >= size:
-            return f"{parameters / size:.3g}{unit}"
-    return str(parameters)
 
 
 def _known_verifiers(rows: list[Prompt]) -> tuple[str, ...]:

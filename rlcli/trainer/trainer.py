@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +40,8 @@ from rlcli.workers.work import Coefficients, step_seed
 
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 PROBE_TOKENS = 64
+IDLE_STEPS = 3
+"""After so many steps without a gradient the run warns, and again after as many more."""
 
 
 class StopRequest(Protocol):
@@ -80,6 +83,7 @@ class Trainer:
         self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[dtype]
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
         self.held_out = held_out
+        self.idle_steps = 0
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
         self.probe = prompts.tokens(max(range(len(prompts)), key=prompts.length))[:PROBE_TOKENS]
@@ -203,9 +207,22 @@ class Trainer:
             self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
         if "update/entropy" in metrics:
             self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
+        self.watch_gradient(metrics)
         if not batch.stale:  # samples that waited are of an older policy: it is that from which they differ
             self.watch(metrics.get("mismatch/kl", 0.0))
         return metrics
+
+    def watch_gradient(self, metrics: Mapping[str, float]) -> None:
+        """Warn where step after step teaches nothing."""
+        if metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0):
+            self.idle_steps = 0
+            return
+        self.idle_steps += 1
+        if self.idle_steps % IDLE_STEPS == 0:
+            why = f"rewards are equal in {metrics['reward/equal_groups']:.0%} of the groups"
+            if metrics.get("mismatch/corrected") == 1.0:
+                why += ", and algorithm.correction cuts every token"
+            self.view.note(f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}")
 
     def watch(self, mismatch: float) -> None:
         """Warn where engine and trainer drift apart."""

@@ -205,7 +205,7 @@ def test_bad_input_is_refused_in_one_line(
     assert "chat template" in refused(cli, *train_words(model=mute))
 
     assert "did you mean rollout.temperature" in refused(cli, *train_words(), "--set", "rollout.temprature=1")
-    assert "does not divide" in refused(cli, *train_words(), "--set", "train.minibatches=3")
+    assert "is not whole" in refused(cli, *train_words(), "--set", "train.minibatches=3")
     assert "no-such" in refused(cli, *train_words(), "--set", "verifier.name=no-such")
     assert "GPU" in refused(cli, *train_words(), "--set", "cluster.device=cuda")
 

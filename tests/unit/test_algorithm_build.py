@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -196,12 +197,6 @@ def test_a_broken_invariant_is_an_error() -> None:
         build().select_tokens({})
 
 
-def test_an_advantage_of_the_wrong_shape_is_an_error(register: Register) -> None:
-    register(advantages, "short", lambda rewards: rewards[:1])
-    with pytest.raises(AssertionError, match=r"\(1,\) advantages of \(5,\) rewards"):
-        build(advantage="short").response_advantages({"rewards": REWARDS})
-
-
 def asks(name: str) -> Callable[..., Any]:
     """A function of one input."""
     namespace: dict[str, Any] = {}
@@ -347,7 +342,6 @@ def test_a_kl_estimate_of_ones_own_is_given_by_name_and_with_its_options(registe
     ("loss", "skips"),
     [
         (lambda advantages, log_probs: losses.gpg(log_probs, advantages), True),
-        (lambda advantages: losses.base.unclipped(advantages), True),  # without a gradient at all
         (lambda log_probs, advantages: losses.base.unclipped(advantages + 0 * log_probs), True),
         (lambda log_probs: losses.base.unclipped(-log_probs), False),
         (lambda log_probs, advantages: losses.base.unclipped(advantages * log_probs + log_probs.exp()), False),
@@ -405,3 +399,50 @@ def test_an_input_that_there_is_not_may_have_a_default(register: Register) -> No
     register(advantages, "weighs", weighs)
     rewards = torch.tensor([1.0, 2.0])
     assert Algorithm.build(advantage="weighs").response_advantages({"rewards": rewards}) is rewards
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (
+            {"options": {"clip_low": 0.3}},
+            "algorithm.options.clip_low is a key of its own; give algorithm.clip_low = 0.3",
+        ),
+        ({"options": {"correction_cap": 0.0}}, "algorithm.options.correction_cap = 0; give more than 0"),
+        (
+            {"correction": "icepop", "options": {"correction_low": -1.0}},
+            "algorithm.options.correction_low = -1; give 0 or more",
+        ),
+        (
+            {"correction": "icepop", "options": {"correction_low": 5.0, "correction_high": 0.5}},
+            "correction_low = 5 is more than correction_high = 0.5; swap the two",
+        ),
+        ({"loss": "dro", "options": {"beta": -1.0}}, "algorithm.options.beta = -1; give more than 0"),
+    ],
+)
+def test_a_number_with_which_nothing_good_is_learnt_is_refused(keys: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        Algorithm.build(**keys)
+
+
+def test_a_loss_without_a_gradient_is_refused(register: Register) -> None:
+    register(losses, "still", lambda log_probs, advantages: losses.unclipped(-advantages * log_probs.detach()))
+    with pytest.raises(ConfigError, match=r"algorithm\.loss = still has no gradient"):
+        Algorithm.build(loss="still")
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda rewards: rewards.mean(), "advantages of (2,) rewards"),
+        (lambda rewards: rewards / 0, "is not finite"),
+        (lambda rewards: rewards.tolist(), "AttributeError"),
+    ],
+)
+def test_an_advantage_that_is_no_number_a_response_is_refused(
+    register: Register, function: Callable[..., Any], says: str
+) -> None:
+    register(advantages, "odd", function)
+    with pytest.raises(ConfigError, match=r"algorithm\.advantage = odd fails on two rewards") as refused:
+        Algorithm.build(advantage="odd")
+    assert says in str(refused.value)

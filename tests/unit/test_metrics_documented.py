@@ -75,6 +75,7 @@ def written(advantage: str) -> set[str]:
     trainer.algorithm = Algorithm.build(**trainer.config.algorithm.model_dump())
     trainer.view, trainer.workers = MagicMock(), Workers()  # type: ignore[assignment]
     trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
+    trainer.idle_steps = 0
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
     trainer.source = MagicMock()
     trainer.source.take.return_value = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8)

@@ -340,3 +340,23 @@ def test_the_policys_own_warm_up_begins_when_the_critics_has_ended() -> None:
     assert [(len(updates.critic), len(updates.policy)) for updates, _ in made] == [(1, 0)] * 3 + [(1, 1)] * 2
     assert [rates["critic/lr"] for _, rates in made] == [2.0, 4.0, 4.0, 4.0, 4.0]
     assert [rates["update/lr"] for _, rates in made][3:] == [0.5, 1.0]
+
+
+def test_steps_without_a_gradient_are_told_with_their_cause() -> None:
+    trainer = object.__new__(Trainer)
+    trainer.view, trainer.idle_steps = MagicMock(), 0
+    idle = {"update/count": 0.0, "reward/equal_groups": 1.0, "reward/mean": 0.0}
+    busy = {"update/count": 1.0, "update/grad_norm": 0.5, "reward/equal_groups": 0.0, "reward/mean": 0.0}
+    cut = busy | {"update/grad_norm": 0.0, "mismatch/corrected": 1.0}
+    for metrics in (idle, idle, busy, idle, idle):
+        trainer.watch_gradient(metrics)
+    trainer.view.note.assert_not_called()  # never three of them in a row
+    trainer.watch_gradient(idle)
+    (said,) = trainer.view.note.call_args.args
+    assert said == "no gradient for 3 steps: rewards are equal in 100% of the groups; reward 0"
+    for _ in range(3):
+        trainer.watch_gradient(cut)
+    assert "no gradient for 6 steps" in trainer.view.note.call_args.args[0]
+    assert "algorithm.correction cuts every token" in trainer.view.note.call_args.args[0]
+    trainer.watch_gradient(idle | {"critic/grad_norm": 1.0})  # a critic that learns alone
+    assert trainer.idle_steps == 0

@@ -1,0 +1,150 @@
+"""What follows from a configuration, in words: the plan that a run prints before it starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rlcli.config.schema import RunConfig
+from rlcli.trainer.preflight import Prepared
+
+if TYPE_CHECKING:
+    from rlcli.algorithms.algorithm import Algorithm
+
+
+def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
+    """What follows from the configuration, as (what, how it comes about): printed before a run and by --dry-run."""
+    from rlcli.algorithms.algorithm import Algorithm
+
+    config = prepared.config
+    algorithm = Algorithm.build(**config.algorithm.model_dump())
+    rollout, train, workers = config.rollout, config.train, config.cluster.workers
+    samples = rollout.prompts_per_step * rollout.samples_per_prompt
+    epoch = len(prepared.prompts) / rollout.prompts_per_step
+    trained = 2 * rollout.prompts_per_step if config.algorithm.select == "pairs" else samples
+    most = "at most " if config.algorithm.select == "right" else ""
+    rows = [
+        (
+            "model",
+            f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}",
+        ),
+        ("trained", f"LoRA of rank {config.lora.rank} on {config.lora.targets}" if config.lora.rank else "all weights"),
+        *_algorithm_rows(config, algorithm),
+        ("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"),
+        ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
+        ("samples an update", f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}"),
+        *_rollout_rows(prepared, algorithm, samples),
+        (
+            "longest sample",
+            f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} tokens",
+        ),
+        ("micro-batch", f"at most {train.tokens_per_microbatch} tokens a worker"),
+        (
+            "workers",
+            f"{workers} on {prepared.device}"
+            + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
+        ),
+        ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
+        ("length", f"{train.steps} steps, {train.steps * samples} samples, {train.steps / epoch:.2f} epochs"),
+    ]
+    if train.passes > 1:
+        updates = train.passes * train.minibatches
+        rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))
+    return rows
+
+
+def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> list[tuple[str, str]]:
+    """The composition, each function with the numbers that reach it, and the models that it takes."""
+    section, critic = config.algorithm, config.critic
+    rows = [
+        (what, name + _numbers(function, algorithm.options))
+        for what, name, function in (
+            ("advantage", section.advantage, algorithm.advantage),
+            ("loss", section.loss, algorithm.loss),
+            ("aggregation", section.aggregation, algorithm.aggregation),
+            ("correction", section.correction, algorithm.correction),
+            ("trained samples", section.select, algorithm.select),
+        )
+    ]
+    if not algorithm.needs_reference:
+        rows.append(("reference model", "none (algorithm.kl_coef = 0)"))
+    else:
+        target = f", steered to a KL of {section.kl_target:g}" if section.kl_target else ""
+        held_by = f"β = {section.kl_coef:g} · {section.kl_estimator} in the {section.kl_in}{target}; "
+        held_by = held_by if section.kl_coef else ""
+        rows.append(
+            ("reference model", held_by + ("the policy without its adapter" if config.lora.rank else "a frozen copy"))
+        )
+    if algorithm.needs_critic or algorithm.needs_process_rewards:
+        what = "value model" if algorithm.needs_critic else "process reward model"
+        plural = "s" if critic.workers > 1 else ""
+        where = f"{critic.workers} worker{plural} of its own" if critic.workers else "in the policy's workers"
+        where += f"; the first {critic.warmup_steps} steps train it alone" if critic.warmup_steps else ""
+        rows.append((what, f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"))
+    bonus = f"entropy × {section.entropy_coef:g}" if section.entropy_coef else ""
+    bonus = f"entropy up to {section.entropy_target:g}" if section.entropy_target else bonus
+    likelihood = f"log-likelihood of right responses × {section.nll_coef:g}" if section.nll_coef else ""
+    if bonus or likelihood:
+        rows.append(("added to the objective", ", ".join(filter(None, (bonus, likelihood)))))
+    return rows
+
+
+def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> list[tuple[str, str]]:
+    config, dynamic = prepared.config, prepared.config.dynamic_sampling
+    if config.data.response:
+        return [("responses", f"given by extra_info.{config.data.response}")]
+    engines = config.cluster.workers // config.rollout.tensor_parallel
+    each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
+    rollout, shaping = config.rollout, config.shaping
+    greedy = " and one greedy response a prompt" if algorithm.needs_baselines else ""
+    rows = [
+        ("samples an engine", f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once"),
+        ("sampling", f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}"),
+    ]
+    shaped = {
+        f"up to −{shaping.overlong_penalty:g} in the last {shaping.overlong_buffer} tokens": shaping.overlong_buffer,
+        f"short responses × {shaping.length_weight:g}": shaping.length_weight,
+        f"format × {shaping.format_weight:g}": shaping.format_weight,
+    }
+    if any(shaped.values()):
+        rows.append(("added to the score", ", ".join(what for what, there in shaped.items() if there)))
+    if dynamic.keep != "all":
+        kept = {
+            "unequal": "whose rewards differ",
+            "accuracy": f"whose mean score is {dynamic.low:g} to {dynamic.high:g}",
+        }[dynamic.keep]
+        rows.append(
+            (
+                "dynamic sampling",
+                f"groups {kept}; {dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds",
+            )
+        )
+    rows.append(
+        (
+            "verifiers",
+            f"{', '.join(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
+            f"killed after {config.verifier.deadline_s:g} s",
+        )
+    )
+    if prepared.kv_cache_bytes:
+        rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
+    return rows
+
+
+def _numbers(function: Callable[..., object], given: Mapping[str, object]) -> str:
+    """The options of a function as they will be: those that are given, and its own defaults."""
+    from rlcli.algorithms.named import options_of
+
+    options = {name: given.get(name, default) for name, default in options_of(function).items()}
+    text = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+    return f" ({text})" if text else ""
+
+
+def _count(parameters: int | None) -> str:
+    if parameters is None:
+        return "unknown"
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return str(parameters)
