@@ -71,19 +71,19 @@ def test_the_documented_tests_pass(mine: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_documented_inputs_are_those_that_there_are() -> None:
-    from rlcli.algorithms import algorithm
+    from rlcli.algorithms import checks
 
     text = (Path(__file__).parents[2] / "docs" / PAGE).read_text()
     rows = {line.split("|")[1].strip(): line.split("|")[2] for line in text.splitlines() if line.startswith("| `")}
     expected = {
-        "`advantages.register`, of whole responses": algorithm.RESPONSE_INPUTS,
-        "`advantages.register`, of single tokens: a function that takes `sequence`": algorithm.TOKEN_INPUTS,
-        "`losses.register`": algorithm.LOSS_INPUTS,
-        "`losses.selectors.register`, under the name of a loss that takes `selected`": algorithm.SELECTOR_INPUTS,
-        "`kl.register`": algorithm.KL_INPUTS,
-        "`aggregation.register`": algorithm.AGGREGATION_INPUTS,
-        "`correction.register`": algorithm.CORRECTION_INPUTS,
-        "`selection.register`": algorithm.SELECTION_INPUTS,
+        "`advantages.register`, of whole responses": checks.RESPONSE_INPUTS,
+        "`advantages.register`, of single tokens: a function that takes `sequence`": checks.TOKEN_INPUTS,
+        "`losses.register`": checks.LOSS_INPUTS,
+        "`losses.selectors.register`, under the name of a loss that takes `selected`": checks.SELECTOR_INPUTS,
+        "`kl.register`": checks.KL_INPUTS,
+        "`aggregation.register`": checks.AGGREGATION_INPUTS,
+        "`correction.register`": checks.CORRECTION_INPUTS,
+        "`selection.register`": checks.SELECTION_INPUTS,
     }
     assert set(rows) == set(expected)
     for kind, inputs in expected.items():
@@ -92,19 +92,19 @@ def test_the_documented_inputs_are_those_that_there_are() -> None:
 
 
 def test_built_in_functions_ask_for_what_there_is() -> None:
-    from rlcli.algorithms import algorithm
+    from rlcli.algorithms import checks
 
     for kind, known in (
-        (losses, algorithm.LOSS_INPUTS),
-        (aggregation, algorithm.AGGREGATION_INPUTS),
-        (correction, algorithm.CORRECTION_INPUTS),
-        (kl, algorithm.KL_INPUTS),
-        (selection, algorithm.SELECTION_INPUTS),
+        (losses, checks.LOSS_INPUTS),
+        (aggregation, checks.AGGREGATION_INPUTS),
+        (correction, checks.CORRECTION_INPUTS),
+        (kl, checks.KL_INPUTS),
+        (selection, checks.SELECTION_INPUTS),
     ):
         for name in kind.names():
             assert inputs_of(kind.get(name)) <= known
     for name in selectors.names():
-        assert inputs_of(selectors.get(name)) <= algorithm.SELECTOR_INPUTS
+        assert inputs_of(selectors.get(name)) <= checks.SELECTOR_INPUTS
 
 
 def test_a_file_read_again_takes_its_own_place_as_it_is_now(tmp_path: Path) -> None:
