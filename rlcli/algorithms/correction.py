@@ -44,8 +44,7 @@ def none(log_probs: Tensor) -> Tensor:
 def token_tis(log_probs: Tensor, rollout_log_probs: Tensor, *, correction_cap: float = 2.0) -> Tensor:
     """min(r, cap), cap = 2: truncated importance sampling of each token.
 
-    Yao et al., "Your efficient RL framework secretly brings you off-policy RL training" (2025,
-    https://fengyao.notion.site/off-policy-rl).
+    Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (2025).
 
     >>> token_tis(torch.tensor([0.5, 0.3, 0.9]).log(), torch.tensor([0.4, 0.6, 0.1]).log())  # r = 1.25, 0.5, 9
     tensor([1.2500, 0.5000, 2.0000])
