@@ -60,7 +60,7 @@ def test_the_lists_show_what_loads_and_say_what_does_not(broken: Path) -> None:
     assert "note: the dataset 'odd' (broken 1.0, json:loads) is a function" in datasets.stderr
 
     recipes = rlcli(broken, "recipes", "list", "--json")
-    assert {row["name"] for row in json.loads(recipes.stdout)} == {"grpo", "quickstart"}
+    assert {"grpo", "quickstart"} <= {row["name"] for row in json.loads(recipes.stdout)}
     assert "note: the recipe package 'gone' (broken 1.0, no_such_module) does not load" in recipes.stderr
     # Nor does it stand in the way of what is whole; and a name that it may have held says so.
     rlcli(broken, "recipes", "show", "grpo", "--resolved")
