@@ -59,9 +59,9 @@ def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def train(tiny: Path, sums: Path, out: Path, *words: str) -> list[dict[str, Any]]:
+def train(tiny: Path, sums: Path, out: Path, *words: str, recipe: str = "grpo") -> list[dict[str, Any]]:
     run(
-        *("-m", "rlcli.cli.main", "train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "3"),
+        *("-m", "rlcli.cli.main", "train", recipe, "--model", tiny, "--data", sums, "--out", out, "--steps", "3"),
         *SMALL,
         *words,
     )
@@ -109,6 +109,29 @@ def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -
     assert (out / "checkpoints" / "latest" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("ppo", ["train.minibatches=2"]),
+        ("dapo", ["train.minibatches=2", "shaping.overlong_buffer=16"]),
+        ("prime", ["train.minibatches=1"]),
+        ("remax", []),
+        ("clip_cov", ["train.minibatches=2"]),
+        ("dpo", []),
+        ("sft", ["rollout.samples_per_prompt=1"]),
+    ],
+)
+def test_an_algorithm_of_each_kind_trains(recipe: str, sets: list[str], tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """A critic, a reward model, greedy rollouts, a choice of tokens over ranks, pairs, given responses."""
+    steps = train(tiny, sums, tmp_path / "run", *(word for text in sets for word in ("--set", text)), recipe=recipe)
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert sum(line.get("update/grad_norm", 0.0) for line in steps) > 0
+    assert all("nonfinite" not in line for line in steps)
+    if recipe != "sft":
+        assert all(line["canary/max_abs_diff"] < CANARY for line in steps)
+    assert ("critic/loss" in steps[-1]) == (recipe in ("ppo", "prime"))
+
+
 def drive(model: str, out: str, lora_rank: str) -> None:
     """In a process of its own: one worker without Ray, through the engine's sleep, a change of weights and a sync."""
     import numpy as np
@@ -129,7 +152,20 @@ def drive(model: str, out: str, lora_rank: str) -> None:
             "lora": {"rank": int(lora_rank)},
         }
     )
-    spec = WorkerSpec(config, "cuda", "bfloat16", True, "", str(Path(out).parent), 128, None, 1, (), "gpu-test")
+    spec = WorkerSpec(
+        config=config,
+        device="cuda",
+        dtype="bfloat16",
+        roles=frozenset({"policy", "engine"}),
+        adapter="",
+        logs=str(Path(out).parent),
+        name="rank",
+        max_length=128,
+        kv_cache_bytes=None,
+        scoring_processes=1,
+        verifiers=(),
+        group_id="gpu-test",
+    )
     worker = Worker(0, 1, spec)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -138,10 +174,12 @@ def drive(model: str, out: str, lora_rank: str) -> None:
     worker.build()
     prompt = np.arange(10, 74, dtype=np.int32)
     assert worker.policy is not None
+    assert worker.rollout_role is not None
+    engine = worker.rollout_role.engine
 
     def greedy() -> list[int]:
         request = GenerationRequest(0, prompt, seed=0)
-        (made,) = worker.rollout_role.engine.generate([request], Sampling(0.0, 32))
+        (made,) = engine.generate([request], Sampling(0.0, 32))
         return [int(token) for token in made.tokens]
 
     def free() -> float:
