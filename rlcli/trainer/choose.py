@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
+from rlcli.errors import RunFailed
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample
 from rlcli.workers.work import MicroWork, MiniWork, RankWork
@@ -91,8 +92,13 @@ def shaped_rewards(samples: Sequence[Sample], groups: Tensor, config: RunConfig)
         right = torch.tensor([s.verdict.outcome == Outcome.OK for s in samples])
         rewards += length_reward(right, lengths, groups, weight=shaping.length_weight)
     if shaping.format_weight:
-        formats = torch.tensor([s.verdict.parts.get("format", 0.0) for s in samples])
-        rewards += soft_format(formats, weight=shaping.format_weight)
+        formats = [s.verdict.parts.get("format") for s in samples]
+        if all(part is None for part in formats):
+            raise RunFailed(
+                f"shaping.format_weight = {shaping.format_weight:g}, but no verdict has a part named format",
+                "give a verifier that judges the format, or 0",
+            )
+        rewards += soft_format(torch.tensor([part or 0.0 for part in formats]), weight=shaping.format_weight)
     return rewards
 
 

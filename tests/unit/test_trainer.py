@@ -16,7 +16,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.prompts import TokenizedPrompts
-from rlcli.errors import ConfigError, ModelError, SetupError
+from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
@@ -138,19 +138,24 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
 
 
 def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> None:
+    judged = [replace(s, verdict=replace(s.verdict, parts={"format": float(s.sample)})) for s in samples]
     chosen, _ = chosen_of(
-        samples,
+        judged,
         rollout={"max_response_tokens": 8},
         shaping={"overlong_buffer": 4, "overlong_penalty": 0.5, "length_weight": 0.1, "format_weight": 0.2},
         algorithm={"advantage": "dr_grpo"},
     )
     # Lengths 4, 8, 2, 6: half a point off at 8 tokens, a quarter at 6. Of the first group the first response is right
-    # and the shorter one; in the second none is right, and the longer one has its share taken off.
-    assert chosen.columns["rewards"].tolist() == pytest.approx([1 + 0.05, -0.5 - 0.05, 0.0, -0.25 - 0.05])
-    assert chosen.columns["advantages"].tolist() == pytest.approx([0.8, -0.8, 0.15, -0.15])
-    assert chosen.reward == pytest.approx(0.05)
-    with_format, _ = chosen_of([replace(s, verdict=replace(s.verdict, parts={"format": 1.0})) for s in samples])
-    assert with_format.columns["rewards"].tolist() == [1.0, 0.0, 0.0, 0.0]
+    # and the shorter one; in the second none is right, and the longer one has its share taken off. The second of each
+    # group has the format.
+    assert chosen.columns["rewards"].tolist() == pytest.approx([1.05, 0.2 - 0.55, 0.0, 0.2 - 0.3])
+    assert chosen.columns["advantages"].tolist() == pytest.approx([0.7, -0.7, 0.05, -0.05])
+    assert chosen.reward == pytest.approx(0.15)
+
+
+def test_a_weight_for_a_format_that_nobody_judges_ends_the_run(samples: Sequence[Sample]) -> None:
+    with pytest.raises(RunFailed, match="no verdict has a part named format"):
+        chosen_of(samples, shaping={"format_weight": 0.2})
 
 
 def test_what_shaping_adds_is_a_part_of_its_own(samples: Sequence[Sample]) -> None:
