@@ -56,13 +56,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """What a verifier is given: one response and what its row says."""
+    """What a verifier is given: one response and what its row says.
+
+    completion_ids: its token ids, the end included; empty where nobody knows them (a file of texts, a served model).
+    """
 
     completion: str
     ground_truth: str
     prompt: tuple[Message, ...] = ()
     data_source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    completion_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,20 @@ class Verifier(Protocol):
     """A function from a request to a verdict; the entry-point group `rlcli.verifiers` publishes it by name.
 
     It runs in a process of its own that is killed at a deadline: it may be slow, hang or crash without hurting the run.
-    It never executes or evaluates the model's text.
+    It never executes or evaluates the model's text. None says that this row is none of its business. Its keyword-only
+    parameters are options, which a configuration gives as `name(strict=true)`. It may be `async`, and it may take
+    `requests`, many at once, and return as many verdicts.
 
-        def verify(request: VerifyRequest) -> Verdict:
-            answer = request.completion.strip()
-            right = answer == request.ground_truth
+        def verify(request: VerifyRequest, *, ignore_case: bool = False) -> Verdict:
+            answer, truth = request.completion.strip(), request.ground_truth
+            right = answer.lower() == truth.lower() if ignore_case else answer == truth
             return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=answer)
+
+    Its module may have `preload()`, which imports what is slow, once; and `gold(request)`, which writes a response that
+    gives the request's ground truth as an answer, for `rlcli verifiers audit`.
     """
 
-    def __call__(self, request: VerifyRequest, /) -> Verdict: ...
+    def __call__(self, request: VerifyRequest, /) -> Verdict | None: ...
 
 
 FinishReason = Literal["stop", "length"]
