@@ -6,7 +6,7 @@ a verifier turns a `VerifyRequest` into a `Verdict`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -136,18 +136,41 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertOptions:
-    """What `rlcli prep NAME` was given; None where a flag was not, and the converter's own default holds.
+class RawRow:
+    """One row of a source, as it is there.
 
-    source: a local folder or file to read in place of the hub. difficulty, seed: of generated problems. count,
-    test_count: rows of the train and of the test split.
+    where: for messages, the name of its file and where it is in it ("train.jsonl.gz, line 17"). origin: where all rows
+    of that file come from, for the record: the file's path, or hub id and revision ("openai/gsm8k@740312add88f"); empty
+    for what is generated.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What `rlcli prep NAME` was given; None (columns: empty) where a flag was not, and the converter's default holds.
+
+    source: a hub id, or a local folder or file. subset: a named part of the source (of a hub dataset, its
+    configuration). task: which of a generator's tasks. difficulty, seed: of generated problems. count, test_count: rows
+    to generate for the train and for the test split. columns: our name of a column → its name in the source. verifier,
+    data_source, ability: what every row says of itself. instruction: what is added to each question.
     """
 
     source: str | None = None
+    subset: str | None = None
+    task: str | None = None
     difficulty: int | None = None
     seed: int | None = None
     count: int | None = None
     test_count: int | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    verifier: str | None = None
+    data_source: str | None = None
+    ability: str | None = None
+    instruction: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,28 +178,27 @@ class Converter:
     """A dataset's way into parquet; the entry-point group `rlcli.data_prep` publishes it by name.
 
     summary: one line for `rlcli prep list`. source: where the rows come from (a hub id, or "generated"). verifier: the
-    one that scores them. convert: the rows of each split, as prompts in order; it raises `DataError` for a source that
-    it cannot read and `ConfigError` for an option out of bounds. options: which fields of `ConvertOptions` it reads,
-    name → help; `rlcli prep` refuses the others.
+    one that scores them. read: the raw rows of each split ("train", "test"), which may come lazily; it raises
+    `DataError` for a source that cannot be read and `ConfigError` for an option out of bounds. prompt: one row's values
+    as a `Prompt` with the id "" and in `extra_info` what the dataset keeps; it raises `DataError` about the values
+    alone, and the caller adds where the row is, its id, and `split` and `index` to `extra_info`. options: which fields
+    of `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others. reference: paper, licence, size.
 
-        def capitals(options: ConvertOptions) -> dict[str, list[Prompt]]:
-            row = Prompt(
-                id="capitals:train:0",
-                messages=({"role": "user", "content": "The capital of France?"},),
-                data_source="capitals",
-                ability="geography",
-                verifier="my_verifier",
-                ground_truth="Paris",
-                extra_info={"split": "train", "index": 0},
-            )
-            return {"train": [row]}
+        def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
+            return {"train": [RawRow({"country": "France", "city": "Paris"}, "row 0")]}
 
-        CONVERTER = Converter("capitals", "Capitals of the world", "generated", "my_verifier", capitals)
+        def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+            question = {"role": "user", "content": f"The capital of {row['country']}?"}
+            return Prompt("", (question,), "capitals", "geography", "exact", row["city"])
+
+        CONVERTER = Converter("capitals", "Capitals of the world", "generated", "exact", read, prompt)
     """
 
     name: str
     summary: str
     source: str
     verifier: str
-    convert: Callable[[ConvertOptions], Mapping[str, Sequence[Prompt]]]
+    read: Callable[[ConvertOptions], Mapping[str, Iterable[RawRow]]]
+    prompt: Callable[[Mapping[str, Any], ConvertOptions], Prompt]
     options: Mapping[str, str] = field(default_factory=dict)
+    reference: str = ""

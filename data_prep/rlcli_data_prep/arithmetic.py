@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rlcli.errors import ConfigError
-from rlcli.types import Converter, ConvertOptions, Prompt
+from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
 
 DATA_SOURCE = "rlcli/arithmetic"
 TRAIN_ROWS, TEST_ROWS = 4096, 512
 
 
-def convert(options: ConvertOptions) -> dict[str, list[Prompt]]:
+def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
     """Distinct sums of two numbers of up to `difficulty` digits; no sum of the test split, nor its mirror image
     (34+12 for 12+34), is in the train split. Where there are few sums at all, the default counts are lower."""
     digits = 2 if options.difficulty is None else options.difficulty
@@ -29,10 +31,20 @@ def convert(options: ConvertOptions) -> dict[str, list[Prompt]]:
             "lower the counts or raise --difficulty",
         )
     train, test = _draw(random.Random(options.seed or 0), 10**digits, train_rows, test_rows)
-    return {
-        split: [_prompt(a, b, digits, split, i) for i, (a, b) in enumerate(sums)]
-        for split, sums in (("train", train), ("test", test))
-    }
+    return {split: _rows(sums, digits) for split, sums in (("train", train), ("test", test))}
+
+
+def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+    a, b = row["a"], row["b"]
+    return Prompt(
+        id="",
+        messages=({"role": "user", "content": f"{a}+{b}="},),
+        data_source=DATA_SOURCE,
+        ability="math",
+        verifier="gsm8k",
+        ground_truth=str(a + b),
+        extra_info={"response": working(a, b, row["digits"])},
+    )
 
 
 def working(a: int, b: int, digits: int) -> str:
@@ -59,16 +71,9 @@ def _draw(
     return [pair for pair in rest if pair not in mirrored][:train_rows], test
 
 
-def _prompt(a: int, b: int, digits: int, split: str, number: int) -> Prompt:
-    return Prompt(
-        id=f"{DATA_SOURCE}:{split}:{number}",
-        messages=({"role": "user", "content": f"{a}+{b}="},),
-        data_source=DATA_SOURCE,
-        ability="math",
-        verifier="gsm8k",
-        ground_truth=str(a + b),
-        extra_info={"split": split, "index": number, "response": working(a, b, digits)},
-    )
+def _rows(sums: list[tuple[int, int]], digits: int) -> Iterator[RawRow]:
+    for number, (a, b) in enumerate(sums):
+        yield RawRow({"a": a, "b": b, "digits": digits}, f"sum {number}")
 
 
 CONVERTER = Converter(
@@ -76,7 +81,8 @@ CONVERTER = Converter(
     summary="Sums of two numbers, with their working",
     source="generated",
     verifier="gsm8k",
-    convert=convert,
+    read=read,
+    prompt=prompt,
     options={
         "difficulty": "digits of the numbers, 1 to 4 (2)",
         "seed": "seed of the draw (0)",
