@@ -32,8 +32,8 @@ def main() -> None:
     write("cpu", cpu)
     write("gpu", gpu)
     # The development tools go on top of either set, so what both hold already is left to them.
-    both = names(cpu) & names(gpu)
-    write("dev", [pin for pin in resolve("dev", [*flags, "-c", str(FOLDER / "cpu.txt")]) if pin.name not in both])
+    both = held(cpu) & held(gpu)
+    write("dev", [pin for pin in resolve("dev", [*flags, "-c", str(FOLDER / "cpu.txt")]) if not held([pin]) <= both])
 
 
 def resolve(extra: str, flags: list[str], excluded: tuple[str, ...] = ()) -> list[Requirement]:
@@ -66,11 +66,21 @@ def write(extra: str, pins: list[Requirement]) -> None:
 
 def line_for(pin: Requirement) -> str | None:
     """The pin with its marker reduced to the Pythons it serves, or None where it serves neither."""
-    served = [python for python in PYTHONS if pin.marker is None or pin.marker.evaluate(linux(python))]
+    served = pythons(pin)
     if not served:
         return None
     bare = f"{pin.name}{pin.specifier}"
     return bare if len(served) == len(PYTHONS) else f'{bare} ; python_version == "{served[0]}"'
+
+
+def pythons(pin: Requirement) -> list[str]:
+    """Those that the pin serves."""
+    return [python for python in PYTHONS if pin.marker is None or pin.marker.evaluate(linux(python))]
+
+
+def held(pins: list[Requirement]) -> set[tuple[str, str]]:
+    """Which packages for which Python."""
+    return {(pin.name, python) for pin in pins for python in pythons(pin)}
 
 
 def linux(python: str) -> dict[str, str]:
@@ -84,10 +94,6 @@ def linux(python: str) -> dict[str, str]:
         "python_version": python,
         "sys_platform": "linux",
     }
-
-
-def names(pins: list[Requirement]) -> set[str]:
-    return {pin.name for pin in pins if line_for(pin)}
 
 
 if __name__ == "__main__":
