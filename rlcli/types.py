@@ -141,12 +141,14 @@ class RawRow:
 
     where: for messages, the name of its file and where it is in it ("train.jsonl.gz, line 17"). origin: where all rows
     of that file come from, for the record: the file's path, or hub id and revision ("openai/gsm8k@740312add88f"); empty
-    for what is generated.
+    for what is generated. problem: why it has no values, of a line that is not JSON, say; one such row ends the
+    conversion or is skipped, as the user wants it.
     """
 
     values: Mapping[str, Any]
     where: str
     origin: str = ""
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
