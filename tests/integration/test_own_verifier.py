@@ -1,0 +1,60 @@
+"""The page on writing a verifier of one's own, as it is written: its file and all its commands, on the real stack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, Cli
+
+from tests.pages import blocks, commands
+
+pytestmark = pytest.mark.timeout(300)
+
+PAGE = "your_own_verifier.md"
+REWARDS = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": float(solution_str.endswith(ground_truth)), "length": len(solution_str)}
+
+
+async def correct(completion, answer):
+    return float(completion[-1]["content"].strip() == answer)
+
+
+def style(completions, **kwargs):
+    return [None if not completion else float(completion.isascii()) for completion in completions]
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's file, one of functions written for other tools, and a few responses."""
+    (tmp_path / "last_word.py").write_text(blocks(PAGE, "python")[0])
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    rows = [{"completion": "So it is Paris", "ground_truth": "paris"}, {"completion": "Rome", "ground_truth": "Paris"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_documented_file_and_commands_work(cli: Cli, tiny: Path, sums: Path, here: Path) -> None:
+    places = {"Qwen/Qwen2.5-0.5B-Instruct": str(tiny), "data": str(sums), "data/gsm8k": str(sums)}
+    places["data/train.parquet"] = str(sums / "train.parquet")
+    trained = 0
+    for program, *words in commands(PAGE):
+        assert program == "rlcli"
+        words = [places.get(word, word) for word in words]
+        if words[0] == "train":
+            # The first trains; of the others the plan is enough: it has loaded the verifiers and read the options.
+            words += [*SMALL, "--steps", "1", *(["--dry-run"] if trained else ["--out", "run"])]
+            trained += 1
+        done = cli(*words)
+        if words[:2] == ["verifiers", "run"] and "--output" in words:
+            scored = [json.loads(line) for line in (here / "scored.jsonl").read_text().splitlines()]
+            assert [row["outcome"] for row in scored] == ["ok", "wrong"]
+        if words[:2] == ["verifiers", "audit"]:
+            assert "pass" in (done.stdout + done.stderr).lower()
+    assert trained == 4
+    (step,) = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert step["outcome/crash"] == step["outcome/timeout"] == 0
