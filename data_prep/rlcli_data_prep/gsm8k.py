@@ -8,27 +8,20 @@ from typing import Any
 
 from rlcli.errors import DataError
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
-from rlcli_data_prep.sources import Row, read_splits, text_of
+from rlcli_data_prep.sources import SOURCE_HELP, read_splits, text
 
 HUB_ID, HUB_CONFIG = "openai/gsm8k", "main"
 INSTRUCTION = "Reason step by step, and end with the answer as a plain number after ####, like this: #### 42"
-COLUMNS = ("question", "answer")
 FINAL = re.compile(r"####\s*(-?[\d,]*\.?\d+)\s*$")
 
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
-    splits = read_splits(options.source, HUB_ID, HUB_CONFIG)
-    return {split: _raw(rows, split) for split, rows in splits.items()}
-
-
-def _raw(rows: list[Row], split: str) -> Iterator[RawRow]:
-    for number, row in enumerate(rows):
-        yield RawRow(row, f"{split}, row {number}")
+    return read_splits(options, HUB_ID, HUB_CONFIG)
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """The ground truth is the number after `####`, without thousands separators."""
-    question, answer = (text_of(dict(row), column, "", 0, COLUMNS) for column in COLUMNS)
+    question, answer = text(row, "question"), text(row, "answer")
     final = FINAL.search(answer)
     if final is None:
         raise DataError(f"'answer' does not end in #### and a number: {answer[-60:]!r}", "mend that row of the source")
@@ -50,6 +43,6 @@ CONVERTER = Converter(
     verifier="gsm8k",
     read=read,
     prompt=prompt,
-    options={"source": "a hub id, or a local folder or file (.jsonl, .json, .parquet, .gz)"},
+    options={"source": SOURCE_HELP},
     reference="Cobbe et al., 2021, arXiv:2110.14168; MIT",
 )

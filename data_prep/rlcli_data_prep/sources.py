@@ -1,106 +1,263 @@
-"""Raw rows, from a local folder or file or from the hub."""
+"""Raw rows, from a local folder or file or from the hub, each with where it is.
+
+A reader stops at nothing that concerns one row alone: a line that is not JSON comes as a row too, with its `problem`.
+"""
 
 from __future__ import annotations
 
+import codecs
+import csv
 import gzip
+import io
 import json
 import re
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
+from rlcli.types import ConvertOptions, RawRow
 
-Row = dict[str, Any]
-SPLITS = ("train", "test")
-ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
+SOURCE_HELP = f"a hub id, or a local folder or file ({', '.join(ENDINGS)})"
+
+# What a name says of its split, in words of letters: `math_test_5000.jsonl.gz`, `data/train-00000-of-00001.parquet`.
+_WORDS = {
+    "train": ("train", "training"),
+    "test": ("test",),
+    "validation": ("validation", "valid", "val", "dev", "eval", "evaluation"),
+}
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_REVISION = re.compile(r"hf://datasets/[^@]+@(\w+)/")
 
 
-def read_splits(source: str | None, hub_id: str, hub_config: str) -> dict[str, list[Row]]:
-    """The rows of each split: of the local `source` where it is given, else of the hub's dataset.
+def read_splits(
+    options: ConvertOptions, hub_id: str, config: str | None = None, *, split: str = "train", join: bool = False
+) -> dict[str, Iterator[RawRow]]:
+    """The rows of the train and of the test split, lazily, of `--source` or, where it is not given, of `hub_id`.
 
-    Locally a file's split is the one that its name holds as a word (`train.jsonl.gz`, `test-00000-of-00001.parquet`);
-    several files of one split are joined in the order of their names. Raises `DataError`.
+    config: the hub's name for the part that is wanted (`--subset` goes before it); of a local folder, the folder of
+    that name inside it if there is one. join: where no part is named and there are several, take all. split: of a
+    source that does not say. A split for validation is the test split where there is no other. Raises `DataError`.
     """
-    if source is None:
-        return _from_hub(hub_id, hub_config)
-    files = _split_files(Path(source).expanduser())
-    return {split: [row for file in files[split] for row in read_file(file)] for split in SPLITS if files[split]}
+    parts = list(_parts(options, hub_id, config, join))
+    known = {name: [rows for part, rows in parts if _split_of(part) == name] for name in _WORDS}
+    if not any(known.values()):
+        if len(parts) > 1:
+            names = ", ".join(part for part, _ in parts[:8])
+            raise DataError(
+                f"{options.source or hub_id} does not say what is for training and what for testing (it holds {names})",
+                "give one file as --source, or name the files after their split, e.g. train.jsonl and test.jsonl",
+            )
+        return {split: parts[0][1]}
+    chosen = {"train": known["train"], "test": known["test"] or known["validation"]}
+    return {name: chain.from_iterable(rows) for name, rows in chosen.items() if rows}
 
 
-def read_file(file: Path) -> list[Row]:
-    """The rows of one .jsonl, .json (a list, or lines) or .parquet file; the first two also as .gz."""
-    try:
-        if file.name.endswith(".parquet"):
-            import pyarrow.parquet
+def read_all(
+    options: ConvertOptions, hub_id: str, config: str | None = None, *, name: str, join: bool = False
+) -> Iterator[RawRow]:
+    """As `read_splits`, but all rows whatever split they are in. name: of a folder that holds files called like this
+    (`math500.jsonl.gz` for "math500"), only these are read."""
+    parts = list(_parts(options, hub_id, config, join))
+    named = [rows for part, rows in parts if name in re.sub(r"[^a-z0-9]", "", part.lower())]
+    return chain.from_iterable(named or [rows for _, rows in parts])
 
-            rows: list[Any] = pyarrow.parquet.ParquetFile(file).read().to_pylist()
-        else:
-            content = file.read_bytes()
-            rows = _parse(file, gzip.decompress(content) if file.suffix == ".gz" else content)
-    # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short, zlib.error of one that is damaged.
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise DataError(f"{file} cannot be read: {error!s:.200}", "check that the file is whole") from error
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise DataError(f"{file}, row {number} (the first is 0): not an object: {row!r:.80}", "mend that row")
-    if not rows:
+
+def text(row: Mapping[str, Any], *columns: str) -> str:
+    """The text in the first of `columns` that holds anything; `DataError` where it is none or empty."""
+    column, value = first(row, *columns)
+    if isinstance(value, str) and value.strip():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"'{column}' holds half a surrogate pair: {value!a:.80}", "mend that row") from None
+        return value
+    has = f"it holds {value!r:.80}" if column in row else f"the row has {', '.join(map(str, row)) or 'nothing'}"
+    raise DataError(f"no text in column '{column}' ({has})", "mend that row, or give a source that has the column")
+
+
+def first(row: Mapping[str, Any], *columns: str) -> tuple[str, Any]:
+    """The first of `columns` whose value is not None, and it; else the first column's name, and None."""
+    return next(((column, row[column]) for column in columns if row.get(column) is not None), (columns[0], None))
+
+
+def read_file(file: Path) -> Iterator[RawRow]:
+    """The rows of one file, lazily. Raises `DataError` where the file as a whole cannot be read or has none."""
+    readers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _lines, ".json": _json}
+    kind = next(suffix for suffix in reversed(file.suffixes) if suffix in readers)
+    count = 0
+    with _readable(file):
+        for value, where in readers[kind](file):
+            count += 1
+            yield _raw(value, f"{file.name}, {where}", str(file))
+    if not count:
         raise DataError(f"{file} has no rows", "check that the file is whole")
-    return rows
 
 
-def _parse(file: Path, content: bytes) -> list[Any]:
-    text = content.decode("utf-8")
-    if ".jsonl" not in file.suffixes and text.lstrip().startswith("["):
-        return list(json.loads(text))
-    rows = []
-    # Not splitlines: JSON strings may hold U+2028 and its like as they are.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number} is not JSON: {error}") from error
-    return rows
-
-
-def _split_files(source: Path) -> dict[str, list[Path]]:
-    if not source.is_file() and not source.is_dir():
-        raise DataError(f"--source: no such file or folder: {source}", "give a folder that holds train and test files")
-    among = [source] if source.is_file() else sorted(source.iterdir())
-    files = [file for file in among if file.is_file() and file.name.endswith(ENDINGS)]
-    found = {split: [file for file in files if split in re.split(r"[^a-z]+", file.name.lower())] for split in SPLITS}
-    if not any(found.values()):
-        names = ", ".join(file.name for file in among[:8]) or "nothing"
-        raise DataError(
-            f"--source: {source} holds no file of a split (it holds {names})",
-            f"name the files after their split, e.g. train.jsonl and test.jsonl ({', '.join(ENDINGS)})",
-        )
-    return found
-
-
-def _from_hub(hub_id: str, config: str) -> dict[str, list[Row]]:
+def from_hub(hub_id: str, config: str | None) -> dict[str, Iterator[RawRow]]:
+    """The rows of each split of a hub dataset, under the split's own name. Raises `DataError`."""
     import datasets
 
-    try:
+    with _reachable(hub_id):
         loaded = datasets.load_dataset(hub_id, config)
+    return {str(split): _dataset_rows(hub_id, str(split), loaded[split]) for split in loaded}
+
+
+def _parts(
+    options: ConvertOptions, hub_id: str, config: str | None, join: bool
+) -> Iterable[tuple[str, Iterator[RawRow]]]:
+    """Each file of the local source, or each split of the hub dataset, by a name that may say its split."""
+    source = options.source or hub_id
+    path = Path(source).expanduser()
+    if options.source and (path.exists() or not _HUB_ID.fullmatch(source) or source.endswith(ENDINGS)):
+        part = options.subset or config
+        folder = path / part if part and (path / part).is_dir() else path
+        return [(_inside(file, folder), read_file(file)) for file in _data_files(folder)]
+    return [part for name in _configs(options, source, config, join) for part in from_hub(source, name).items()]
+
+
+def _configs(options: ConvertOptions, hub_id: str, config: str | None, join: bool) -> Sequence[str | None]:
+    """The parts to take of a hub dataset: the hub is asked where neither the user nor the converter knows."""
+    if options.subset:
+        return [options.subset]
+    if not options.source and not join:
+        return [config]
+    import datasets
+
+    with _reachable(hub_id):
+        names = list(datasets.get_dataset_config_names(hub_id))
+    if config in names:
+        return [config]
+    if len(names) > 1 and not join:
+        raise DataError(f"{hub_id} has several parts: {', '.join(names[:20])}", "choose one with --subset")
+    return names
+
+
+def _data_files(source: Path) -> list[Path]:
+    if source.is_file() and source.name.endswith(ENDINGS):
+        return [source]
+    if not source.is_dir():
+        what = "not a file of rows" if source.is_file() else "no such file or folder"
+        raise DataError(f"--source: {what}: {source}", f"give a folder, a hub id or a file that ends in {ENDINGS}")
+    # `hf download --local-dir` leaves a .cache, git a .git.
+    visible = [file for file in sorted(source.rglob("*")) if "/." not in f"/{_inside(file, source)}" and file.is_file()]
+    files = [file for file in visible if file.name.endswith(ENDINGS)]
+    if not files:
+        names = ", ".join(file.name for file in visible[:8]) or "nothing"
+        raise DataError(f"--source: {source} holds no file of rows (it holds {names})", f"it must end in {ENDINGS}")
+    return files
+
+
+def _inside(file: Path, folder: Path) -> str:
+    return file.name if file == folder else file.relative_to(folder).as_posix()
+
+
+def _split_of(name: str) -> str | None:
+    """The split that a path or a name says, the last part of a path first."""
+    for part in reversed(name.split("/")):
+        for word in re.split(r"[^a-z]+", part.lower()):
+            for split, words in _WORDS.items():
+                if word in words:
+                    return split
+    return None
+
+
+def _dataset_rows(hub_id: str, split: str, dataset: Any) -> Iterator[RawRow]:
+    sums = getattr(dataset.info, "download_checksums", None) or {}
+    revision = next((match[1] for match in map(_REVISION.match, sums) if match), "")
+    origin = f"{hub_id}@{revision[:12]}" if revision else hub_id
+    for number, values in enumerate(dataset):
+        yield RawRow(values, f"{hub_id}, split {split}, {_row(number)}", origin)
+
+
+@contextmanager
+def _reachable(hub_id: str) -> Iterator[None]:
+    try:
+        yield
     # The hub's client raises what its layers raise (requests, httpx, its own); to the user all mean the same.
     except Exception as error:
+        folder = hub_id.rpartition("/")[2]
         raise DataError(
-            f"{hub_id} ({config}) cannot be had from the Hugging Face hub: {error!s:.200}",
-            "check the network, or give a local copy with --source",
+            f"{hub_id} cannot be had from the Hugging Face hub: {error!s:.200}",
+            f"check the name and the network; or fetch it where there is one (hf download {hub_id} --repo-type dataset "
+            f"--local-dir {folder}) and give that folder: --source {folder}",
         ) from error
-    return {split: list(loaded[split]) for split in SPLITS if split in loaded}
 
 
-def text_of(row: Row, column: str, split: str, number: int, columns: Sequence[str]) -> str:
-    """`row[column]` as text, or a `DataError` that names the row. columns: all that the converter reads."""
-    value = row.get(column)
-    if not isinstance(value, str) or not value.strip():
-        has = f"it has {', '.join(row)}" if column not in row else f"it holds {value!r:.80}"
-        raise DataError(
-            f"{split}, row {number} (the first is 0): no text in column '{column}' ({has})",
-            f"the source must have the columns {', '.join(columns)}",
-        )
-    return value
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short, zlib.error of one that is damaged.
+    except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error!s:.200}", "check that the file is whole") from error
+
+
+def _open(file: Path) -> BinaryIO:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")  # type: ignore[return-value]
+
+
+def _lines(file: Path) -> Iterator[tuple[Any, str]]:
+    with _open(file) as lines:
+        # Bytes, not text: JSON strings may hold U+2028 and its like, which end no line here.
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _parsed(line.removeprefix(codecs.BOM_UTF8)), f"line {number}"
+
+
+def _json(file: Path) -> Iterator[tuple[Any, str]]:
+    """A list of rows, one row alone, or lines as in .jsonl."""
+    with _open(file) as opened:
+        content = opened.read().removeprefix(codecs.BOM_UTF8)
+    whole = _parsed(content)
+    if isinstance(whole, ValueError):
+        if content.lstrip().startswith(b"["):
+            raise whole
+        yield from _lines(file)
+        return
+    rows = whole if isinstance(whole, list) else [whole]
+    yield from ((row, _row(number)) for number, row in enumerate(rows))
+
+
+def _csv(file: Path) -> Iterator[tuple[Any, str]]:
+    csv.field_size_limit(sys.maxsize)
+    with _open(file) as opened:
+        reader = csv.DictReader(io.TextIOWrapper(opened, encoding="utf-8-sig", newline=""))
+        for row in reader:
+            more = ValueError(f"more fields than the {len(row) - 1} of the header")
+            yield (more if None in row else row), f"line {reader.line_num}"
+
+
+def _parquet(file: Path) -> Iterator[tuple[Any, str]]:
+    import pyarrow.parquet
+
+    batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=256)
+    rows = (row for batch in batches for row in batch.to_pylist())
+    yield from ((row, _row(number)) for number, row in enumerate(rows))
+
+
+def _parsed(content: bytes) -> Any:
+    """What the JSON says, or the error."""
+    try:
+        return json.loads(content.decode())
+    except ValueError as error:
+        return ValueError(f"not JSON: {error!s:.120}")
+    except RecursionError:
+        return ValueError("not JSON that a row could be: it is nested too deep")
+
+
+def _raw(value: Any, where: str, origin: str) -> RawRow:
+    if isinstance(value, list):  # its columns are called "0", "1", …, as pandas and `datasets` call them
+        value = {str(number): item for number, item in enumerate(value)}
+    if isinstance(value, dict):
+        return RawRow(value, where, origin)
+    return RawRow({}, where, origin, str(value) if isinstance(value, ValueError) else f"not an object: {value!r:.80}")
+
+
+def _row(number: int) -> str:
+    return f"row {number} (the first is 0)"
