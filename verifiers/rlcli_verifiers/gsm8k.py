@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Literal
 
-from rlcli.types import Outcome, Verdict, VerifyRequest
+from rlcli.types import Verdict, VerifyRequest
+from rlcli_verifiers.answers import judged, no_answer
+
+ANSWER_KIND = "number"
 
 MAX_DIGITS = 100
 """A longer number is no answer to a question of this kind."""
@@ -16,38 +20,66 @@ _NUMBER = (
     r"(?P<digits>(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
 )
 # Possessive digits and no operator after them: `#### 42/2` must not read as 42, nor as 4.
-_MARKED = re.compile(rf"####\s*{_NUMBER}(?![.,]?\d|[/*^+=])")
-_ANYWHERE = re.compile(_NUMBER)
+_MARKED = re.compile(rf"####\s*{_NUMBER}(?![.,]?\d|[ \t]*[/*×^+=]|[ \t]+-[ \t]*\d|-\d|\w)", re.ASCII)
+_ANYWHERE = re.compile(_NUMBER, re.ASCII)
+# What may stand between two numbers of which one is to be picked by the reader.
+_BETWEEN = re.compile(r"[^\d\n]{0,30}?(?:\bor\b|\band\b|\bto\b|[,;|/~&])[^\d\n.]{0,20}", re.ASCII | re.IGNORECASE)
+_EITHER = re.compile(r"\W*(?:\w+\W+){0,2}?or\W+(?:maybe|perhaps|possibly)?\W*", re.ASCII | re.IGNORECASE)
 
 
-def verify(request: VerifyRequest) -> Verdict:
-    """The number after the last #### equals the ground truth (extra_info answer_format = "flexible": the last number).
+def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = "") -> Verdict:
+    """The number after the last #### equals the ground truth; in mode flexible, the last number of the response does.
 
-    The ground truth is the bare number or a GSM8K answer that ends in `#### N`; `42.00`, `$42` and `42.` equal `42`.
-    Raises `ValueError` where it holds no number, which is the row's fault.
+    mode: "strict" or "flexible"; not given, the row's extra_info answer_format, else strict. The ground truth is the
+    bare number or a GSM8K answer that ends in `#### N`; `42.00`, `$42` and `42.` equal `42`. Two numbers to choose from
+    (`#### 42 or 43`) are WRONG. Raises `ValueError` where the ground truth holds no number, which is the row's fault.
     """
-    gold = _marked(request.ground_truth) if "####" in request.ground_truth else _last(request.ground_truth)
-    if gold is None:
-        raise ValueError(f"the ground truth {request.ground_truth!r} is no number")
-    read = _last if request.extra_info.get("answer_format") == "flexible" else _marked
-    answer = read(request.completion)
-    if answer is None:
-        return Verdict(score=0.0, outcome=Outcome.NO_ANSWER)
-    right = answer == gold
-    return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=f"{answer:f}")
+    mode = mode or request.extra_info.get("answer_format") or "strict"
+    if mode not in ("strict", "flexible"):
+        raise ValueError(f"mode={mode!r} is neither strict nor flexible")
+    right = _truth(request.ground_truth)
+    match = _marked(request.completion) if mode == "strict" else _last(request.completion)
+    answer = _value(match)
+    if match is None or answer is None:
+        return no_answer("no number after ####" if mode == "strict" else "no number")
+    other = _alternative(request.completion, match, mode)
+    if other is not None and other != answer:
+        return judged(False, f"{answer:f}, {other:f}", "two numbers to choose from")
+    return judged(answer == right, f"{answer:f}")
 
 
-def _marked(text: str) -> Decimal | None:
+def gold(request: VerifyRequest) -> str:
+    """The response `#### N`, which both modes read."""
+    return f"So the answer is as follows.\n#### {_truth(request.ground_truth):f}"
+
+
+def _truth(text: str) -> Decimal:
+    value = _value(_marked(text) if "####" in text else _last(text))
+    if value is None:
+        raise ValueError(f"the ground truth {text!r} is no number")
+    return value
+
+
+def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
+    """A second number that the response offers beside the one in `match`."""
+    if mode == "strict":
+        rest = text[match.end() :].partition("\n")[0]
+        other = _ANYWHERE.search(rest)
+        return _value(other) if other and _BETWEEN.fullmatch(rest[: other.start()]) else None
+    before = list(_ANYWHERE.finditer(text, max(0, match.start() - 200), match.start()))
+    return _value(before[-1]) if before and _EITHER.fullmatch(text, before[-1].end(), match.start()) else None
+
+
+def _marked(text: str) -> re.Match[str] | None:
     start = text.rfind("####")
-    match = _MARKED.match(text, start) if start >= 0 else None
-    return _value(match)
+    return _MARKED.match(text, start) if start >= 0 else None
 
 
-def _last(text: str) -> Decimal | None:
+def _last(text: str) -> re.Match[str] | None:
     match = None
     for match in _ANYWHERE.finditer(text):  # noqa: B007 - the last one is wanted
         pass
-    return _value(match)
+    return match
 
 
 def _value(match: re.Match[str] | None) -> Decimal | None:

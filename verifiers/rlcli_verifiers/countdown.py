@@ -1,0 +1,169 @@
+"""Countdown: reach a target from given numbers by + - * / and brackets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from rlcli.types import Verdict, VerifyRequest
+from rlcli_verifiers.answers import after_thinking, judged, last_box, last_line, last_tag, no_answer
+
+ANSWER_KIND = "countdown"
+
+MAX_CHARS = 300
+"""A longer expression is not read."""
+
+MAX_DEPTH = 30
+"""Brackets and signs inside one another."""
+
+MAX_DIGITS = 9
+"""Of one number in an expression."""
+
+_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
+_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_SIGNS = {"×": "*", "⋅": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"}
+_COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\left": "", r"\right": "", r"\,": "", "$": ""}
+
+
+class _Unreadable(ValueError):
+    pass
+
+
+def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
+    """The expression in the last <answer>…</answer>, else box, else last line makes the target from the numbers.
+
+    Each number is used exactly once; with use_all=false, at most once. `= 24` may follow if it is the target.
+    Arithmetic is exact, with fractions; powers, decimals and joined digits are not read. The ground truth is
+    `{"numbers": [1, 2], "target": 3}`, or the bare target with the numbers in extra_info. Raises `ValueError` where
+    numbers or target are missing.
+    """
+    numbers, target = _problem(request)
+    text = after_thinking(request.completion)
+    said = last_tag(text) or last_box(text) or last_line(text)
+    if not said:
+        return no_answer("no expression")
+    expression, _, claimed = _plain(said).partition("=")
+    try:
+        value, used = _evaluate(expression)
+        claim = target if not claimed else _evaluate(claimed)[0]
+    except _Unreadable as error:
+        return no_answer(str(error))
+    except ZeroDivisionError:
+        return judged(False, said[:MAX_CHARS], "it divides by zero")
+    missing, extra = Counter(numbers) - Counter(used), Counter(used) - Counter(numbers)
+    if extra or (missing and use_all):
+        return judged(False, said[:MAX_CHARS], f"it uses {sorted(used)} of {sorted(numbers)}")
+    return judged(value == target == claim, said[:MAX_CHARS], f"it makes {value}, the target is {target}")
+
+
+def gold(request: VerifyRequest) -> str:
+    """A response with an expression that makes the target: extra_info["solution"], else one searched for.
+
+    Raises `ValueError` where the numbers cannot make the target.
+    """
+    numbers, target = _problem(request)
+    solution = request.extra_info.get("solution")
+    if not solution:
+        solution = next(
+            (text for value, text in _search([(Fraction(n), str(n)) for n in numbers]) if value == target), ""
+        )
+    if not solution:
+        raise ValueError(f"{numbers} cannot make {target}")
+    return f"<think>as it is known</think>\n<answer>{solution}</answer>"
+
+
+def _problem(request: VerifyRequest) -> tuple[list[int], Fraction]:
+    """The numbers and the target of a row."""
+    try:
+        truth: Any = json.loads(request.ground_truth) if request.ground_truth.strip() else {}
+        stated = truth if isinstance(truth, dict) else {"target": truth}
+        info = {**request.extra_info, **stated}
+        return [int(number) for number in info.get("numbers", info.get("nums"))], Fraction(str(info["target"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the ground truth {request.ground_truth!r:.80} and extra_info give no numbers and target"
+        ) from error
+
+
+def _plain(text: str) -> str:
+    text = _FRACTION.sub(r"((\1)/(\2))", text[: 4 * MAX_CHARS])
+    for command, sign in _COMMANDS.items():
+        text = text.replace(command, sign)
+    return "".join(_SIGNS.get(character, character) for character in text).strip().rstrip(".")
+
+
+def _evaluate(text: str) -> tuple[Fraction, list[int]]:
+    """The value of an expression and the numbers in it. Raises `_Unreadable`, `ZeroDivisionError`."""
+    if len(text) > MAX_CHARS:
+        raise _Unreadable(f"the expression is longer than {MAX_CHARS} characters")
+    tokens: list[str] = _TOKEN.findall(text)
+    # "1 2" would else read as two numbers that no sign joins, which no rule allows, and "2 ** 3" as 2 * * 3.
+    if re.sub(r"\s", "", text) != "".join(tokens) or not tokens:
+        raise _Unreadable(f"{text.strip()[:60]!r} is no expression of + - * / and brackets")
+    reader = _Reader(tokens)
+    value = reader.sum(0)
+    if reader.at < len(tokens):
+        raise _Unreadable(f"{text.strip()[:60]!r} cannot be read at {tokens[reader.at]!r}")
+    return value, reader.used
+
+
+class _Reader:
+    """sum := product (± product)* · product := atom (*/ atom)* · atom := number | -atom | (sum)"""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.tokens, self.at, self.used = tokens, 0, list[int]()
+
+    def sum(self, depth: int) -> Fraction:
+        value = self.product(depth)
+        while (sign := self.take("+", "-")) is not None:
+            value = value + self.product(depth) if sign == "+" else value - self.product(depth)
+        return value
+
+    def product(self, depth: int) -> Fraction:
+        value = self.atom(depth)
+        while (sign := self.take("*", "/")) is not None:
+            value = value * self.atom(depth) if sign == "*" else value / self.atom(depth)
+        return value
+
+    def atom(self, depth: int) -> Fraction:
+        if depth > MAX_DEPTH:
+            raise _Unreadable(f"brackets are nested more than {MAX_DEPTH} deep")
+        if self.take("-"):
+            return -self.atom(depth + 1)
+        if self.take("("):
+            value = self.sum(depth + 1)
+            if not self.take(")"):
+                raise _Unreadable("a bracket is not closed")
+            return value
+        token = self.tokens[self.at] if self.at < len(self.tokens) else "the end"
+        if not token.isdigit() or len(token) > MAX_DIGITS:
+            raise _Unreadable(f"expected a number and found {token[:20]}")
+        self.at += 1
+        self.used.append(int(token))
+        return Fraction(int(token))
+
+    def take(self, *signs: str) -> str | None:
+        if self.at < len(self.tokens) and self.tokens[self.at] in signs:
+            self.at += 1
+            return self.tokens[self.at - 1]
+        return None
+
+
+def _search(values: list[tuple[Fraction, str]]) -> Iterator[tuple[Fraction, str]]:
+    """All that these values, each used once, can make."""
+    if len(values) == 1:
+        yield values[0]
+        return
+    for i, (left, left_text) in enumerate(values):
+        for j, (right, right_text) in enumerate(values):
+            if i == j:
+                continue
+            others = [value for k, value in enumerate(values) if k not in (i, j)]
+            made = [(left - right, "-")] + ([(left / right, "/")] if right else [])
+            made += [(left + right, "+"), (left * right, "*")] if i < j else []
+            for value, sign in made:
+                yield from _search([*others, (value, f"({left_text} {sign} {right_text})")])

@@ -1,0 +1,39 @@
+"""The very text of the ground truth."""
+
+from __future__ import annotations
+
+from rlcli.types import Verdict, VerifyRequest
+from rlcli_verifiers.answers import after_thinking, judged, last_box, last_line, last_tag, no_answer
+
+ANSWER_KIND = "text"
+
+_PLACES = {"all": after_thinking, "tag": last_tag, "line": last_line, "box": last_box}
+
+
+def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ignore_case: bool = False) -> Verdict:
+    """The response, or the part of it that `extract` names, is the ground truth, character by character.
+
+    extract: "all" (what follows </think>), "tag" (the last <answer>…</answer>), "line" (the last line), "box" (the last
+    \\boxed{}); not given, the row's extra_info answer_format, else "all". strip: leave out the white space around both.
+    ignore_case: Straße equals STRASSE. Raises `ValueError` for an unknown place and for an empty ground truth.
+    """
+    place = extract or str(request.extra_info.get("answer_format") or "all")
+    if place not in _PLACES:
+        raise ValueError(f"extract={place!r} is none of {', '.join(_PLACES)}")
+    truth, answer = request.ground_truth, _PLACES[place](request.completion)
+    if strip:
+        truth, answer = truth.strip(), answer and answer.strip()
+    if not truth:
+        raise ValueError("the ground truth is empty")
+    if not answer:
+        return no_answer(f"nothing stands in the place that is read ({place})")
+    if ignore_case:
+        return judged(answer.casefold() == truth.casefold(), answer)
+    return judged(answer == truth, answer)
+
+
+def gold(request: VerifyRequest) -> str:
+    """A response that every place finds the ground truth in."""
+    place = request.extra_info.get("answer_format")
+    truth = request.ground_truth
+    return {"tag": f"<answer>{truth}</answer>", "box": f"\\boxed{{{truth}}}"}.get(str(place), truth)

@@ -1,0 +1,124 @@
+"""Questions with lettered choices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from rlcli.types import Verdict, VerifyRequest
+from rlcli_verifiers.answers import after_thinking, boxes, judged, last_line, no_answer
+
+ANSWER_KIND = "choice"
+
+LETTERS = "ABCDEFGHIJ"
+
+_PHRASE = re.compile(
+    r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
+    r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
+    r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?)"
+    r"[\s:*]*(?:(?:option|choice|letter)\s+)?(?P<said>\S[^\n]*)",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
+_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\b|[*_`${}\\]")
+_LETTER = re.compile(r"\(?(?P<letter>[A-J])(?![A-Za-z'])(?P<close>\)|\.|:)?(?P<rest>.*)", re.DOTALL)
+_ANOTHER = re.compile(r"\s*(?:,|/|&|\||;|or\b|and\b|,\s*(?:or|and)\b)\s*(?:maybe\s+|option\s+)?\(?[A-J](?![A-Za-z'])")
+_SEVERAL = re.compile(r"(?:\(?[A-J]\)?[\s,/&|;.]*(?:or|and)?[\s,/&|;.]*){2,}")
+_BECAUSE = re.compile(r"\s*(?:$|[.,;:!)—–-]|because\b|since\b|as\b|is\s+(?:correct|right)\b)", re.IGNORECASE)
+
+
+def verify(
+    request: VerifyRequest, *, count: int = 4, truth: Literal["letter", "index0", "index1"] = "letter"
+) -> Verdict:
+    """The letter that the response states last, or the text of that choice, is the right one.
+
+    Read are `\\boxed{B}`, `<answer>B</answer>`, "Answer: B", "the answer is (B)", else a last line of `B`, `(B)`, `B.`,
+    `**B**` or `B. Paris`. Several letters to choose from are WRONG. The choices are extra_info["choices"], a list of
+    texts; else there are `count`, up to 10, without texts. truth: whether the ground truth is a letter (or the text of
+    a choice) or an index from 0 or from 1. Raises `ValueError` for a ground truth that is none of the choices.
+    """
+    choices = _choices(request)
+    letters = LETTERS[: len(choices) or count]
+    right = _right(request.ground_truth, choices, letters, truth)
+    said = _statement(after_thinking(request.completion))
+    if said is None:
+        return no_answer("no choice is stated")
+    letter = _read(said, choices)
+    if letter is None:
+        return no_answer(f"{said[:80]!r} is no choice")
+    return judged(letter == right, letter, "several choices" if len(letter) > 1 else "")
+
+
+def gold(request: VerifyRequest) -> str:
+    """A response that states the ground truth, which is a letter or the text of a choice, as a letter."""
+    choices = _choices(request)
+    return f"The answer is ({_right(request.ground_truth, choices, LETTERS[: len(choices)] or LETTERS, 'letter')})."
+
+
+def _choices(request: VerifyRequest) -> list[str]:
+    choices = request.extra_info.get("choices")
+    if choices is None:
+        return []
+    if isinstance(choices, str) or not isinstance(choices, Sequence) or not 2 <= len(choices) <= len(LETTERS):
+        raise ValueError(f"extra_info choices {choices!r:.80} is no list of 2 to {len(LETTERS)} texts")
+    return [str(choice) for choice in choices]
+
+
+def _right(ground_truth: str, choices: list[str], letters: str, truth: str) -> str:
+    text = ground_truth.strip()
+    if truth in ("index0", "index1"):
+        index = int(text) - int(truth == "index1") if re.fullmatch(r"[0-9]{1,2}", text) else -1
+        if 0 <= index < len(letters):
+            return letters[index]
+    elif truth != "letter":
+        raise ValueError(f"truth={truth!r} is none of letter, index0, index1")
+    elif (bare := text.strip("(). ").upper()) and len(bare) == 1 and bare in letters:
+        return bare
+    elif (found := _by_text(text, choices)) is not None:
+        return found
+    raise ValueError(f"the ground truth {ground_truth!r} is none of the choices {', '.join(letters)}")
+
+
+def _statement(text: str) -> str | None:
+    """What the last statement of an answer says; else the last line."""
+    found = [(end, content) for _, end, content in boxes(text)]
+    found += [(match.end(), match[1]) for match in _TAG.finditer(text)]
+    found += [(match.end("said"), match["said"]) for match in _PHRASE.finditer(text) if _reads(match["said"])]
+    return max(found)[1] if found else last_line(text)
+
+
+def _reads(said: str) -> bool:
+    """Whether what follows "the answer is" holds something to read, rather than a box or tag that is read by itself."""
+    return "boxed" not in said and "<answer>" not in said.lower()
+
+
+def _read(said: str, choices: list[str]) -> str | None:
+    """The letter stated; several where several are; None where there is none."""
+    text = " ".join(_MARKUP.sub(" ", said).split()).replace("( ", "(").replace(" )", ")")
+    if (found := _by_text(text, choices)) is not None:
+        return found
+    if _SEVERAL.fullmatch(text):
+        return "".join(dict.fromkeys(re.findall("[A-J]", text)))
+    match = _LETTER.match(text)
+    if match is None:
+        return None
+    rest = match["rest"]
+    if another := _ANOTHER.match((match["close"] or "").strip(").:") + rest):
+        return match["letter"] + re.sub("[^A-J]", "", another[0])
+    beside = _by_text(rest, choices)
+    if beside is not None and beside != match["letter"]:
+        return match["letter"] + beside  # "B. Paris" where Paris is A
+    if match["close"] or beside is not None or _BECAUSE.match(rest):
+        return match["letter"]
+    return None  # "A dog": no letter, an article
+
+
+def _by_text(text: str, choices: list[str]) -> str | None:
+    """The letter of the one choice whose text this is."""
+    same = [LETTERS[i] for i, choice in enumerate(choices) if _plain(choice) == _plain(text) != ""]
+    return same[0] if len(same) == 1 else None
+
+
+def _plain(text: str) -> str:
+    return " ".join(_MARKUP.sub(" ", text).casefold().split()).strip(" .,:;\"'")

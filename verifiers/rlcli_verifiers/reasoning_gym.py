@@ -1,0 +1,89 @@
+"""Tasks of reasoning_gym (open-thought/reasoning-gym), each scored by its own verifier.
+
+Needs the extra `rlcli[reasoning-gym]`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from rlcli.errors import SetupError
+from rlcli.types import Outcome, Verdict, VerifyRequest
+from rlcli_verifiers.answers import after_thinking, last_box, last_tag, no_answer
+
+ANSWER_KIND = "text"
+
+MAX_CHARS = 10_000
+"""A longer answer is not handed on."""
+
+READ_AS_LITERAL = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
+"""Their scorers `eval` an answer that should be a list; here they get `ast.literal_eval` in its place."""
+
+_EVALUATES = re.compile(r"(?<!\.)\b(?:sympy\.|sp\.)?(?:eval|exec|parse_expr|sympify)\(\s*(?!entry\b)")
+
+Scorer = Callable[[str, Mapping[str, Any]], float]
+
+
+def verify(request: VerifyRequest) -> Verdict:
+    """The score of the task's own verifier, from 0 to 1, for the last <answer>…</answer>, else box, else all.
+
+    The row gives the task's name as extra_info["task"] and its entry, an object or as JSON, as extra_info["entry"]. OK
+    is a score of 1. Tasks whose verifier would evaluate the answer as Python are refused. Raises `SetupError` where
+    reasoning_gym is not installed, and `ValueError` for a row without task or entry and for a task that is refused.
+    """
+    task, entry = _row(request)
+    score_answer = scorer(task)
+    text = after_thinking(request.completion)
+    answer = last_tag(text) or last_box(text) or text.strip()
+    if not answer or len(answer) > MAX_CHARS:
+        return no_answer("" if not answer else f"the answer is longer than {MAX_CHARS} characters")
+    score = float(score_answer(answer, entry))
+    return Verdict(score, Outcome.OK if score >= 1.0 else Outcome.WRONG, answer=answer)
+
+
+def preload() -> None:
+    """Import reasoning_gym, where it is installed, before scoring processes are forked."""
+    with contextlib.suppress(ModuleNotFoundError):  # said when a row asks for it
+        import reasoning_gym  # noqa: F401
+
+
+def gold(request: VerifyRequest) -> str:
+    """A response that gives the entry's own answer, else the ground truth."""
+    return f"<answer>{request.ground_truth or _row(request)[1]['answer']}</answer>"
+
+
+@lru_cache
+def scorer(task: str) -> Scorer:
+    """The verifier of a task. Raises `SetupError`, and `ValueError` for a task that is unknown or refused."""
+    try:
+        from reasoning_gym.factory import DATASETS, get_score_answer_fn
+    except ModuleNotFoundError as error:
+        raise SetupError(f"not installed: {error.name}", "install the extra: rlcli[reasoning-gym]") from error
+    if task not in DATASETS:
+        raise ValueError(f"reasoning_gym has no task {task!r}")
+    made = DATASETS[task][0]
+    if task in READ_AS_LITERAL:
+        vars(sys.modules[made.__module__])["eval"] = ast.literal_eval
+    elif found := _EVALUATES.search(inspect.getsource(made.score_answer)):
+        raise ValueError(f"the verifier of reasoning_gym's {task} runs {found[0].strip('( ')}() on the answer: refused")
+    score: Scorer = get_score_answer_fn(task)
+    return score
+
+
+def _row(request: VerifyRequest) -> tuple[str, Mapping[str, Any]]:
+    task, entry = request.extra_info.get("task"), request.extra_info.get("entry")
+    try:
+        entry = json.loads(entry) if isinstance(entry, str) else entry
+    except ValueError as error:
+        raise ValueError(f"extra_info entry is no JSON: {error}") from error
+    if not isinstance(task, str) or not isinstance(entry, Mapping):
+        raise ValueError("extra_info lacks task (a name of reasoning_gym) or entry (an object, or its JSON)")
+    return task, entry

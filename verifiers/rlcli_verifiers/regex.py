@@ -1,0 +1,35 @@
+"""A pattern that the response must match."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from rlcli.types import Verdict, VerifyRequest
+from rlcli_verifiers.answers import after_thinking, judged
+
+MAX_CHARS = 100_000
+"""The pattern is tried on this many characters at the end of a response."""
+
+
+def verify(request: VerifyRequest, *, pattern: str = "", match: Literal["full", "search"] = "full") -> Verdict | None:
+    """What follows </think>, without white space around it, matches the pattern: the option's, else the ground truth.
+
+    match: "full" (from the first character to the last) or "search" (anywhere). `.` matches line ends too. The answer
+    is the group `answer`, if the pattern has one, else all that matched. A match that takes too long is killed by the
+    pool (TIMEOUT). None where neither option nor row gives a pattern; `ValueError` for one that does not compile.
+    """
+    wanted = pattern or request.ground_truth
+    if not wanted:
+        return None
+    if match not in ("full", "search"):
+        raise ValueError(f"match={match!r} is neither full nor search")
+    try:
+        compiled = re.compile(wanted, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"the pattern {wanted!r} does not compile: {error}") from error
+    text = after_thinking(request.completion)[-MAX_CHARS:].strip()
+    found = compiled.fullmatch(text) if match == "full" else compiled.search(text)
+    if found is None:
+        return judged(False, text[-200:], "the pattern does not match")
+    return judged(True, found.groupdict().get("answer") or found[0])
