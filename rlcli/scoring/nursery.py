@@ -9,10 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlcli.errors import VerifierError
+from rlcli.errors import ConfigError, VerifierError
+from rlcli.scoring.registry import VERIFIERS, target
+from rlcli.scoring.spec import Composition
 
 ANSWER_TIMEOUT_S = 120.0
 """Longest that the nursery may take to import a verifier or to fork; past it the pool is broken."""
@@ -26,24 +29,33 @@ _START = (
 )
 
 
+class Facts(NamedTuple):
+    """What is known of an expression once its verifiers are loaded. at_once: most requests that it is given at once.
+    needs_sandbox: whether it runs programs."""
+
+    at_once: int
+    needs_sandbox: bool
+
+
 class Nursery:
     """A fresh, single-threaded interpreter that forks the pool's workers (see `nursery_main`). Thread-safe.
 
+    sandbox: the backend in which verifiers run programs; empty: as RLCLI_SANDBOX says.
     Raises `VerifierError` when it cannot be started, does not answer, or has died; it is of no more use then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: str = "") -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(ANSWER_TIMEOUT_S)
         self._lock = threading.Lock()
-        self._loaded: set[str] = set()
+        self._loaded: dict[str, Facts] = {}
         path = json.dumps([str(folder) for folder in sys.path])
         arguments = [sys.executable, "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
         with theirs:
             try:
                 self._process = subprocess.Popen(
                     arguments,
-                    env=_environment(),
+                    env=_environment(sandbox),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,  # a verifier that prints must not spoil `--json`
@@ -53,21 +65,35 @@ class Nursery:
                 raise VerifierError(f"the scoring processes cannot be started: {error}") from error
 
     @property
-    def loaded(self) -> frozenset[str]:
-        """The targets that a worker started now knows."""
-        return frozenset(self._loaded)
+    def loaded(self) -> Mapping[str, Facts]:
+        """The expressions that a worker started now knows."""
+        return dict(self._loaded)
 
-    def load(self, name: str, target: str) -> None:
-        """Import the verifier at `target`, once."""
-        if target in self._loaded:
-            return
-        answer = self._ask({"load": target})
-        if answer["error"]:
-            raise VerifierError(
-                f"the verifier '{name}' ({target}) does not load: {answer['error']}",
-                "mend or reinstall its package; a verifier must be importable by its module's name",
-            )
-        self._loaded.add(target)
+    def load(self, composition: Composition) -> Facts:
+        """Import the verifiers of an expression, once, and check their options.
+
+        Raises `UnknownName` for a verifier that there is not, `ConfigError` for options that it does not take, and
+        `VerifierError` for one that does not load.
+        """
+        expression = str(composition)
+        if expression in self._loaded:
+            return self._loaded[expression]
+        parts = [
+            {"name": name, "target": target(term.ref), "options": dict(term.options), "weight": term.weight}
+            for name, term in zip(composition.names, composition.terms, strict=True)
+        ]
+        answer = self._ask({"load": expression, "is_sum": composition.is_sum, "parts": parts})
+        if "error" not in answer:
+            self._loaded[expression] = Facts(**answer)
+            return self._loaded[expression]
+        if answer["index"] is None:
+            raise ConfigError(f"the verifier '{expression}': {answer['error']}", "rlcli verifiers show NAME tells more")
+        ref = composition.terms[answer["index"]].ref
+        origin = "" if ":" in ref else f"{VERIFIERS.origin(ref)}, "
+        raise VerifierError(
+            f"the verifier '{ref}' ({origin}{target(ref)}) does not load: {answer['error']}",
+            "mend it" if ":" in ref else "mend or reinstall its package",
+        )
 
     def start(self, slot: int) -> tuple[Connection, int | None]:
         """Kill the worker of `slot`, if any, and fork another.
@@ -106,10 +132,11 @@ class Nursery:
             return decoded
 
 
-def _environment() -> dict[str, str]:
+def _environment(sandbox: str) -> dict[str, str]:
     """The owner's environment without what was meant for its own process: preloaded libraries, GPUs, thread counts."""
     dropped = ("LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "VLLM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     single_threaded = dict.fromkeys(_THREAD_VARIABLES, "1")
     # A fixed hash seed: sympy's set orders, and so rare verdicts, are the same in every run.
-    return {**kept, **single_threaded, "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
+    chosen = {"RLCLI_SANDBOX": sandbox} if sandbox else {}
+    return {**kept, **single_threaded, **chosen, "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}

@@ -5,7 +5,8 @@
 It is a fresh interpreter with a single thread, so that forking it is safe; the owner, which holds threads and CUDA, is
 never forked. One control message is one JSON object in one datagram, answered before the next is read:
 
-    {"load": "package.module:function"}   import it, answer {"error": null or why not}
+    {"load": "math + 0.1 * format", "is_sum": true, "parts": [{"name": "math", "target": "package.module:function",
+     "options": {}, "weight": 1.0}, …]}   import them, answer {"at_once": 1, "needs_sandbox": false}; or {"error": …}
     {"start": 0} and a socket             kill and reap worker 0 if there is one, fork another that reads the socket,
                                           answer {"status": exit status of the former, negative for a signal, or null}
 
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -28,7 +28,9 @@ import socket
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlcli.types import Verdict, Verifier
+from rlcli.scoring.combine import Verified
+from rlcli.scoring.load import NotLoaded, Part, Scorer, WrongOption, load
+from rlcli.types import Verdict, VerifyRequest
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Private memory (RLIMIT_DATA) of one worker; a verification that needs more ends in a MemoryError."""
@@ -48,7 +50,7 @@ def main(control_fd: int, owner: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group: the owner decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     control = socket.socket(fileno=control_fd)
-    verifiers: dict[str, Verifier] = {}
+    scorers: dict[str, Scorer] = {}
     workers: dict[int, int] = {}
     try:
         while True:
@@ -61,7 +63,7 @@ def main(control_fd: int, owner: int) -> None:
             message, fds, _, _ = socket.recv_fds(control, 65536, 1)
             if not message:
                 break
-            _answer(control, json.loads(message), fds, verifiers, workers)
+            _answer(control, json.loads(message), fds, scorers, workers)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the owner went away between question and answer
     finally:
@@ -73,11 +75,11 @@ def _answer(
     control: socket.socket,
     message: dict[str, Any],
     fds: list[int],
-    verifiers: dict[str, Verifier],
+    scorers: dict[str, Scorer],
     workers: dict[int, int],
 ) -> None:
     if "load" in message:
-        control.send(json.dumps({"error": _load(message["load"], verifiers)}).encode())
+        control.send(json.dumps(_load(message, scorers)).encode())
         return
     former = workers.pop(message["start"], None)
     status = None if former is None else _end(former)
@@ -86,7 +88,7 @@ def _answer(
     if pid == 0:
         try:
             control.close()
-            _work(Connection(fds[0]), verifiers, nursery)
+            _work(Connection(fds[0]), scorers, nursery)
         finally:
             os._exit(1)  # whatever happened, never back into the nursery's loop
     os.close(fds[0])
@@ -95,21 +97,19 @@ def _answer(
     control.send(json.dumps({"status": status}).encode())
 
 
-def _load(target: str, verifiers: dict[str, Verifier]) -> str | None:
-    """Import `target` and run its module's `preload()`, where it has one. Returns why that failed, or None."""
-    module_name, _, attribute = target.partition(":")
+def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]:
+    """Import the verifiers of an expression. `error` says why that failed, `index` which of
+    them does not load, null where an option is wrong."""
     try:
-        module = importlib.import_module(module_name)
-        verifier = getattr(module, attribute)
-        if not callable(verifier):
-            return f"it is of type {type(verifier).__name__}, not a function"
-        verifiers[target] = verifier
-        if preload := getattr(module, "preload", None):
-            preload()
-    except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
-        return _describe(error)
+        parts = [Part(**part) for part in message["parts"]]
+        scorer = load(message["load"], parts, is_sum=message["is_sum"])
+    except WrongOption as error:
+        return {"error": str(error), "index": None}
+    except NotLoaded as error:
+        return {"error": _describe(error.__cause__ or error), "index": error.index}
+    scorers[message["load"]] = scorer
     gc.freeze()  # what is loaded stays shared with the workers: their collector must not write to it
-    return None
+    return {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
 
 
 def _end(pid: int) -> int:
@@ -124,8 +124,9 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _work(connection: Connection, verifiers: dict[str, Verifier], nursery: int) -> None:
-    """The life of a worker: a pickled (target, request) in, a JSON reply out, until the owner hangs up.
+def _work(connection: Connection, scorers: dict[str, Scorer], nursery: int) -> None:
+    """The life of a worker: a pickled (expression, pickled requests) in, a JSON reply out, until the owner hangs
+    up: a list of a verdict or a crash for each request, or one crash for all.
 
     Replies are JSON so that nothing which a verifier's process sends is ever unpickled in the owner.
     """
@@ -138,23 +139,37 @@ def _work(connection: Connection, verifiers: dict[str, Verifier], nursery: int) 
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        connection.send_bytes(_verify(message, verifiers))
+        connection.send_bytes(_verify(message, scorers))
 
 
-def _verify(message: bytes, verifiers: dict[str, Verifier]) -> bytes:
+def _verify(message: bytes, scorers: dict[str, Scorer]) -> bytes:
     try:
-        target, request = pickle.loads(message)
-        reply = json.dumps(_encode(verifiers[target](request))).encode()
+        expression, pickled = pickle.loads(message)
+        requests: list[VerifyRequest] = list(map(pickle.loads, pickled))
+        return b"[" + b",".join(map(_reply, scorers[expression].verify(requests))) + b"]"
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it raises, it crashed
+        return _crash(error)
+
+
+def _reply(verified: Verified) -> bytes:
+    """One verdict, or why there is none, as JSON."""
+    try:
+        if isinstance(verified, BaseException):
+            return _crash(verified)
+        reply = json.dumps(_encode(verified)).encode()
         if len(reply) > MAX_REPLY_BYTES:
             raise ValueError(f"the verdict takes {len(reply)} bytes, more than {MAX_REPLY_BYTES}")
         return reply
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it raises, it crashed
-        return json.dumps({"crash": _describe(error)}).encode()
+    except Exception as error:  # a verdict that holds what no verdict should
+        return _crash(error)
 
 
-def _encode(verdict: Verdict) -> dict[str, Any]:
-    if not isinstance(verdict, Verdict):
-        raise TypeError(f"the verifier returned {verdict!r:.200}, not a Verdict")
+def _crash(error: BaseException) -> bytes:
+    return json.dumps({"crash": _describe(error)}).encode()
+
+
+def _encode(verdict: Verified) -> dict[str, Any]:
+    assert isinstance(verdict, Verdict), verdict
     return {
         "score": float(verdict.score),
         "outcome": str(verdict.outcome),

@@ -10,16 +10,18 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from rlcli.errors import VerifierError
 from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.nursery_main import MAX_REPLY_BYTES
-from rlcli.scoring.registry import VERIFIERS
+from rlcli.scoring.registry import target
+from rlcli.scoring.spec import Composition, parse
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 MAX_COMPLETION_CHARS = 1 << 20
@@ -27,33 +29,39 @@ MAX_COMPLETION_CHARS = 1 << 20
 
 
 class ScoringPool:
-    """Runs verifiers by name in `processes` worker processes, each verification for at most `deadline_s` seconds.
+    """Runs verifiers in `processes` worker processes, each verification for at most `deadline_s` seconds.
 
+    A verifier is named by an expression (see `scoring.spec`): `math`, `math + 0.1 * format`, `some/file.py:function`.
     The deadline counts from when the verification starts, not from `submit`. Past it the worker is killed and replaced
     within milliseconds, and the verdict is (0, TIMEOUT); a verifier that raises or dies gives (0, CRASH) with the
     reason as detail. A pool that cannot work raises `VerifierError`, from here or from the future: never a score of 0.
-    Verifiers named here are imported at once, others at their first use; an unknown name raises `UnknownName`.
+    Expressions named here are loaded at once, others at their first use; an unknown name raises `UnknownName`.
+
+    Verifiers that take many requests, or await, get those that are queued (at most `load.AT_ONCE`) in one message,
+    under one deadline. Where that fails as a whole they are verified one by one: a bad request costs itself alone.
 
     Any thread may submit; in asyncio, await `asyncio.wrap_future(pool.submit(...))`. Workers are forked from a fresh
     interpreter, never from the calling process (pebble and multiprocessing import the caller's `__main__` into every
-    child and hand its environment on, which under Ray and vLLM is slow and wrong).
+    child and hand its environment on, which under Ray and vLLM is slow and wrong). sandbox: the backend for verifiers
+    that run programs, handed on as RLCLI_SANDBOX; empty: as the environment says.
 
         with ScoringPool(processes=2, deadline_s=5.0, verifiers=["gsm8k"]) as pool:
             future = pool.submit("gsm8k", VerifyRequest(completion="6 × 7 = 42\\n#### 42", ground_truth="42"))
             assert future.result().score == 1.0
     """
 
-    def __init__(self, processes: int, deadline_s: float, verifiers: Sequence[str] = ()) -> None:
+    def __init__(self, processes: int, deadline_s: float, verifiers: Sequence[str] = (), sandbox: str = "") -> None:
         assert processes >= 1, processes
         assert deadline_s > 0, deadline_s
-        targets = {name: VERIFIERS.target(name) for name in verifiers}
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lines = {expression: _line(expression) for expression in verifiers}
+        # One ticket for each request; whoever draws it may take more requests of its line along.
+        self._tickets: queue.SimpleQueue[_Line | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._nursery = Nursery()
+        self._nursery = Nursery(sandbox)
         try:
-            for name, target in targets.items():
-                self._nursery.load(name, target)
+            for line in self._lines.values():
+                self._nursery.load(line.composition)
             workers = [_Worker(self._nursery, slot, deadline_s) for slot in range(processes)]
         except BaseException:
             self._nursery.close()
@@ -66,15 +74,21 @@ class ScoringPool:
             thread.start()
 
     def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
-        """Queue one verification. Raises `UnknownName`, and `VerifierError` once the pool is closed."""
-        target = VERIFIERS.target(verifier)
+        """Queue one verification by the expression `verifier`.
+
+        Raises `ConfigError` where it cannot be read, `UnknownName`, and `VerifierError` once the pool is closed.
+        """
+        line = self._lines.get(verifier)
+        if line is None:
+            line = self._lines.setdefault(verifier, _line(verifier))
         if len(request.completion) > MAX_COMPLETION_CHARS:
             request = replace(request, completion=request.completion[-MAX_COMPLETION_CHARS:])
-        job = _Job(verifier, target, pickle.dumps((target, request)), Future())
+        job = _Job(pickle.dumps(request))
         with self._lock:
             if self._closed:
                 raise VerifierError("the scoring pool is closed")
-            self._jobs.put(job)
+            line.jobs.append(job)
+            self._tickets.put(line)
         return job.future
 
     def close(self) -> None:
@@ -83,12 +97,12 @@ class ScoringPool:
             if self._closed:
                 return
             self._closed = True
-        with contextlib.suppress(queue.Empty):
-            while job := self._jobs.get_nowait():
+        for line in list(self._lines.values()):
+            for job in line.take(len(line.jobs)):
                 job.future.cancel()
         self._nursery.close()
         for _ in self._threads:
-            self._jobs.put(None)
+            self._tickets.put(None)
         for thread in self._threads:
             thread.join()
 
@@ -101,23 +115,50 @@ class ScoringPool:
         self.close()
 
     def _serve(self, worker: _Worker) -> None:
-        while (job := self._jobs.get()) is not None:
-            if not job.future.set_running_or_notify_cancel():
-                continue
+        while (line := self._tickets.get()) is not None:
+            if not line.jobs:
+                continue  # whoever drew an earlier ticket of this line took them along
+            jobs: list[_Job] = []
             try:
-                verdict = worker.verify(job)
+                at_once = worker.prepare(line)
+                jobs = [job for job in line.take(at_once) if job.future.set_running_or_notify_cancel()]
+                for job, verdict in zip(jobs, worker.verify(line, jobs) if jobs else (), strict=True):
+                    job.future.set_result(verdict)
             except Exception as error:
-                job.future.set_exception(CancelledError() if self._closed else error)
-            else:
-                job.future.set_result(verdict)
+                for job in jobs or [job for job in line.take(1) if job.future.set_running_or_notify_cancel()]:
+                    if not job.future.done():
+                        job.future.set_exception(CancelledError() if self._closed else error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    verifier: str
-    target: str
-    message: bytes
-    future: Future[Verdict]
+    request: bytes
+    future: Future[Verdict] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The requests that wait for one expression. key: what scoring processes know it by."""
+
+    composition: Composition
+    key: str
+    jobs: deque[_Job] = field(default_factory=deque)
+
+    def take(self, most: int) -> list[_Job]:
+        """The first jobs, at most `most`. Any thread may."""
+        taken: list[_Job] = []
+        with contextlib.suppress(IndexError):
+            while len(taken) < most:
+                taken.append(self.jobs.popleft())
+        return taken
+
+
+def _line(expression: str) -> _Line:
+    """Raises `ConfigError` for an expression that cannot be read, and `UnknownName`."""
+    composition = parse(expression).located()
+    for term in composition.terms:
+        target(term.ref)
+    return _Line(composition, str(composition))
 
 
 class _Worker:
@@ -130,34 +171,55 @@ class _Worker:
         self._connection, _ = nursery.start(slot)
         self._known = nursery.loaded
 
-    def verify(self, job: _Job) -> Verdict:
-        """The verdict on one job. Raises `VerifierError` when that is not the verifier's doing."""
-        if job.target not in self._known:
-            self._nursery.load(job.verifier, job.target)
+    def prepare(self, line: _Line) -> int:
+        """Have the process know the verifiers of `line`; returns how many of its requests it may be given at once."""
+        if line.key not in self._known:
+            self._nursery.load(line.composition)
             self._start()
-        started = self._send(job)
+        return self._known[line.key].at_once
+
+    def verify(self, line: _Line, jobs: Sequence[_Job]) -> list[Verdict]:
+        """The verdict on each job. Raises `VerifierError` when that is not the verifier's doing."""
+        verdicts = self._ask(line, jobs)
+        if isinstance(verdicts, list):
+            return verdicts
+        if len(jobs) == 1:
+            return [verdicts]
+        return [verdict for job in jobs for verdict in self.verify(line, [job])]
+
+    def _ask(self, line: _Line, jobs: Sequence[_Job]) -> list[Verdict] | Verdict:
+        """The verdict on each job, or one TIMEOUT or CRASH on all of them."""
+        message = pickle.dumps((line.key, [job.request for job in jobs]))
+        started = self._send(message)
         if not self._connection.poll(self._deadline_s):
             self._start()
             detail = f"killed after {self._deadline_s:g} s"
             return Verdict(0.0, Outcome.TIMEOUT, detail=detail, latency_s=time.monotonic() - started)
         try:
-            reply = self._connection.recv_bytes(MAX_REPLY_BYTES)
+            reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * len(jobs))
         except (EOFError, OSError):
             status = self._start()
             detail = f"the verifier's process died ({_how(status)})"
             return Verdict(0.0, Outcome.CRASH, detail=detail, latency_s=time.monotonic() - started)
-        return _read(reply, time.monotonic() - started)
+        latency_s = time.monotonic() - started
+        try:
+            replies = json.loads(reply)
+        except ValueError as error:
+            replies = {"crash": f"{type(error).__name__}: {error}"}
+        if not isinstance(replies, list) or len(replies) != len(jobs):
+            return _read(replies, latency_s)
+        return [_read(one, latency_s / len(jobs)) for one in replies]
 
-    def _send(self, job: _Job) -> float:
-        """Hand the job over; returns when its verification started."""
+    def _send(self, message: bytes) -> float:
+        """Hand a message over; returns when its verification started."""
         started = time.monotonic()
         try:
-            self._connection.send_bytes(job.message)
+            self._connection.send_bytes(message)
         except OSError:  # it died while it was idle (the kernel's OOM killer, say), which is not this job's fault
             self._start()
             started = time.monotonic()
             try:
-                self._connection.send_bytes(job.message)
+                self._connection.send_bytes(message)
             except OSError as error:
                 raise VerifierError(f"two scoring processes in a row died before they started: {error}") from error
         return started
@@ -171,10 +233,9 @@ class _Worker:
         return status
 
 
-def _read(reply: bytes, latency_s: float) -> Verdict:
+def _read(fields: Any, latency_s: float) -> Verdict:
     """The verdict in a worker's reply; one that is malformed or not finite is a crash of the verifier."""
     try:
-        fields: dict[str, Any] = json.loads(reply)
         if "crash" in fields:
             return Verdict(0.0, Outcome.CRASH, detail=fields["crash"], latency_s=latency_s)
         verdict = Verdict(**{**fields, "outcome": Outcome(fields["outcome"])}, latency_s=latency_s)

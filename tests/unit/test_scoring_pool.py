@@ -91,7 +91,7 @@ def test_a_verifier_that_hangs_is_killed_at_the_deadline(scoring: ScoringPool, d
         ("sys.exit", "SystemExit: 4"),
         ("segfault", "signal 11"),
         ("memory", "MemoryError"),
-        ("none", "TypeError: the verifier returned None, not a Verdict"),
+        ("number", "TypeError: the verifier returned 1.0, not a Verdict"),
         ("nan", "score is nan"),
         ("infinite part", "speed is inf"),
         ("long", "bytes"),

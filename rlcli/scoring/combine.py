@@ -1,0 +1,39 @@
+"""How what several verifiers say of one response becomes one verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from rlcli.types import Outcome, Verdict
+
+Verified = Verdict | BaseException | None
+"""What one verifier made of one request: its verdict, what it raised, or None where the row is none of its business."""
+
+
+def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequence[Verified]) -> Verified:
+    """The verdict of an expression out of those of its terms, or what one of them raised.
+
+    weights: by the name of each term's part, in order; None where the only term's verdict is the whole. The outcome,
+    the answer and the detail are those of the first term that takes the row; terms that do not are left out.
+
+    >>> right, long = Verdict(1.0, Outcome.OK, answer="42"), Verdict(0.5, Outcome.WRONG)
+    >>> both = combine("math - 0.5 * length", {"math": 1.0, "length": -0.5}, [right, long])
+    >>> both.score, both.outcome.value, both.answer, both.parts
+    (0.75, 'ok', '42', {'math': 1.0, 'length': 0.5})
+    """
+    failed = next((one for one in verified if isinstance(one, BaseException)), None)
+    if failed is not None:
+        return failed
+    odd = next((one for one in verified if one is not None and not isinstance(one, Verdict)), None)
+    if odd is not None:
+        return TypeError(f"the verifier returned {odd!r:.200}, not a Verdict")
+    there = [(name, one) for name, one in zip(weights or [""], verified, strict=True) if isinstance(one, Verdict)]
+    if not there:
+        return Verdict(0.0, Outcome.NO_ANSWER, detail=f"no verifier of {expression} takes this row")
+    _, first = there[0]
+    if weights is None:
+        return first
+    scores = {name: float(one.score) for name, one in there}
+    total = math.fsum(weights[name] * score for name, score in scores.items())
+    return Verdict(total, first.outcome, first.answer, scores, first.detail)

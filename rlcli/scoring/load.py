@@ -1,0 +1,164 @@
+"""From a reference and its options to something that verifies; in scoring processes only, as it runs others' code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlcli.registry import near
+from rlcli.scoring.adapters import adapt, is_rubric, options_of
+from rlcli.scoring.combine import Verified, combine
+from rlcli.types import VerifyRequest
+
+AT_ONCE = 32
+"""Most requests that a verifier which takes many, or awaits, is given at once."""
+
+
+class WrongOption(Exception):
+    """An option that a verifier does not take, or not so: the text says which."""
+
+
+class NotLoaded(Exception):
+    """The verifier number `index` of an expression does not load; the cause says why."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A term of an expression as scoring processes are told of it. name: of its part. target: where it is defined."""
+
+    name: str
+    target: str
+    options: Mapping[str, Any]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What an expression has become. verify: the verdict, or what was raised, of each request. at_once: most requests
+    that it is given at once. needs_sandbox: whether one of its verifiers runs programs."""
+
+    verify: Callable[[Sequence[VerifyRequest]], list[Verified]]
+    at_once: int
+    needs_sandbox: bool
+
+
+def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
+    """Import the verifiers of an expression, check their options and run their modules' `preload()`.
+
+    is_sum: whether scores are weighted or added, so that each verifier's is a part of its own. Raises `WrongOption`,
+    and `NotLoaded` for whatever the modules raise and for what is no verifier.
+    """
+    loaded, sandbox = [], False
+    for index, part in enumerate(parts):
+        try:
+            module, function = _find(part.target)
+            loaded.append(adapt(function, _options(function, part)))
+            if preload := getattr(module, "preload", None):
+                preload()
+        except WrongOption:
+            raise
+        except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
+            raise NotLoaded(index) from error
+        sandbox = sandbox or bool(getattr(module, "NEEDS_SANDBOX", False))
+    weights = {part.name: part.weight for part in parts} if is_sum else None
+
+    def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
+        columns = [one.verify(requests) for one in loaded]
+        return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
+
+    return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox)
+
+
+def _find(target: str) -> tuple[ModuleType, Any]:
+    """The module and the object of `module:attribute` or `/path/to/file.py:attribute`."""
+    place, _, attribute = target.rpartition(":")
+    module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    try:
+        return module, reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise AttributeError(f"{place} has no '{attribute}'; {near(attribute, public)}") from None
+
+
+def _run_file(file: Path) -> ModuleType:
+    """The Python file as a module, once; what lies beside it can be imported, after all that is installed."""
+    name = f"rlcli_verifier_{file.stem}_{abs(hash(str(file))):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _options(function: Any, part: Part) -> dict[str, Any]:
+    """The options of a term, each checked against the function's signature, and as its annotation wants it."""
+    given = dict(part.options)
+    if is_rubric(function):
+        if given:
+            raise WrongOption(f"{part.name} takes no options (it is an object of functions)")
+        return {}
+    taken, takes_any = options_of(function)
+    for name in given:
+        if name not in taken and not takes_any:
+            raise WrongOption(f"{part.name} takes no option '{name}'; {near(name, taken)}")
+    empty = inspect.Parameter.empty
+    missing = [name for name, one in taken.items() if one.default is empty and name not in given]
+    if missing:
+        raise WrongOption(f"{part.name} must be given its option {missing[0]}: {part.name}({missing[0]}=…)")
+    annotations = _annotations(function)
+    return {
+        name: _checked(part.name, name, value, annotations.get(name), taken[name].default) if name in taken else value
+        for name, value in given.items()
+    }
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    from typing import get_type_hints
+
+    try:
+        return get_type_hints(function, include_extras=True)
+    except Exception:  # annotations that name what is not there: nothing can be told of the types
+        return {}
+
+
+def _checked(verifier: str, name: str, value: Any, annotation: Any, default: Any) -> Any:
+    """`value` as the option's annotation, or else the type of its default, wants it."""
+    import json
+
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic.errors import PydanticUserError
+
+    if annotation is None and default not in (None, inspect.Parameter.empty):
+        annotation = type(default)
+    if annotation is None:
+        return value
+    try:
+        # Strict, so that `true` is no 1; as JSON, where a list may stand for a tuple and an integer for a float.
+        return TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
+    except PydanticUserError:  # a type that pydantic does not know
+        return value
+    except ValidationError as error:
+        wants = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise WrongOption(f"the option {name} of {verifier} is {json.dumps(value)} and should be {wants}") from None
