@@ -1,0 +1,251 @@
+"""The owner's side of one sandboxed program: it is started, watched and killed from a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import marshal
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+from rlcli.errors import SetupError
+from rlcli.sandbox.limits import Excess, Exit, Limits
+
+TICK_S = 0.02
+"""How often a program's memory, threads and files are looked at."""
+START_WITHIN_S = 30.0
+"""A sandbox that is not up by then is broken, however busy the machine."""
+MAX_THREADS = 256
+"""A program that starts more is ended as one that eats memory: the kernel's memory for them has no other bound."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a backend starts one program.
+
+    command: `{fd}` in it becomes the number of the socket that `inside.py` talks to its owner by, which is told `order`.
+    cwd, environment, pass_fds: of the process that is started. status: what `Exit` shows of that process's status.
+    exceeds_disk: whether the program with this process id has used up the disk. close: frees what was made for it.
+    """
+
+    command: Sequence[str]
+    order: Mapping[str, Any]
+    environment: Mapping[str, str]
+    cwd: str
+    pass_fds: Sequence[int]
+    status: Callable[[int], int]
+    exceeds_disk: Callable[[int], bool]
+    close: Callable[[], None]
+
+
+class Child:
+    """A program in a sandbox, from when it may begin. Its limits hold whether or not anybody waits for it.
+
+    stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; what is not read from them
+    is returned by `wait`, and a program that nobody reads from blocks. pid: the program's own id as its owner sees it.
+
+    The thread that starts it lives as long as the program does, because the kernel kills a program whose parent has died
+    when the *thread* that started it ends.
+    """
+
+    pid: int
+    stdin: io.BufferedWriter
+    stdout: io.FileIO
+    stderr: io.FileIO
+
+    def __init__(self, launch: Launch, limits: Limits) -> None:
+        self._launch = launch
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._failure: BaseException | None = None
+        self._killed_for: Excess = ""
+        self._killed = False
+        self._pidfd = -1
+        self._exit: Exit | None = None
+        self._status = 0
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._live, name="rlcli-sandbox", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+
+    def kill(self) -> None:
+        """End the program, if it runs still; when this returns nothing of it is left. Idempotent."""
+        self._kill("")
+        self._thread.join()
+
+    def wait(self) -> Exit:
+        """Close its standard input, take its output, and return when nothing of it is left, within its limits.
+
+        A second call returns the same. All three pipes are closed afterwards.
+        """
+        if self._exit is None:
+            with contextlib.suppress(BrokenPipeError, ValueError):
+                self.stdin.close()
+            stdout, stderr = self._drain()
+            self._thread.join()
+            self._exit = Exit(self._status, self._killed_for, stdout, stderr, self._seconds)
+            self._close_pipes()
+        return self._exit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def _drain(self) -> tuple[bytes, bytes]:
+        """What the two output pipes hold until they end or the program has, `output_bytes` together at most."""
+        taken = {pipe.fileno(): bytearray() for pipe in (self.stdout, self.stderr) if not pipe.closed}
+        room = self._limits.output_bytes
+        open_fds = list(taken)
+        while open_fds:
+            # A process forked elsewhere in the owner may hold a pipe open: the program's own end is an end too.
+            ended = not self._thread.is_alive()
+            ready, _, _ = select.select(open_fds, [], [], 0 if ended else TICK_S)
+            for fd in ready:
+                data = os.read(fd, _READ_BYTES)
+                if not data:
+                    open_fds.remove(fd)
+                if len(data) > room:
+                    self._kill("output")
+                taken[fd] += data[:room]
+                room -= min(room, len(data))
+            if ended and not ready:
+                break
+        both = [bytes(taken.get(pipe.fileno(), b"")) if not pipe.closed else b"" for pipe in (self.stdout, self.stderr)]
+        return both[0], both[1]
+
+    def _kill(self, reason: Excess) -> None:
+        with self._lock:
+            if self._pidfd >= 0 and not self._killed:
+                self._killed, self._killed_for = True, reason
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def _live(self) -> None:
+        """The thread: start, watch, reap, clean up."""
+        process = None
+        try:
+            try:
+                process = self._start()
+            except BaseException as error:
+                self._failure = error
+                return
+            finally:
+                self._begun.set()
+            self._watch()
+            self._status = self._launch.status(process.wait())
+        finally:
+            with self._lock:
+                if self._pidfd >= 0:
+                    os.close(self._pidfd)
+                self._pidfd = -1
+            self._launch.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """The started process, locked in and let go; `pid` and the pipes are set. Raises `SetupError`."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                process = subprocess.Popen(
+                    [part.format(fd=theirs.fileno()) if part == "{fd}" else part for part in self._launch.command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=self._launch.environment,
+                    cwd=self._launch.cwd,
+                    pass_fds=[theirs.fileno(), *self._launch.pass_fds],
+                    start_new_session=True,
+                )
+            assert process.stdin and process.stdout and process.stderr
+            self.stdin = cast(io.BufferedWriter, process.stdin)
+            self.stdout, self.stderr = (
+                cast(io.BufferedReader, pipe).detach() for pipe in (process.stdout, process.stderr)
+            )  # type: ignore[assignment]
+            try:
+                self._lock_in(ours)
+            except BaseException as error:
+                process.kill()
+                process.wait()
+                raise self._not_up(error) from None
+        return process
+
+    def _lock_in(self, ours: socket.socket) -> None:
+        ours.settimeout(START_WITHIN_S)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        order = marshal.dumps(dict(self._launch.order))
+        ours.sendall(struct.pack("<I", len(order)) + order)
+        said, ancillary, _, _ = ours.recvmsg(1000, socket.CMSG_SPACE(12))
+        if said != b"ready":
+            raise OSError(said.decode(errors="replace"))
+        # The id as the kernel translates it to the owner's namespace.
+        self.pid = next(struct.unpack("iII", data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS)
+        self._pidfd = os.pidfd_open(self.pid)
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/oom_score_adj", "w") as score:
+            score.write("1000")  # where the machine runs out of memory, this goes first
+        ours.sendall(b"!")
+
+    def _not_up(self, error: BaseException) -> SetupError:
+        """Why the sandbox did not come up, in its own last words; its pipes are closed."""
+        os.set_blocking(self.stderr.fileno(), False)
+        last = (self.stderr.read(_READ_BYTES) or b"").decode(errors="replace").strip().splitlines()[-1:]
+        self._close_pipes()
+        return SetupError(f"the sandbox did not start: {(last or [str(error) or type(error).__name__])[0]}")
+
+    def _watch(self) -> None:
+        """Return when the program has ended; kill it when it breaks a limit."""
+        begun = time.monotonic()
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        look_at_disk = begun
+        while True:
+            left = self._limits.wall_s - (time.monotonic() - begun)
+            if poll.poll(max(0.0, min(TICK_S, left)) * 1000):
+                break
+            now = time.monotonic()
+            if now - begun >= self._limits.wall_s:
+                self._kill("time")
+            elif self._exceeds_memory():
+                self._kill("memory")
+            elif now >= look_at_disk:
+                if self._launch.exceeds_disk(self.pid):
+                    self._kill("disk")
+                # Looking takes a fifth of the time at most, however many files there are.
+                look_at_disk = time.monotonic() + 4 * (time.monotonic() - now)
+            if self._killed:
+                poll.poll()
+                break
+        self._seconds = time.monotonic() - begun
+
+    def _exceeds_memory(self) -> bool:
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as statm:
+                resident = int(statm.read().split()[1]) * _PAGE
+            threads = os.stat(f"/proc/{self.pid}/task").st_nlink - 2
+        except (OSError, IndexError):
+            return False  # it has just ended
+        return resident > self._limits.memory_bytes or threads > MAX_THREADS

@@ -1,0 +1,48 @@
+"""What a sandboxed program may use, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Excess = Literal["", "time", "memory", "output", "disk"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one program; past any of them all of it is killed.
+
+    >>> Limits(wall_s=1.5).memory_bytes == 2**30
+    True
+    """
+
+    wall_s: float = 4.0
+    """Seconds from when `main` may begin: the start of the sandbox itself does not count."""
+    memory_bytes: int = 1 << 30
+    """Resident memory. Files in the working directory are bounded by `disk_bytes` and come on top."""
+    disk_bytes: int = 64 << 20
+    """All files of the working directory together; 8,192 of them at most, whatever their size."""
+    output_bytes: int = 1 << 20
+    """Standard output and standard error together, as far as `Child.wait` reads them."""
+
+    def __post_init__(self) -> None:
+        assert self.wall_s > 0, self
+        assert min(self.memory_bytes, self.disk_bytes) > 0, self
+        assert self.output_bytes >= 0, self
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a program, of which nothing is left.
+
+    status: its exit status, or minus the number of the signal that ended it (bubblewrap tells `exit(128 + n)` and
+    signal n apart no better than a shell does). killed_for: the limit that it broke, "" when it ended by itself or by
+    `Child.kill`. stdout, stderr: what its pipes still held, `Limits.output_bytes` together at most.
+    seconds: wall-clock time from when `main` might begin to the end.
+    """
+
+    status: int
+    killed_for: Excess
+    stdout: bytes
+    stderr: bytes
+    seconds: float
