@@ -1,0 +1,61 @@
+"""AIME: the American Invitational Mathematics Examination of one year, both papers; answers are integers to 999."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from rlcli.errors import ConfigError, DataError
+from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
+from rlcli_data_prep.math import boxed_prompt
+from rlcli_data_prep.sources import SOURCE_HELP, first, read_all, text
+
+HUB_IDS = {"2024": "Maxwell-Jia/AIME_2024", "2025": "math-ai/aime25"}
+
+# Some copies write an angle's degrees (336^\circ) or leading zeros, as the answer sheet does.
+_INTEGER = re.compile(r"\$?(\d{1,3})(?:\^\{?\\circ\}?)?\$?")
+
+
+def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
+    """One year's problems, or both years'; all are for testing. Of another source, a year's name is `subset`."""
+    year = options.subset
+    if options.source:
+        rows = read_all(replace(options, subset=None), "", name="aime", join=True)
+        return {"test": _dated(rows, year)}
+    if year and year not in HUB_IDS:
+        raise ConfigError(f"--subset = {year}: no such year", f"give {' or '.join(HUB_IDS)}, or a --source that has it")
+    years = [year] if year else list(HUB_IDS)
+    return {
+        "test": chain.from_iterable(
+            _dated(read_all(replace(options, subset=None), HUB_IDS[y], name="aime"), y) for y in years
+        )
+    }
+
+
+def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+    problem = text(row, "problem", "Problem", "question")
+    column, value = first(row, "answer", "Answer")
+    integral = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+    integer = _INTEGER.fullmatch(str(int(value)) if integral else str(value).strip())
+    if integer is None:
+        raise DataError(f"'{column}' is no integer from 0 to 999: {value!r:.80}", "mend that row of the source")
+    return boxed_prompt(problem, str(int(integer[1])), f"aime{row.get('_year') or ''}")
+
+
+def _dated(rows: Iterator[RawRow], year: str | None) -> Iterator[RawRow]:
+    return (replace(row, values={**row.values, "_year": year}) for row in rows)
+
+
+CONVERTER = Converter(
+    name="aime",
+    summary="AIME 2024 and 2025: 30 problems each, for testing",
+    source=" + ".join(HUB_IDS.values()),
+    verifier="math",
+    read=read,
+    prompt=prompt,
+    options={"source": SOURCE_HELP, "subset": "the year, 2024 or 2025 (both)"},
+    reference="Mathematical Association of America; the problems are the MAA's",
+)

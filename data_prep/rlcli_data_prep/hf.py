@@ -1,0 +1,36 @@
+"""Any dataset of the Hugging Face hub, by a mapping of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
+from rlcli_data_prep import jsonl
+from rlcli_data_prep.sources import read_splits
+
+
+def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
+    jsonl.check(options)
+    return read_splits(options, "")
+
+
+def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+    """As of `jsonl`; the data source is the hub id."""
+    return jsonl.prompt(row, replace(options, data_source=options.data_source or options.source))
+
+
+CONVERTER = Converter(
+    name="hf",
+    summary="Any dataset of the Hugging Face hub, by a mapping of its columns",
+    source="--source",
+    verifier="--verifier",
+    read=read,
+    prompt=prompt,
+    options={
+        "source": "the hub id, e.g. openai/gsm8k, or a local copy; required",
+        "subset": "which of the dataset's configurations, where it has several",
+        **jsonl.OPTIONS,
+    },
+)

@@ -1,0 +1,104 @@
+"""Any local file of rows, by a mapping of its columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ConfigError, DataError
+from rlcli.types import Converter, ConvertOptions, Message, Prompt, RawRow
+from rlcli_data_prep.sources import ENDINGS, read_splits, text
+
+OPTIONS = {
+    "columns": "our names for its columns, e.g. prompt=question,answer=target; other names go into extra_info "
+    "(prompt=prompt,answer=answer)",
+    "verifier": "what scores the rows: a name or an expression; required",
+    "instruction": "a text to append to each question, such as the form of answer that the verifier reads (none)",
+    "data_source": "the rows' name in metrics (the source's own)",
+    "ability": "the rows' kind of task (general)",
+}
+
+
+def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
+    """The files' rows; a file whose name says no split is for training. Raises `ConfigError`."""
+    check(options)
+    if not Path(str(options.source)).expanduser().exists():
+        raise DataError(f"--source: no such file or folder: {options.source}", "of a hub dataset, use: rlcli prep hf")
+    return read_splits(options, "")
+
+
+def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+    """The question (a text, or chat messages), the ground truth (a text or number, else its JSON), and what else
+    `columns` names, in `extra_info` under our name."""
+    columns = {"prompt": "prompt", "answer": "answer", **options.columns}
+    messages = chat(row, columns.pop("prompt"))
+    if options.instruction:
+        last = messages[-1]
+        messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
+    truth = _truth(row, columns.pop("answer"))
+    return Prompt(
+        id="",
+        messages=messages,
+        data_source=options.data_source or Path(str(options.source)).name.split(".")[0] or "local",
+        ability=options.ability or "general",
+        verifier=options.verifier or "",
+        ground_truth=truth,
+        extra_info={name: _json(row, column) for name, column in columns.items()},
+    )
+
+
+def check(options: ConvertOptions) -> None:
+    """Raise `ConfigError` where the source or the verifier is not named: there is nothing to guess them from."""
+    for flag, value, example in (
+        ("--source", options.source, "--source rows.jsonl"),
+        ("--verifier", options.verifier, "--verifier math"),
+    ):
+        if not value:
+            raise ConfigError(
+                f"{flag} is not given", f"for example: {example}; rlcli verifiers list names the verifiers"
+            )
+
+
+def chat(row: Mapping[str, Any], column: str) -> tuple[Message, ...]:
+    """The chat messages that a column holds: a text is one message of the user. Raises `DataError`."""
+    value = row.get(column)
+    if not isinstance(value, list) or not value:
+        return ({"role": "user", "content": text(row, column).strip()},)
+    for message in value:
+        if not isinstance(message, Mapping):
+            raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give texts of role and content")
+    return tuple({"role": text(message, "role"), "content": text(message, "content")} for message in value)
+
+
+def _truth(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)  # a column of integers with gaps comes as floats
+    if value is None or isinstance(value, str):
+        return text(row, column).strip()
+    return json.dumps(_json({column: value}, column), ensure_ascii=False)
+
+
+def _json(row: Mapping[str, Any], column: str) -> Any:
+    if column not in row:
+        raise DataError(f"no column '{column}' (the row has {', '.join(map(str, row))})", "mend --columns, or that row")
+    try:
+        json.dumps(row[column], allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise DataError(
+            f"'{column}' holds no JSON value: {row[column]!r:.80}", "leave it out, or mend that row"
+        ) from None
+    return row[column]
+
+
+CONVERTER = Converter(
+    name="jsonl",
+    summary=f"Any local file or folder ({', '.join(ENDINGS)}), by a mapping of its columns",
+    source="--source",
+    verifier="--verifier",
+    read=read,
+    prompt=prompt,
+    options={"source": "the file, or a folder of train and test files; required", **OPTIONS},
+)
