@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,40 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         if beside.parent.is_dir():
             beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """As `replacing`, for files that belong together: on an error, none of them has been replaced."""
+    beside = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
+    kept = [path.with_name(f".{path.name}.{os.getpid()}.old") for path in paths]
+    done: list[tuple[Path, Path]] = []
+    try:
+        yield beside
+        try:
+            for path, new, old in zip(paths, beside, kept, strict=True):
+                if path.exists():
+                    _keep(path, old)
+                os.replace(new, path)
+                done.append((path, old))
+        except BaseException:
+            for path, old in done:
+                if old.exists():
+                    os.replace(old, path)
+                else:
+                    path.unlink(missing_ok=True)
+            raise
+    finally:
+        for left in (*beside, *kept):
+            if left.parent.is_dir():
+                left.unlink(missing_ok=True)
+
+
+def _keep(path: Path, old: Path) -> None:
+    try:
+        os.link(path, old)
+    except OSError:  # a file system without hard links
+        shutil.copy2(path, old)
 
 
 def by_umask(folder: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import DataError
-from rlcli.files import replacing
+from rlcli.files import replacing_all
 from rlcli.types import Message, Prompt
 
 JSON_FIELD = "rlcli_json"
@@ -68,24 +68,32 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
     Raises `DataError` when there are none, when one does not fit the schema, or when the place cannot be written.
     """
-    import pyarrow.parquet
-
-    path = Path(path)
-    table = _table(path, list(rows))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            pyarrow.parquet.write_table(table, beside)
-    except OSError as error:
-        raise DataError(
-            f"cannot write {path}: {error.strerror or error}", "give a folder that you may write and that has room"
-        ) from error
+    table = rows_table(list(rows))
+    write_tables({Path(path): table})
     return int(table.num_rows)
 
 
 def write_prompts(path: str | Path, prompts: Iterable[Prompt]) -> int:
     """`write_rows` for prompts."""
     return write_rows(path, map(prompt_row, prompts))
+
+
+def write_tables(tables: Mapping[Path, Any]) -> None:
+    """Write each pyarrow table to its parquet file, atomically: all of them or, with a `DataError`, none."""
+    import pyarrow.parquet
+
+    paths = list(tables)
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_all(paths) as beside:
+            for file, table in zip(beside, tables.values(), strict=True):
+                pyarrow.parquet.write_table(table, file)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}",
+            "give a folder that you may write and that has room",
+        ) from error
 
 
 def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -97,11 +105,12 @@ def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(stored)
 
 
-def _table(path: Path, rows: list[Mapping[str, Any]]) -> Any:
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` as `write_rows` does."""
     import pyarrow as pa
 
     if not rows:
-        raise DataError(f"no rows to write to {path}", "check the source and the counts")
+        raise DataError("no rows to write", "check the source and the counts")
     text = pa.string()
     message = pa.struct([("role", text), ("content", text)])
     types = {
@@ -111,7 +120,7 @@ def _table(path: Path, rows: list[Mapping[str, Any]]) -> Any:
         "reward_model": pa.struct([("style", text), ("ground_truth", text)]),
     }
     columns = {name: _column(name, [row[name] for row in rows], kind) for name, kind in types.items()}
-    columns["extra_info"] = _extra_info_column([row["extra_info"] for row in rows])
+    columns["extra_info"] = extra_info_column([row["extra_info"] for row in rows])
     return pa.table(columns)
 
 
@@ -137,7 +146,7 @@ def _column(name: str, values: list[Any], kind: Any) -> Any:
     raise AssertionError(f"column {name}: each row fits alone but not together")
 
 
-def _extra_info_column(values: list[dict[str, Any]]) -> Any:
+def extra_info_column(values: list[dict[str, Any]]) -> Any:
     """`values` as a struct column that reads back exactly, with JSON text inside where a plain struct would not."""
     import pyarrow as pa
     import pyarrow.parquet
