@@ -1,0 +1,91 @@
+"""Judging by calls: the dataset's tests in one sandboxed process, the program in another."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import Any, Literal, TypedDict
+
+from rlcli.sandbox.judge import boot
+from rlcli.sandbox.judge.judgement import Judgement
+from rlcli.sandbox.judge.process import Process, Starts, over_limit, pipes
+from rlcli.sandbox.limits import Exit, Limits
+
+_GRACE_S = 0.2
+"""How long a program that closed its pipe may take to end, so that its exit can say why."""
+
+
+class Job(TypedDict, total=False):
+    """Tests, as `tester` reads them: the fields of one kind, and count_all (go on after a failure, to know a share)."""
+
+    kind: Literal["check", "asserts", "cases"]
+    setup: str
+    test: str
+    entry_point: str
+    asserts: list[str]
+    cases: list[dict[str, Any]]
+    wrapped: bool
+    count_all: bool
+
+
+def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judgement:
+    """Run the tests of `job` against `program`, both within `limits`.
+
+    Raises `ValueError` for tests that can judge no program (they do not compile, need a module that is not there, call
+    nothing, pass functions), and `RuntimeError` where the sandbox failed and not the program.
+    """
+    nonce = secrets.token_hex(16)
+    with pipes(2) as [(asked, asks), (told, tells)]:
+        main = boot.candidate_calls(asked.fileno(), tells.fileno())
+        candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), (asked.fileno(), tells.fileno()))
+        try:
+            main = boot.tester(asks.fileno(), told.fileno())
+            order = json.dumps({"nonce": nonce, **job}).encode()
+            tester = Process(sandbox, main, limits, order, (asks.fileno(), told.fileno()))
+            try:
+                for end in (asked, asks, told, tells):
+                    end.close()  # each process now sees it when the other one ends
+                end_of_tests = tester.ended()
+            finally:
+                tester.kill()
+            assert end_of_tests is not None
+            result = _result(end_of_tests, nonce)
+            gone = result is None or result["verdict"] in ("gone", "unstarted")
+            end_of_program = candidate.ended(_GRACE_S if gone else 0)
+        finally:
+            candidate.kill()
+    return _judgement(result, end_of_tests, end_of_program, limits)
+
+
+def _result(end: Exit, nonce: str) -> dict[str, Any] | None:
+    """What the tester wrote, if it came to that."""
+    try:
+        result = json.loads(end.stdout)
+    except ValueError:
+        return None
+    return result if isinstance(result, dict) and result.get("nonce") == nonce else None
+
+
+def _judgement(result: dict[str, Any] | None, tests: Exit, program: Exit | None, limits: Limits) -> Judgement:
+    excess = over_limit(program, limits) if program else ""
+    if result is None:
+        # Tests that loop or grow without end do so over what the program gave them.
+        excess = excess or over_limit(tests, limits)
+        if not excess:
+            raise RuntimeError(f"the tests' process ended with status {tests.status}: {_last_line(tests.stderr)}")
+        return Judgement.of(0, 0, excess)
+    verdict, passed, total, detail = (result[key] for key in ("verdict", "passed", "total", "detail"))
+    if verdict == "data":
+        raise ValueError(detail)
+    if verdict == "unstarted":
+        raise RuntimeError(f"the program's process did not start: {excess or (program and _last_line(program.stderr))}")
+    if verdict == "gone":
+        detail = excess or (f"the program ended with status {program.status}" if program else "the program hung up")
+    elif verdict == "done" and passed == total:
+        detail = ""
+    return Judgement.of(passed, total, detail)
+
+
+def _last_line(stderr: bytes) -> str:
+    lines = stderr.decode(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else "it said nothing"

@@ -1,0 +1,168 @@
+"""The side that runs the program under test, and trusts nobody's life to it: it knows no test and no expected value.
+
+Two ways to run it, each in a sandboxed process of its own:
+
+`serve_calls`: the program is loaded once as a module; each request names one of its functions (or a method of its
+class `Solution`) and brings arguments; the reply brings the value or the exception. Whatever the program does to this
+process, the other side gets nothing but values to compare.
+
+`serve_scripts`: each request brings a standard input; the program runs from its first line as `__main__` in a fresh
+namespace, writes to a pipe that the verifier reads, and the reply says how it ended.
+
+This file runs inside the sandbox by its source: the standard library and `wire` are all that it may import.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import gc
+import io
+import os
+import sys
+import threading
+from types import CodeType, ModuleType
+from typing import Any
+
+from rlcli.sandbox.judge.wire import NotPlain, decode, encode, receive, send
+
+RECURSION_LIMIT = 50_000
+"""What LiveCodeBench gives programs: depth-first searches need more than 1,000 frames."""
+
+MAX_TEXT_CHARS = 500
+
+SHELF = {
+    "bisect": "bisect bisect_left bisect_right insort insort_left insort_right",
+    "collections": "Counter OrderedDict defaultdict deque namedtuple",
+    "copy": "deepcopy",
+    "functools": "cache cmp_to_key lru_cache reduce",
+    "heapq": "heapify heappop heappush heappushpop heapreplace nlargest nsmallest",
+    "itertools": "accumulate chain combinations count cycle groupby pairwise permutations product zip_longest",
+    "math": "ceil comb factorial floor gcd inf isqrt lcm log2 sqrt",
+    "typing": "Any Callable Dict Generator Iterable Iterator List Optional Sequence Set Tuple Union",
+}
+"""Names that a program may use without importing them, as on LeetCode and in LiveCodeBench: module → its names.
+
+The modules themselves (and re, string, random, operator, datetime, itertools) may be used in the same way.
+"""
+
+_MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
+_SHELVED = {name: module for module, names in SHELF.items() for name in names.split()}
+
+
+def serve_calls(program: str, requests: int, replies: int) -> None:
+    """Load the program, then answer calls until nobody asks."""
+    send(replies, {"started": True})
+    module = ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        _load(program, module)
+    except BaseException as error:
+        send(replies, {"loaded": False, **_described(error)})
+        return
+    send(replies, {"loaded": True})
+    while (request := receive(requests)) is not None:
+        send(replies, {"id": request["id"], **_answer(module, request)})
+
+
+def _answer(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        function = _find(module, request["name"])
+        args, kwargs = decode(request["args"]), decode(request["kwargs"])
+        value = function(*args, **kwargs)
+        try:
+            return {"value": encode(value)}
+        except NotPlain:
+            return {"object": type(value).__name__, "true": bool(value)}
+    except BaseException as error:
+        return _described(error)
+
+
+def _find(module: ModuleType, name: str) -> Any:
+    if name in vars(module):
+        return vars(module)[name]
+    solution = vars(module).get("Solution")
+    if solution is not None and hasattr(solution, name):
+        return getattr(solution(), name)
+    raise NameError(f"the program defines no {name}")
+
+
+def _described(error: BaseException) -> dict[str, Any]:
+    """An exception as the nearest built-in class and its text."""
+    name = next((c.__name__ for c in type(error).__mro__ if vars(builtins).get(c.__name__) is c), "Exception")
+    try:
+        text = str(error)[:MAX_TEXT_CHARS]
+    except BaseException:
+        text = ""
+    return {"error": name, "text": f"{type(error).__name__}: {text}"}
+
+
+def _load(program: str, module: ModuleType) -> None:
+    code = compile(program, "<program>", "exec")
+    sys.setrecursionlimit(RECURSION_LIMIT)
+    _lend(code, module)
+    exec(code, vars(module))
+
+
+def _lend(code: CodeType, module: ModuleType) -> None:
+    """Put the names of `SHELF` that the code uses into its module, before it runs and may define its own."""
+    used: set[str] = set()
+    codes = [code]
+    while codes:
+        part = codes.pop()
+        used.update(part.co_names)
+        codes += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
+    for name in used & _SHELVED.keys():
+        vars(module)[name] = getattr(__import__(_SHELVED[name]), name)
+    for name in used.intersection(_MODULES) - _SHELVED.keys():
+        vars(module)[name] = __import__(name)
+
+
+def serve_scripts(program: str, requests: int, replies: int, output: int) -> None:
+    """Run the program once for each request, `{"stdin": text}`, its output to the descriptor `output`."""
+    folder = os.getcwd()  # the program may leave it
+    send(replies, {"started": True})
+    while (request := receive(requests)) is not None:
+        _set_streams(decode(request["stdin"]), output, folder)
+        outcome = _run_script(program)
+        with contextlib.suppress(OSError, ValueError):  # the program closed it
+            sys.stdout.flush()
+        send(replies, outcome)
+
+
+def _set_streams(text: str, output: int, folder: str) -> None:
+    """Standard input from a file that has a real descriptor (`open(0)` is common), standard output to `output`."""
+    path = os.path.join(folder, ".stdin")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.unlink(path)
+    data = memoryview(text.encode("utf-8", "surrogatepass"))
+    while data:
+        data = data[os.write(fd, data) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
+    os.dup2(output, 1)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")
+
+
+def _run_script(program: str) -> dict[str, Any]:
+    import atexit
+
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    try:
+        _load(program, module)
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+    except SystemExit as stop:
+        atexit._run_exitfuncs()
+        if stop.code not in (None, 0):
+            return _described(stop)
+    except BaseException as error:
+        return _described(error)
+    finally:
+        gc.collect()
+    return {"error": ""}

@@ -1,0 +1,69 @@
+"""One sandboxed process of a judge, and what its end means."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from io import FileIO
+from typing import TYPE_CHECKING, Protocol
+
+from rlcli.sandbox.limits import Exit, Limits
+
+if TYPE_CHECKING:
+    from rlcli.sandbox import Child
+
+
+class Starts(Protocol):
+    """What starts processes: a sandbox."""
+
+    def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child: ...
+
+
+class Process:
+    """A started child that has been given its standard input; a thread waits for it, so that its limits hold."""
+
+    def __init__(self, sandbox: Starts, main: str, limits: Limits, stdin: bytes, pass_fds: Sequence[int]) -> None:
+        self.limits = limits
+        self._child = sandbox.start(main, limits, pass_fds)
+        self._exit: Exit | None = None
+        with contextlib.suppress(BrokenPipeError):  # it died; its exit says of what
+            self._child.stdin.write(stdin)
+            self._child.stdin.close()
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
+
+    def _wait(self) -> None:
+        self._exit = self._child.wait()
+
+    def ended(self, timeout_s: float | None = None) -> Exit | None:
+        """How it ended; None if it has not within `timeout_s`."""
+        self._waiter.join(timeout_s)
+        return self._exit
+
+    def kill(self) -> None:
+        """Kill and reap it. Harmless when repeated."""
+        self._child.kill()
+        self._waiter.join()
+
+
+def over_limit(exit: Exit, limits: Limits) -> str:
+    """Which limit an ended program was killed for, in words; empty where it was not."""
+    return {
+        "": "",
+        "time": f"ran past {limits.wall_s:g} s",
+        "memory": f"used more than {limits.memory_bytes >> 20} MB",
+        "output": f"wrote more than {limits.output_bytes} bytes",
+        "disk": f"filled {limits.disk_bytes >> 20} MB of disk",
+    }[exit.killed_for]
+
+
+@contextlib.contextmanager
+def pipes(count: int) -> Iterator[list[tuple[FileIO, FileIO]]]:
+    """Pipes as (read, write) files without buffers, closed at the end; an end that is not ours is closed before."""
+    with contextlib.ExitStack() as stack:
+        made = [(FileIO(read, "rb"), FileIO(write, "wb")) for read, write in (os.pipe() for _ in range(count))]
+        for end in (end for pair in made for end in pair):
+            stack.enter_context(end)
+        yield made

@@ -1,0 +1,180 @@
+"""Judging by standard input and output: one sandboxed process runs the program for one case after another."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from io import FileIO
+from typing import Any
+
+from rlcli.sandbox.judge import boot
+from rlcli.sandbox.judge.judgement import Judgement
+from rlcli.sandbox.judge.process import Process, Starts, over_limit, pipes
+from rlcli.sandbox.judge.wire import OutOfProtocol, TooBig, encode, receive, send
+from rlcli.sandbox.limits import Limits
+
+# No leading zeros: "0110" is a text of digits, which another number must not pass for.
+_NUMBER = re.compile(r"[+-]?(?:0|[1-9]\d{0,400})(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_START_S = 0.1
+"""With less time than this left, no further case is begun."""
+
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+def judge_scripts(
+    sandbox: Starts, program: str, cases: Sequence[Mapping[str, str]], limits: Limits, count_all: bool = False
+) -> Judgement:
+    """Run `program` as `__main__` for each case (`input`, `output`) and compare what it writes.
+
+    Every case has a fresh namespace and its own standard input; the process is started once, and again only where the
+    program ends it (`os._exit`). `limits` hold for all the cases together, output for each. The program's process never
+    sees an expected output. Raises `RuntimeError` where the sandbox failed and not the program.
+    """
+    deadline = time.monotonic() + limits.wall_s
+    passed, detail, runner = 0, "", None
+    try:
+        for number, case in enumerate(cases, 1):
+            if runner is None or runner.over:
+                if runner:
+                    runner.close()
+                runner = _Runner(sandbox, program, limits, deadline - time.monotonic())
+            output, problem = runner.run(case["input"])
+            if not problem and not same_output(case["output"], output):
+                problem = f"expected {_short(case['output'])}, got {_short(output)}"
+            passed += not problem
+            detail = detail or (problem and f"case {number} of {len(cases)}: {problem}")
+            if time.monotonic() >= deadline - _START_S:
+                detail = detail or (number < len(cases) and f"ran past {limits.wall_s:g} s") or ""
+                break
+            if detail and not count_all:
+                break
+    finally:
+        if runner:
+            runner.close()
+    return Judgement.of(passed, len(cases), detail)
+
+
+class _Runner:
+    """One process that runs the program for one standard input after another, until it is `over`."""
+
+    def __init__(self, sandbox: Starts, program: str, limits: Limits, wall_s: float) -> None:
+        self.limits = limits
+        self.over = False
+        self._stack = contextlib.ExitStack()
+        (asked, self._asks), (self._told, tells), (self._output, output) = self._stack.enter_context(pipes(3))
+        fds = (asked.fileno(), tells.fileno(), output.fileno())
+        try:
+            main = boot.candidate_scripts(*fds)
+            left = replace(limits, wall_s=wall_s)
+            self._process = Process(sandbox, main, left, program.encode("utf-8", "replace"), fds)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._stack.callback(self._process.kill)
+        for end in (asked, tells, output):
+            end.close()
+        os.set_blocking(self._output.fileno(), False)
+        self._started = False
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def run(self, stdin: str) -> tuple[str, str]:
+        """What the program writes when it is given `stdin`, and what went wrong, in words, or an empty text."""
+        written = bytearray()
+        try:
+            if not self._started and receive(self._told.fileno()) is None:
+                raise RuntimeError(f"the program's process did not start: {self._end()}")
+            self._started = True
+            with contextlib.suppress(BrokenPipeError):  # it has ended: so will its replies
+                send(self._asks.fileno(), {"stdin": encode(stdin)})
+            reply = self._read(written)
+        except (OutOfProtocol, TooBig) as error:
+            self.over = True
+            return "", f"the program sent {error}"
+        problem = self._end() if reply is None else str(reply.get("text", "")) if reply.get("error") else ""
+        if len(written) > self.limits.output_bytes:
+            self.over, problem = True, f"wrote more than {self.limits.output_bytes} bytes"
+        return written.decode("utf-8", "replace"), problem[:300]
+
+    def _end(self) -> str:
+        """Why the process ended; empty where it ended itself with status 0."""
+        self.over = True
+        end = self._process.ended(0.2)
+        if end is None:
+            return "the program hung up"
+        if not end.killed_for and end.status == 0:
+            return ""
+        return over_limit(end, self.limits) or f"the program ended with status {end.status}"
+
+    def _read(self, written: bytearray) -> dict[str, Any] | None:
+        """Collect output until the reply comes; None where the process ended instead."""
+        with selectors.DefaultSelector() as ready:
+            for end in (self._told, self._output):
+                ready.register(end, selectors.EVENT_READ)
+            while len(written) <= self.limits.output_bytes:
+                readable = [key.fileobj for key, _ in ready.select()]
+                if self._output in readable and not _drain(self._output, written, self.limits.output_bytes):
+                    ready.unregister(self._output)
+                if self._told in readable:
+                    reply = receive(self._told.fileno())
+                    _drain(self._output, written, self.limits.output_bytes)
+                    if reply is not None and not isinstance(reply, dict):
+                        raise OutOfProtocol("a message that is no object")
+                    return reply
+        return {}
+
+
+def _drain(source: FileIO, written: bytearray, most: int) -> bool:
+    """Take what a pipe holds, up to `most` bytes in all and one chunk; False at its end."""
+    while len(written) <= most:
+        chunk = source.read(1 << 16)
+        if chunk is None:
+            return True
+        if not chunk:
+            return False
+        written += chunk
+    return True
+
+
+def same_output(expected: str, got: str) -> bool:
+    """Whether an output is the expected one: line by line, white space around lines and at both ends aside.
+
+    Lines that differ are compared by their words: the same text, or the same number; where the expected number has a
+    fraction or an exponent, within 1e-6 of it, relative or absolute.
+
+    >>> same_output("1 2.5\\n", "1  2.5000001 \\n\\n")
+    True
+    >>> same_output("0110", "110")
+    False
+    """
+    expected_lines, got_lines = expected.strip().split("\n"), got.strip().split("\n")
+    return len(expected_lines) == len(got_lines) and all(map(_same_line, expected_lines, got_lines))
+
+
+def _same_line(expected: str, got: str) -> bool:
+    if expected.strip() == got.strip():
+        return True
+    expected_words, got_words = expected.split(), got.split()
+    return len(expected_words) == len(got_words) and all(map(_same_word, expected_words, got_words))
+
+
+def _same_word(expected: str, got: str) -> bool:
+    if expected == got:
+        return True
+    if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(got)):
+        return False
+    if _WHOLE.fullmatch(expected):
+        return Decimal(expected) == Decimal(got)
+    return math.isclose(float(expected), float(got), rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _short(text: str) -> str:
+    return repr(text) if len(text) <= 80 else f"{text[:80]!r}…"

@@ -1,0 +1,72 @@
+"""Code: the program in a response, run against tests in the sandbox."""
+
+from __future__ import annotations
+
+import re
+
+from rlcli.sandbox.judge import open_judge
+from rlcli.sandbox.limits import Limits
+from rlcli.types import Outcome, Verdict, VerifyRequest
+from rlcli_verifiers.answers import after_thinking, no_answer
+from rlcli_verifiers.code_truth import Scripts, read_truth
+
+ANSWER_KIND = "code"
+NEEDS_SANDBOX = True
+
+_FENCE = re.compile(
+    r"^[ ]{0,3}(?P<marks>`{3,})[ ]*(?P<language>[\w+-]*)[^`\n]*\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*[ ]*$|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_LANGUAGES = ("", "python", "python3", "py")
+_STATEMENT = re.compile(r"^\s*(?:def |class |import |from \w|for |while |if |print\(|\w[\w, .\[\]]*=)", re.MULTILINE)
+
+
+def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 512, score: str = "all") -> Verdict:
+    """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
+
+    The program is the last fenced block of Python after </think>; where nothing is fenced, all that follows </think>.
+    timeout_s: wall-clock seconds for all tests together; keep it below the pool's deadline. memory_mb: resident memory
+    of the program. score: "all" (1 where every test passes, else 0) or "share" (the share of the tests that pass, which
+    is also the part `passed`); OK means that every test passes. A program that breaks a limit, ends early or answers
+    out of protocol is WRONG, and the detail says so.
+
+    Raises `SetupError` where no sandbox works, `ValueError` for a ground truth that cannot be read or whose tests can
+    judge no program, `RuntimeError` where the sandbox fails.
+    """
+    if score not in ("all", "share"):
+        raise ValueError(f"score={score!r} is neither all nor share")
+    truth = read_truth(request.ground_truth, request.extra_info)
+    program = extract(request.completion)
+    if program is None:
+        return no_answer("no program in the response")
+    limits = Limits(wall_s=timeout_s, memory_bytes=memory_mb << 20)
+    judge, count_all = open_judge(), score == "share"
+    if isinstance(truth, Scripts):
+        judgement = judge.scripts(program, truth.cases, limits, count_all)
+    else:
+        judgement = judge.calls(program, {**truth, "count_all": count_all}, limits)
+    return Verdict(
+        score=judgement.share if count_all else float(judgement.right),
+        outcome=Outcome.OK if judgement.right else Outcome.WRONG,
+        answer=program,
+        parts={"passed": judgement.share} if count_all else {},
+        detail=judgement.detail,
+    )
+
+
+def gold(request: VerifyRequest) -> str:
+    """The row's own reference response. Raises `ValueError` where it has none: tests do not say how to pass them."""
+    response = request.extra_info.get("response")
+    if not response:
+        raise ValueError('the row has no extra_info "response" that holds a program')
+    return str(response)
+
+
+def extract(completion: str) -> str | None:
+    """The program that a response gives, or None. A last block that is never closed goes on to the end."""
+    text = after_thinking(completion)
+    blocks = list(_FENCE.finditer(text))
+    if blocks:
+        programs = [block["code"] for block in blocks if block["language"].lower() in _LANGUAGES]
+        return programs[-1] if programs and programs[-1].strip() else None
+    return text if _STATEMENT.search(text) else None

@@ -1,0 +1,136 @@
+"""The ground truths that `code` reads, each one JSON text.
+
+    {"kind": "check", "test": "def check(candidate): …", "entry_point": "f"}
+    {"kind": "asserts", "asserts": ["assert f(1) == 2"], "setup": "import math"}
+    {"kind": "stdio", "cases": [{"input": "1 2\\n", "output": "3\\n"}]}
+    {"kind": "functional", "entry_point": "f", "cases": [{"input": [1, 2], "output": 3}]}
+    {"inputs": […], "outputs": […], "fn_name": "f"}
+    [{"input": "…", "output": "…", "testtype": "functional"}]
+
+HumanEval's shape (a `setup` may come before its test); MBPP's; standard input and output; calls of a function, or of a
+method of class `Solution`; that of APPS, TACO and verl (without fn_name: standard input and output); LiveCodeBench's
+(testtype "stdin" or "functional", and then the function's name is in extra_info "func_name"). Arguments and results
+that are text in the last two shapes are JSON, one argument a line. Where APPS has them as lists, it wraps each result
+in a list of one: there the result itself is right too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.sandbox.judge import Job
+
+
+@dataclass(frozen=True)
+class Scripts:
+    """Standard inputs and the outputs expected for them."""
+
+    cases: Sequence[Mapping[str, str]]
+
+
+def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
+    """The tests that a ground truth holds. Raises `ValueError` where they cannot be read."""
+    try:
+        truth = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the ground truth is no JSON ({error}): {text[:80]!r}") from None
+    if isinstance(truth, list):
+        return _of_livecodebench(truth, extra_info)
+    if isinstance(truth, dict) and "inputs" in truth and "outputs" in truth:
+        return _of_apps(truth)
+    kind = truth.get("kind") if isinstance(truth, dict) else None
+    if kind == "check":
+        return Job(kind="check", setup=_text(truth, "setup", ""), test=_text(truth, "test"), entry_point=_entry(truth))
+    if kind == "asserts":
+        asserts = _list(truth, "asserts")
+        if not all(isinstance(line, str) for line in asserts):
+            raise ValueError("the ground truth's 'asserts' are not all texts")
+        return Job(kind="asserts", setup=_text(truth, "setup", ""), asserts=asserts)
+    if kind == "stdio":
+        return Scripts([_script(case) for case in _list(truth, "cases")])
+    if kind == "functional":
+        return _cases(_entry(truth), [_call(case) for case in _list(truth, "cases")])
+    raise ValueError(f"the ground truth is of no kind that code reads: {text[:80]!r}")
+
+
+def _of_livecodebench(tests: list[Any], extra_info: Mapping[str, Any]) -> Job | Scripts:
+    if not tests:
+        raise ValueError("the ground truth holds no tests")
+    scripts = [_script(test) for test in tests]
+    if all(test.get("testtype", "stdin") == "stdin" for test in tests):
+        return Scripts(scripts)
+    name = extra_info.get("func_name") or extra_info.get("entry_point")
+    if not isinstance(name, str):
+        raise ValueError('tests of a function, but no extra_info "func_name" says which')
+    return _cases(name, [{"input": _arguments(s["input"]), "output": _json(s["output"])} for s in scripts])
+
+
+def _of_apps(truth: Mapping[str, Any]) -> Job | Scripts:
+    inputs, outputs = _list(truth, "inputs"), _list(truth, "outputs")
+    if len(inputs) != len(outputs):
+        raise ValueError(f"the ground truth has {len(inputs)} inputs and {len(outputs)} outputs")
+    if not truth.get("fn_name"):
+        return Scripts(
+            [_script({"input": _lines(a), "output": _lines(b)}) for a, b in zip(inputs, outputs, strict=True)]
+        )
+    cases = [
+        {"input": _arguments(a) if isinstance(a, str) else a, "output": _json(b) if isinstance(a, str) else b}
+        for a, b in zip(inputs, outputs, strict=True)
+    ]
+    wrapped = not all(isinstance(a, str) for a in inputs)
+    return _cases(_text(truth, "fn_name"), [_call(case) for case in cases], wrapped)
+
+
+def _cases(entry_point: str, cases: list[dict[str, Any]], wrapped: bool = False) -> Job:
+    return Job(kind="cases", entry_point=entry_point, cases=cases, wrapped=wrapped)
+
+
+def _lines(value: Any) -> Any:
+    return "\n".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _script(case: Any) -> dict[str, str]:
+    if not isinstance(case, dict):
+        raise ValueError(f"the ground truth has a case that is no object: {str(case)[:80]!r}")
+    return {"input": _text(case, "input"), "output": _text(case, "output")}
+
+
+def _call(case: Any) -> dict[str, Any]:
+    if not isinstance(case, dict) or not isinstance(case.get("input"), list) or "output" not in case:
+        raise ValueError(f"the ground truth has a case without a list of inputs and an output: {str(case)[:80]!r}")
+    return {"input": case["input"], "output": case["output"]}
+
+
+def _arguments(text: str) -> list[Any]:
+    return [_json(line) for line in text.split("\n")]
+
+
+def _json(text: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except (ValueError, RecursionError):
+        raise ValueError(f"the ground truth has a value that is no JSON: {str(text)[:80]!r}") from None
+
+
+def _entry(truth: Mapping[str, Any]) -> str:
+    name = _text(truth, "entry_point")
+    if not name.isidentifier():
+        raise ValueError(f"the ground truth's 'entry_point' is no name: {name[:80]!r}")
+    return name
+
+
+def _list(truth: Mapping[str, Any], key: str) -> list[Any]:
+    value = truth.get(key)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"the ground truth's {key!r} is no list of tests: {str(value)[:80]!r}")
+    return value
+
+
+def _text(truth: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = truth.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f"the ground truth's {key!r} is no text: {str(value)[:80]!r}")
+    return value
