@@ -13,7 +13,8 @@ The unsafe backend, which is used only when it is asked for by name, does not pr
 
 from __future__ import annotations
 
-from rlcli.sandbox.backends import Sandbox, backend_name, open_sandbox
+from rlcli.sandbox.backends import backend_name, open_sandbox
+from rlcli.sandbox.base import Sandbox
 from rlcli.sandbox.child import Child
 from rlcli.sandbox.limits import Excess, Exit, Limits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import marshal
@@ -30,12 +31,15 @@ MAX_THREADS = 256
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _READ_BYTES = 1 << 16
 
+_living: set[Child] = set()
+
 
 @dataclass(frozen=True)
 class Launch:
     """How a backend starts one program.
 
-    command: `{fd}` in it becomes the number of the socket that `inside.py` talks to its owner by, which is told `order`.
+    command: `{fd}` in it becomes the number of the socket by which `inside.py` talks to its owner. order: what it is
+    told there.
     cwd, environment, pass_fds: of the process that is started. status: what `Exit` shows of that process's status.
     exceeds_disk: whether the program with this process id has used up the disk. close: frees what was made for it.
     """
@@ -53,24 +57,24 @@ class Launch:
 class Child:
     """A program in a sandbox, from when it may begin. Its limits hold whether or not anybody waits for it.
 
-    stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; what is not read from them
-    is returned by `wait`, and a program that nobody reads from blocks. pid: the program's own id as its owner sees it.
+    stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; `wait` returns what is
+    not read from them, and a program that nobody reads from blocks. pid: the program's id as its owner sees it.
 
-    The thread that starts it lives as long as the program does, because the kernel kills a program whose parent has died
-    when the *thread* that started it ends.
+    The thread that starts it lives as long as the program does: "kill me when my parent dies" means to the kernel the
+    parent's *thread*, and the caller's may end early.
     """
 
     pid: int
     stdin: io.BufferedWriter
     stdout: io.FileIO
     stderr: io.FileIO
+    _failure: SetupError | None = None
 
     def __init__(self, launch: Launch, limits: Limits) -> None:
         self._launch = launch
         self._limits = limits
         self._lock = threading.Lock()
         self._begun = threading.Event()
-        self._failure: BaseException | None = None
         self._killed_for: Excess = ""
         self._killed = False
         self._pidfd = -1
@@ -78,6 +82,7 @@ class Child:
         self._status = 0
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._live, name="rlcli-sandbox", daemon=True)
+        _living.add(self)
         self._thread.start()
         self._begun.wait()
         if self._failure is not None:
@@ -152,7 +157,10 @@ class Child:
         try:
             try:
                 process = self._start()
-            except BaseException as error:
+            except OSError as error:
+                self._failure = SetupError(f"the sandbox did not start: {error}")
+                return
+            except SetupError as error:
                 self._failure = error
                 return
             finally:
@@ -165,6 +173,7 @@ class Child:
                     os.close(self._pidfd)
                 self._pidfd = -1
             self._launch.close()
+            _living.discard(self)
 
     def _start(self) -> subprocess.Popen[bytes]:
         """The started process, locked in and let go; `pid` and the pipes are set. Raises `SetupError`."""
@@ -181,11 +190,7 @@ class Child:
                     pass_fds=[theirs.fileno(), *self._launch.pass_fds],
                     start_new_session=True,
                 )
-            assert process.stdin and process.stdout and process.stderr
-            self.stdin = cast(io.BufferedWriter, process.stdin)
-            self.stdout, self.stderr = (
-                cast(io.BufferedReader, pipe).detach() for pipe in (process.stdout, process.stderr)
-            )  # type: ignore[assignment]
+            self.stdin, self.stdout, self.stderr = _pipes(process)
             try:
                 self._lock_in(ours)
             except BaseException as error:
@@ -249,3 +254,24 @@ class Child:
         except (OSError, IndexError):
             return False  # it has just ended
         return resident > self._limits.memory_bytes or threads > MAX_THREADS
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[io.BufferedWriter, io.FileIO, io.FileIO]:
+    """Standard input, output and error; the last two unbuffered: a buffer hides from `select` what is ready."""
+    stdout = cast(io.BufferedReader, process.stdout).detach()
+    stderr = cast(io.BufferedReader, process.stderr).detach()
+    return cast(io.BufferedWriter, process.stdin), cast(io.FileIO, stdout), cast(io.FileIO, stderr)
+
+
+@atexit.register
+def _end_all() -> None:
+    """An owner that leaves takes its programs along, and their folders. One that is killed leaves these to `sweep`."""
+    for child in list(_living):
+        child.kill()
+
+
+def _forget_all() -> None:
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)  # a forked process owns none of them

@@ -1,17 +1,25 @@
 """The first code that runs in a sandboxed interpreter: it locks the process in, says so, and becomes `main`.
 
-This file is never imported: its text is handed to a bare interpreter (`-S`: no site-packages yet) whose only argument is
-the number of a socket to the owner. Down the socket come four bytes of length and a marshalled dictionary (the owner's
-own, so it is trusted); up goes b"ready", or what went wrong. The owner then lets go with one byte. If the owner died
-meanwhile, that byte never comes, and nothing runs.
+This file is never imported: its text is handed to a bare interpreter (`-S`: no site-packages yet) whose only argument
+is the number of a socket to the owner. Down the socket come four bytes of length and a marshalled dictionary (the
+owner's own, so it is trusted); up goes b"ready", or what went wrong. The owner then lets go with one byte. If the owner
+died meanwhile, that byte never comes, and nothing runs.
 """
 
+from __future__ import annotations
+
+import builtins
 import ctypes
 import marshal
 import os
 import resource
 import struct
 import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 1, 22, 24, 38, 47
 SECCOMP_MODE_FILTER, PR_CAP_AMBIENT_CLEAR_ALL, SIGKILL = 2, 4, 9
@@ -19,7 +27,7 @@ LANDLOCK_RESTRICT_SELF = 446
 CAPABILITIES_VERSION = 0x20080522
 
 
-def take(fd, size):
+def take(fd: int, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = os.read(fd, size - len(data))
@@ -29,19 +37,19 @@ def take(fd, size):
     return data
 
 
-def call(what, result):
+def call(what: str, result: int) -> None:
     if result != 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
-def limit(what, value):
+def limit(what: int, value: int) -> None:
     hard = resource.getrlimit(what)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     resource.setrlimit(what, (value, value))
 
 
-def drop_capabilities(libc):
+def drop_capabilities(libc: ctypes.CDLL) -> None:
     """All of them, and for good. Only root has any; bubblewrap has dropped them already."""
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
@@ -50,7 +58,7 @@ def drop_capabilities(libc):
     call("capset", libc.capset(header, bytes(24)))
 
 
-def lock_in(order):
+def lock_in(order: dict[str, Any]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
     drop_capabilities(libc)
@@ -70,7 +78,7 @@ def lock_in(order):
     call("seccomp", libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(address), 0, 0))
 
 
-def enter():
+def enter() -> types.CodeType:
     """The code of `main`, once the owner has let go."""
     fd = int(sys.argv[1])
     order = marshal.loads(take(fd, struct.unpack("<I", take(fd, 4))[0]))
@@ -88,9 +96,10 @@ def enter():
     return main
 
 
-def become(main):
-    module = type(sys)("__main__")
-    module.__builtins__ = __builtins__
+def become(main: types.CodeType) -> None:
+    """Run `main` as the module `__main__`, with nothing in it of this one."""
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     exec(main, module.__dict__)
 

@@ -19,7 +19,7 @@ _CREATE_RULESET, _ADD_RULE, _RULE_PATH_BENEATH = 444, 445, 1
 _VERSION_FLAG = 1
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_READ = _READ_FILE | _READ_DIR
 _MAKE_DEVICES_AND_SOCKETS = 1 << 6 | 1 << 9 | 1 << 11
 _REFER, _TRUNCATE, _IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
@@ -40,7 +40,7 @@ def version() -> int:
 
 
 def ruleset(private: str) -> int:
-    """A file descriptor of a ruleset: libraries to read, the folder `private` to use as one likes. The caller closes it."""
+    """A file descriptor of a ruleset: libraries to read, `private` to use as one likes. The caller closes it."""
     handled = (1 << 13) - 1
     for since, rights in ((2, _REFER), (3, _TRUNCATE), (5, _IOCTL_DEVICE)):
         handled |= rights if version() >= since else 0
@@ -56,7 +56,7 @@ def ruleset(private: str) -> int:
             _allow(fd, path, _READ)
         for path in places.DEVICES:
             _allow(fd, path, _READ_FILE | _WRITE_FILE)
-        _allow(fd, private, handled & ~_MAKE_DEVICES_AND_SOCKETS & ~_IOCTL_DEVICE)
+        _allow(fd, private, handled & ~(_EXECUTE | _MAKE_DEVICES_AND_SOCKETS | _IOCTL_DEVICE))
     except BaseException:
         os.close(fd)
         raise

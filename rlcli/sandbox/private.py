@@ -7,11 +7,13 @@ import fcntl
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 
 PREFIX = "rlcli-sandbox-"
 MAX_FILES = 8192
 """A program that makes more files than these is ended as one that fills the disk."""
+_LOCKED_WITHIN_S = 60.0
 
 
 class PrivateFolder:
@@ -51,9 +53,9 @@ def sweep() -> None:
     root = tempfile.gettempdir()
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        if not name.startswith(PREFIX) or os.lstat(path).st_uid != os.geteuid():
-            continue
         with contextlib.suppress(OSError):
+            if not name.startswith(PREFIX) or not _abandoned(os.lstat(path)):
+                continue
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,9 +65,16 @@ def sweep() -> None:
                 os.close(fd)
 
 
+def _abandoned(status: os.stat_result) -> bool:
+    """Whether this may be the folder of a dead owner: a living one's is locked, but not in its first moment."""
+    return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LOCKED_WITHIN_S
+
+
 def _empty(root: int) -> None:
-    """Delete all entries of the folder opened as `root`, iteratively: a nested folder is moved to the top first, so that
-    neither depth nor a path's length matters. Links are removed, never followed."""
+    """Delete all entries of the folder opened as `root`. Links are removed, never followed.
+
+    A nested folder is moved to the top first, so that neither depth nor a path's length matters.
+    """
     moved = 0
     while names := os.listdir(root):
         for name in names:

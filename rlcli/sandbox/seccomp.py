@@ -83,7 +83,7 @@ def _when(number: int | None, block: list[_Row]) -> list[_Row]:
 
 
 def _judgement(name: str, keep_metadata: bool) -> list[_Row]:
-    """What decides on a call by its arguments. They are 32-bit integers to the kernel too, except `sendto`'s address."""
+    """What decides on a call by its arguments, all of which the kernel too reads as 32 bits, but for an address."""
     if name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         return _only(0, OWN_PID)
     if name == "clone":

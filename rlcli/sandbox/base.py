@@ -1,0 +1,104 @@
+"""What all backends have in common: how a program is started, and what its interpreter is told."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import SetupError
+from rlcli.sandbox import places, seccomp
+from rlcli.sandbox.child import Child, Launch
+from rlcli.sandbox.limits import Limits
+
+_HELLO = "print('hello', end='')"
+_ADDRESS_SLACK = 256 << 20
+"""Bytes of address space over the limit of memory: libraries and threads reserve more than they use."""
+_OPEN_FILES = 128
+_STACK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Sandbox(ABC):
+    """A backend. name: bwrap, landlock or unsafe. version: of bubblewrap, or of the kernel's Landlock interface."""
+
+    name: str
+    version: str
+
+    @abstractmethod
+    def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
+        """How to start `main`, with all that it needs made."""
+
+    def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child:
+        """Start the Python source `main`, locked in before its first line runs.
+
+        `main` is trusted code that then reads what is not; it finds an isolated interpreter of this process's version
+        and packages, an empty working directory, and the descriptors `pass_fds` under their numbers.
+        Raises `SetupError` when the sandbox does not come up; never runs anything outside of it.
+        """
+        launch = self.launch(main, limits, pass_fds)
+        try:
+            return Child(launch, limits)
+        except SetupError as error:
+            raise SetupError(f"{self.name}: {error.message}", error.mend) from None
+
+    def prove(self) -> None:
+        """Run one program. Raises `SetupError` when that fails."""
+        ended = self.start(_HELLO, Limits(wall_s=30.0)).wait()
+        if ended.status != 0 or ended.stdout != b"hello":
+            said = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise SetupError(f"{self.name}: a trial ended with status {ended.status}: {' '.join(said)}")
+
+
+def interpreter() -> list[str]:
+    """The command that runs `inside.py` in a bare interpreter; `{fd}` as in `Launch`."""
+    # Not -I, which would ignore the seed of hashes: a program's verdict must not depend on the order of a set.
+    return [places.interpreter(), "-s", "-P", "-S", "-B", "-X", "utf8", "-c", _inside(), "{fd}"]
+
+
+def environment(home: str) -> dict[str, str]:
+    """All of a program's environment. Numeric libraries keep to one thread, and malloc to two arenas of 64 MiB."""
+    one_thread = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1")
+    names = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
+    return names | one_thread
+
+
+def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landlock_fd: int = -1) -> Mapping[str, Any]:
+    """What `inside.py` is told.
+
+    keep_metadata: see `seccomp.program`. bare: nothing stands between the program and its owner that would kill it with
+    its owner. landlock_fd: the ruleset to enter, -1: none.
+    """
+    return {
+        "main": main,
+        "path": list(places.packages()),
+        "die_with_parent": bare,
+        "landlock_fd": landlock_fd,
+        "filter": _filter(keep_metadata),
+        "own_pid": seccomp.OWN_PID,
+        "limits": {
+            "RLIMIT_AS": limits.memory_bytes + _ADDRESS_SLACK,
+            # The clock on the wall rules; this is for an owner that has been stopped.
+            "RLIMIT_CPU": 4 * math.ceil(limits.wall_s) + 4,
+            "RLIMIT_FSIZE": limits.disk_bytes,
+            "RLIMIT_NOFILE": _OPEN_FILES,
+            "RLIMIT_STACK": _STACK_BYTES,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MEMLOCK": 0,
+            "RLIMIT_MSGQUEUE": 0,
+        },
+    }
+
+
+@cache
+def _inside() -> str:
+    return Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+
+
+@cache
+def _filter(keep_metadata: bool) -> bytes:
+    return seccomp.program(keep_metadata)

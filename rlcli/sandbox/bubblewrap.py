@@ -1,0 +1,118 @@
+"""The first choice: bubblewrap, which gives a program namespaces of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from rlcli.errors import SetupError
+from rlcli.sandbox import base, places
+from rlcli.sandbox.child import Launch
+from rlcli.sandbox.limits import Limits
+from rlcli.sandbox.private import MAX_FILES, PrivateFolder, sweep
+
+_NOBODY = "65534"
+_INSTALL = "apt install bubblewrap (or dnf, pacman, zypper, apk)"
+_ALLOW_NAMESPACES = (
+    "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or "
+    "kernel.unprivileged_userns_clone=1; in Docker, --security-opt seccomp=unconfined)"
+)
+
+
+@dataclass(frozen=True)
+class Bubblewrap(base.Sandbox):
+    """Nothing of the machine exists inside but libraries to read: no network, no other process, nobody's files."""
+
+    options: tuple[str, ...]
+    """bubblewrap's command line but for what a single program adds to it."""
+    sized_tmpfs: bool
+    """Whether this version bounds the size of a tmpfs; else the working directory is a folder that is watched."""
+
+    def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
+        folder = None if self.sized_tmpfs else PrivateFolder()
+        room = ["--bind", folder.path] if folder else ["--size", str(limits.disk_bytes), "--tmpfs"]
+        variables = [word for pair in base.environment("/tmp").items() for word in ("--setenv", *pair)]
+
+        def exceeds_disk(pid: int) -> bool:
+            return folder.exceeds(limits.disk_bytes, pid) if folder else _too_many_files(f"/proc/{pid}/root/tmp")
+
+        return Launch(
+            command=[*self.options, *variables, *room, "/tmp", "--chdir", "/tmp", "--", *base.interpreter()],
+            order=base.order(main, limits, keep_metadata=False, bare=False),
+            environment={},
+            cwd="/",
+            pass_fds=pass_fds,
+            status=lambda status: 128 - status if status > 128 else status,
+            exceeds_disk=exceeds_disk,
+            close=lambda: folder.remove() if folder else None,
+        )
+
+
+@cache
+def bubblewrap(path: str | None) -> Bubblewrap:
+    """The backend by the program at `path`, proven to work. Raises `SetupError`; None: not installed."""
+    if path is None:
+        raise SetupError("bwrap is not installed", _INSTALL)
+    offered = set(re.findall(r"--[a-z0-9-]+", _said(path, "--help")))
+    version = _said(path, "--version").removeprefix("bubblewrap").strip()
+    failures = []
+    for optional in _variants(offered):
+        options = (path, *_options(optional))
+        sandbox = Bubblewrap("bwrap", version, options, sized_tmpfs="--size" in offered)
+        try:
+            sandbox.prove()
+        except SetupError as error:
+            failures.append(error)
+        else:
+            sweep()
+            return sandbox
+    raise SetupError(failures[0].message, _ALLOW_NAMESPACES)
+
+
+def _variants(offered: set[str]) -> list[list[str]]:
+    """Options to do without in the end, most first.
+
+    Inside a container the kernel may refuse a /proc, and the write to its settings by which further user namespaces are
+    disabled. No promise hangs on either: the system-call filter refuses namespaces, and without a /proc there is less.
+    """
+    clear = [option for option in ("--clearenv",) if option in offered]
+    proc = ["--proc", "/proc", "--remount-ro", "/proc"]
+    variants = [[*clear, "--disable-userns", *proc], [*clear, *proc], clear]
+    return variants if "--disable-userns" in offered else variants[1:]
+
+
+def _options(optional: Sequence[str]) -> list[str]:
+    options = ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    options += ["--uid", _NOBODY, "--gid", _NOBODY, "--hostname", "sandbox", *optional]
+    for path in places.SYSTEM:
+        if os.path.islink(path):
+            options += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            options += ["--ro-bind", path, path]
+    for path in (*places.libraries(), *places.SETTINGS):
+        if os.path.exists(path):
+            options += ["--ro-bind", path, path]
+    for path in places.DEVICES:
+        options += ["--dev-bind", path, path]
+    # The root is a tmpfs without a bound; the working directory is mounted on it afterwards.
+    return [*options, "--dir", "/tmp", "--remount-ro", "/"]
+
+
+def _said(path: str, option: str) -> str:
+    try:
+        run = subprocess.run([path, option], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SetupError(f"{path} does not run: {error}", _INSTALL) from None
+    return run.stdout + run.stderr
+
+
+def _too_many_files(path: str) -> bool:
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return False  # the program has just ended
+    return status.f_files - status.f_ffree > MAX_FILES
