@@ -1,0 +1,61 @@
+"""What the audit asks: one response each, of which it knows beforehand whether it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlcli.types import VerifyRequest
+
+
+class Group(StrEnum):
+    """What a probe is to the answer; says whether it must be accepted, and what it means when it is not so."""
+
+    GOLD = "gold"
+    """The row's own right answer: the response that came with it, or the verifier's statement of its ground truth."""
+    EQUIVALENT = "equivalent"
+    """The same answer in another form."""
+    NEAR_MISS = "near-miss"
+    """Another answer, almost the right one, or the right one taken back."""
+    HEDGE = "hedge"
+    """The right answer among others, without a choice."""
+    EXPLOIT = "exploit"
+    """No answer, or a wrong one, with a trick."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a verifier must accept it."""
+        return self in (Group.GOLD, Group.EQUIVALENT)
+
+    @property
+    def grave(self) -> bool:
+        """Whether one unexpected verdict fails the audit; the others warn, unless it is strict."""
+        return self in (Group.GOLD, Group.NEAR_MISS, Group.EXPLOIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One response to verify. kind: what was done to the right answer, e.g. `off by one`."""
+
+    group: Group
+    kind: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row and how its answer is stated.
+
+    request: the row; its completion is a response that the verifier accepted. answer: its ground truth, bare. state:
+    a response that gives another text as the answer, in the form that this verifier reads; None where it cannot.
+    """
+
+    request: VerifyRequest
+    answer: str
+    state: Callable[[str], str | None]
+
+    @property
+    def prompt(self) -> str:
+        """All messages of the prompt, as one text."""
+        return "\n".join(message["content"] for message in self.request.prompt)

@@ -1,0 +1,76 @@
+"""What is audited: an expression, the kind of its answers and how a right one is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.errors import VerifierError
+from rlcli.scoring.registry import VERIFIERS, target
+from rlcli.scoring.spec import Composition
+from rlcli.types import VerifyRequest
+
+KINDS = ("number", "latex", "choice", "text", "code", "countdown", "shape", "length")
+
+Gold = Callable[[VerifyRequest], str]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A verifier, or several added up, as the audit sees it.
+
+    expression: as the pool takes it. kind: the ANSWER_KIND of its first term, empty where that says none. gold: the
+    first term's; None where it has none. has_options: whether the first term is given options, which its gold does not
+    know of. composed: whether scores are added up, so that 1 is not the full score.
+    """
+
+    expression: str
+    kind: str
+    gold: Gold | None
+    has_options: bool
+    composed: bool
+
+
+def subject(composition: Composition) -> Subject:
+    """Import the first verifier of `composition`. Raises `VerifierError` where that fails or its kind is unknown."""
+    first = composition.terms[0]
+    module = module_of(first.ref)
+    kind, gold = getattr(module, "ANSWER_KIND", ""), getattr(module, "gold", None)
+    if kind and kind not in KINDS:
+        raise VerifierError(
+            f"the verifier '{first.ref}': its module's ANSWER_KIND is {kind!r}", f"make it one of {', '.join(KINDS)}"
+        )
+    gold = gold if callable(gold) else None
+    return Subject(str(composition), str(kind), gold, bool(first.options), composition.is_sum)
+
+
+def module_of(ref: str) -> Any:
+    """The module that a reference leads to, imported here. Raises `RlcliError` that says why it cannot be."""
+    return _found(ref)[0]
+
+
+def function_of(ref: str) -> Any:
+    """What a reference leads to. Raises `RlcliError` that says why it does not load, or that it is no function."""
+    function = _found(ref)[1]
+    # A rubric is an object of functions.
+    if not callable(function) and not hasattr(function, "funcs"):
+        raise VerifierError(
+            f"the verifier '{ref}' ({target(ref)}) is of type {type(function).__name__}, not a function",
+            "mend or reinstall its package",
+        )
+    return function
+
+
+def _found(ref: str) -> tuple[Any, Any]:
+    from rlcli.scoring.load import find
+
+    place = target(ref)
+    if ":" not in ref:
+        VERIFIERS.get(ref)  # which names the package where that fails
+    try:
+        return find(place)
+    except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
+        raise VerifierError(
+            f"the verifier '{ref}' ({place}) does not load: {type(error).__name__}: {error}", "mend it or its package"
+        ) from error
