@@ -23,7 +23,8 @@ from rlcli.errors import DataError
 from rlcli.types import ConvertOptions, RawRow
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parquet")
-SOURCE_HELP = f"a hub id, or a local folder or file ({', '.join(ENDINGS)})"
+_KINDS = ", ".join(ENDINGS)
+SOURCE_HELP = f"a hub id, or a local folder or file ({_KINDS})"
 
 # What a name says of its split, in words of letters: `math_test_5000.jsonl.gz`, `data/train-00000-of-00001.parquet`.
 _WORDS = {
@@ -143,13 +144,15 @@ def _data_files(source: Path) -> list[Path]:
         return [source]
     if not source.is_dir():
         what = "not a file of rows" if source.is_file() else "no such file or folder"
-        raise DataError(f"--source: {what}: {source}", f"give a folder, a hub id or a file that ends in {ENDINGS}")
+        raise DataError(f"--source: {what}: {source}", f"give a folder, a hub id, or a file of rows ({_KINDS})")
     # `hf download --local-dir` leaves a .cache, git a .git.
     visible = [file for file in sorted(source.rglob("*")) if "/." not in f"/{_inside(file, source)}" and file.is_file()]
     files = [file for file in visible if file.name.endswith(ENDINGS)]
     if not files:
         names = ", ".join(file.name for file in visible[:8]) or "nothing"
-        raise DataError(f"--source: {source} holds no file of rows (it holds {names})", f"it must end in {ENDINGS}")
+        raise DataError(
+            f"--source: {source} holds no file of rows (it holds {names})", f"give a file of rows ({_KINDS})"
+        )
     return files
 
 
@@ -183,9 +186,9 @@ def _reachable(hub_id: str) -> Iterator[None]:
     except Exception as error:
         folder = hub_id.rpartition("/")[2]
         raise DataError(
-            f"{hub_id} cannot be had from the Hugging Face hub: {error!s:.200}",
-            f"check the name and the network; or fetch it where there is one (hf download {hub_id} --repo-type dataset "
-            f"--local-dir {folder}) and give that folder: --source {folder}",
+            f"{hub_id} cannot be had from the Hugging Face hub: {_brief(error)}",
+            "check the name (a hub id, or a folder that is there) and the network; or fetch it where there is one "
+            f"(hf download {hub_id} --repo-type dataset --local-dir {folder}) and give that folder: --source {folder}",
         ) from error
 
 
@@ -195,7 +198,7 @@ def _readable(file: Path) -> Iterator[None]:
         yield
     # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short, zlib.error of one that is damaged.
     except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
-        raise DataError(f"{file} cannot be read: {error!s:.200}", "check that the file is whole") from error
+        raise DataError(f"{file} cannot be read: {_brief(error)}", "check that the file is whole") from error
 
 
 def _open(file: Path) -> BinaryIO:
@@ -257,6 +260,10 @@ def _raw(value: Any, where: str, origin: str) -> RawRow:
     if isinstance(value, dict):
         return RawRow(value, where, origin)
     return RawRow({}, where, origin, str(value) if isinstance(value, ValueError) else f"not an object: {value!r:.80}")
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _row(number: int) -> str:
