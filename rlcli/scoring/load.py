@@ -63,7 +63,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     loaded, sandbox = [], False
     for index, part in enumerate(parts):
         try:
-            module, function = _find(part.target)
+            module, function = find(part.target)
             loaded.append(adapt(function, _options(function, part)))
             if preload := getattr(module, "preload", None):
                 preload()
@@ -81,7 +81,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox)
 
 
-def _find(target: str) -> tuple[ModuleType, Any]:
+def find(target: str) -> tuple[ModuleType, Any]:
     """The module and the object of `module:attribute` or `/path/to/file.py:attribute`."""
     place, _, attribute = target.rpartition(":")
     module = _run_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
