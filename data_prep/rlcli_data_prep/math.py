@@ -14,6 +14,8 @@ HUB_ID = "DigitalLearningGmbH/MATH-lighteval"
 INSTRUCTION = "Reason step by step, and put the final answer in \\boxed{}."
 
 _BOX = re.compile(r"\\f?box(?:ed)?\s*(?:(?P<open>\{)|(?P<bare>[^\s{$][^$\n]*))")
+_COMMAND = re.compile(r"\\f?box(?:ed)?\s*(?=\{)")
+_SEVERAL = "separated by comma"
 
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
@@ -21,13 +23,19 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The ground truth is the solution's last \\boxed{}, or the column `answer` where there is no solution."""
+    """The ground truth is the solution's last \\boxed{}, or the column `answer` where there is no solution. Where the
+    problem asks for several answers, separated by commas, and they are in a box each, it is all of them."""
     problem = text(row, "problem")
     extra = {name: str(row[name]) for name in ("level", "type", "difficulty") if row.get(name) is not None}
     if first(row, "solution")[1] is None and "answer" in row:
         return boxed_prompt(problem, text(row, "answer"), HUB_ID, **extra)
     solution = text(row, "solution")
-    answer = last_boxed(solution)
+    answers = [answer for _, answer in boxes(solution) if answer]
+    if _SEVERAL in problem and len(answers) > 1:
+        answer = ", ".join(dict.fromkeys(answers))
+        solution = f"{_COMMAND.sub('', solution)}\n\nThe answers are $\\boxed{{{answer}}}$."
+    else:
+        answer = last_boxed(solution) or ""
     if not answer:
         raise DataError(f"'solution' has no \\boxed{{}} answer: …{solution[-80:]!r}", "mend that row of the source")
     return boxed_prompt(problem, answer, HUB_ID, solution, **extra)
@@ -36,11 +44,13 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 def boxed_prompt(problem: str, answer: str, data_source: str, solution: str | None = None, **extra: Any) -> Prompt:
     """A problem to be answered in a box, and scored by the verifier `math`. extra: more for `extra_info`.
 
-    solution: kept as the worked response if it ends in this answer, in a box.
+    solution: kept as the worked response if it ends in this answer, in a box; no other box is left in it.
     """
     answer = answer.strip()
-    if solution is not None and last_boxed(solution) == answer:
-        extra["response"] = solution
+    found = boxes(solution) if solution is not None else []
+    if solution is not None and found and found[-1][1] == answer:
+        start = found[-1][0]
+        extra["response"] = _COMMAND.sub("", solution[:start]) + solution[start:]
     return Prompt(
         id="",
         messages=({"role": "user", "content": f"{problem.strip()}\n\n{INSTRUCTION}"},),
@@ -53,22 +63,29 @@ def boxed_prompt(problem: str, answer: str, data_source: str, solution: str | No
 
 
 def last_boxed(solution: str) -> str | None:
-    r"""What the last `\boxed{…}` or `\fbox{…}` of a solution holds; also of `\boxed 2`, which some solutions have.
+    """What the last box of a solution holds; None where there is none, or where it is not closed."""
+    found = boxes(solution)
+    return found[-1][1] if found else None
 
-    >>> last_boxed(r"Thus \boxed{1}, or rather $\boxed{\frac{1}{2}}$.")
-    '\\frac{1}{2}'
+
+def boxes(solution: str) -> list[tuple[int, str | None]]:
+    r"""Where each `\boxed{…}` or `\fbox{…}` starts and what it holds (None: it is not closed). Some solutions have
+    `\boxed 2`, which holds what follows up to the dollar.
+
+    >>> boxes(r"$\boxed{1}$, or rather $\boxed{\frac{1}{2}}$.")
+    [(1, '1'), (24, '\\frac{1}{2}')]
     """
-    boxes = list(_BOX.finditer(solution))
-    if not boxes:
-        return None
-    last = boxes[-1]
-    if last["bare"]:
-        return last["bare"].strip(" .")
+    return [(box.start(), _content(solution, box)) for box in _BOX.finditer(solution)]
+
+
+def _content(solution: str, box: re.Match[str]) -> str | None:
+    if box["bare"]:
+        return box["bare"].strip(" .")
     depth = 0
-    for brace in re.finditer(r"\\.|[{}]", solution[last.start("open") :], re.DOTALL):
+    for brace in re.finditer(r"\\.|[{}]", solution[box.start("open") :], re.DOTALL):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return solution[last.start("open") + 1 : last.start("open") + brace.start()].strip()
+            return solution[box.end("open") : box.start("open") + brace.start()].strip()
     return None
 
 

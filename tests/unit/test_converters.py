@@ -116,12 +116,24 @@ def test_math_takes_the_last_box_and_keeps_the_solution() -> None:
     prompt = math.prompt(MATH_ROW, ConvertOptions())
     assert (prompt.verifier, prompt.ability, prompt.ground_truth) == ("math", "math", r"\frac{1}{2}")
     assert prompt.messages[0]["content"] == f"Half of 1?\n\n{math.INSTRUCTION}"
-    assert prompt.extra_info["response"] == MATH_ROW["solution"]
+    # One box only: to the verifier, several are a list of answers.
+    assert prompt.extra_info["response"] == r"${2}$ no, $\boxed{\frac{1}{2}}$."
     assert (prompt.extra_info["level"], prompt.extra_info["type"]) == ("Level 1", "Algebra")
     only_answer = math.prompt({"problem": "2+2?", "answer": " 4 ", "difficulty": 5.0}, ConvertOptions())
     assert (only_answer.ground_truth, "response" in only_answer.extra_info) == ("4", False)
     with pytest.raises(DataError, match=r"'solution' has no \\boxed\{\} answer: …'it is 4'"):
         math.prompt({"problem": "2+2?", "solution": "it is 4"}, ConvertOptions())
+
+
+def test_of_several_answers_that_math_asks_for_each_box_is_one() -> None:
+    row = {"problem": "Solve. Enter all, separated by commas.", "solution": r"So $\boxed{3}$ or $\boxed{-\frac12}$."}
+    prompt = math.prompt(row, ConvertOptions())
+    assert prompt.ground_truth == r"3, -\frac12"
+    assert prompt.extra_info["response"] == "So ${3}$ or ${-\\frac12}$.\n\nThe answers are $\\boxed{3, -\\frac12}$."
+    assert score(math_verifier.verify, prompt, r"They are \boxed{-1/2, 3}.") == 1.0
+    assert score(math_verifier.verify, prompt, r"It is \boxed{-1/2}.") == 0.0
+    one = {**row, "solution": r"First $\boxed{3, 4}$."}
+    assert math.prompt(one, ConvertOptions()).ground_truth == "3, 4"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +154,7 @@ def test_the_last_box_of_a_solution(solution: str, answer: str | None) -> None:
 def test_math500_refuses_rows_of_another_part_of_math() -> None:
     prompt = math500.prompt(MATH500_ROW, ConvertOptions())
     assert prompt.ground_truth == r"\frac{1}{2}"
-    assert prompt.extra_info["response"] == MATH_ROW["solution"]
+    assert prompt.extra_info["response"].endswith(r"$\boxed{\frac{1}{2}}$.")
     with pytest.raises(DataError, match="no text in column 'answer'"):
         math500.prompt(MATH_ROW, ConvertOptions())
 
