@@ -70,7 +70,7 @@ class Latency:
     def of(cls, seconds: Sequence[float]) -> Latency:
         """Of at least one verification. Bounds are 4 to a factor of ten."""
         ordered = sorted(seconds)
-        p50, p90, p99 = (ordered[min(len(ordered) - 1, int(q * len(ordered)))] for q in QUANTILES)
+        p50, p90, p99 = (ordered[math.ceil(q * len(ordered)) - 1] for q in QUANTILES)
         places = [math.floor(4 * math.log10(max(second, 1e-6))) for second in ordered]
         low, high = places[0], places[-1]
         counts = [0] * (high - low + 1)

@@ -1,0 +1,134 @@
+"""`rlcli verifiers audit`: whether a verifier says what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.progress import progress
+
+if TYPE_CHECKING:
+    from rlcli.scoring.audit.report import Report, Surprise
+
+SHOWN = 20
+"""Unexpected verdicts that are printed."""
+
+SHOWN_OF_KIND = 3
+END_CHARS = 60
+
+
+def audit_verifier(
+    name: Annotated[str, typer.Argument(help="Name, file.py:function, expression, or auto: what each row names.")],
+    data: Annotated[Path, typer.Option(help="A parquet file, or a folder with train.parquet.")],
+    limit: Annotated[int, typer.Option(min=0, help="The first N rows only; 0: all.")] = 0,
+    mutations: Annotated[int, typer.Option(min=0, help="Mutations tried per row; 0: all that there are.")] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of which mutations a row gets.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page, in one file, with all of it.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that one verification may take.")] = 5.0,
+    sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> None:
+    """Try a verifier on a dataset's right answers and on what is made of them, and say whether it passes.
+
+    Right answers must score 1, in other forms too; wrong ones, retracted ones and known exploits must not. Exit code 1:
+    a right answer is refused, a wrong one or an exploit is accepted or crashes the verifier, or verdicts change when
+    asked again. Refused equivalents and accepted hedges are warnings, which --strict makes failures.
+
+    Examples:
+
+      rlcli verifiers audit math --data data/math --html audit.html
+
+      rlcli verifiers audit auto --data data/gsm8k/test.parquet --limit 500
+
+      rlcli verifiers audit path/to/file.py:function --data data/gsm8k --strict --json
+    """
+    from rlcli.cli.verifiers_run import cores
+    from rlcli.scoring.audit.running import Options, audit
+
+    options = Options(limit, seed, mutations, processes or cores(), deadline, sandbox, strict)
+    with progress() as on_progress:
+        report = audit(name, data, options, on_progress)
+    if html:
+        from rlcli.scoring.audit.page import write_page
+
+        write_page(html, report)
+    if as_json:
+        console.emit_json(report.as_dict())
+    else:
+        _print(report)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _print(report: Report) -> None:
+    of_all = f" of {report.rows_in_file:,}" if report.rows < report.rows_in_file else ""
+    console.plain(
+        f"audit of {report.verifier} on {report.data}: {report.rows:,}{of_all} rows, {report.verifications:,} "
+        f"verifications in {report.seconds:.1f} s ({report.per_second:,.0f}/s)"
+    )
+    rows = [
+        (
+            tally.kind,
+            tally.group,
+            f"{tally.tried:,}",
+            f"{tally.as_expected:,}",
+            f"{_floored(tally.share)}",
+            tally.failed or "",
+        )
+        for tally in report.tallies
+    ]
+    console.show(console.table(["kind", "group", "tried", "as expected", "share", "crash or timeout"], rows))
+    if report.surprises:
+        _print_surprises(report.surprises)
+    latency = report.latency
+    console.plain(
+        f"latency: p50 {_ms(latency.p50)}, p90 {_ms(latency.p90)}, p99 {_ms(latency.p99)}, max {_ms(latency.max)}\n"
+        f"determinism: {report.determinism.checked} asked again, {len(report.determinism.differing)} differ"
+    )
+    for line in [*(f"note: {note}" for note in report.notes), *(f"warning: {warning}" for warning in report.warnings)]:
+        console.plain(line)
+    console.plain("PASS" if report.passed else f"FAIL: {'; '.join(report.faults)}")
+
+
+def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
+    from rlcli.trainer.view import printable
+
+    grave_first = sorted(surprises, key=lambda one: not one.group.grave)
+    of_kind: Counter[str] = Counter()
+    shown: list[Surprise] = []
+    for one in grave_first:
+        of_kind[one.kind] += 1
+        if of_kind[one.kind] <= SHOWN_OF_KIND and len(shown) < SHOWN:
+            shown.append(one)
+    table = console.table(
+        ["row", "kind", "ground truth", "response's end", "said"],
+        [
+            (
+                one.row,
+                f"{one.group}: {one.kind}",
+                printable(one.ground_truth[-END_CHARS:]),
+                printable(one.response_end[-END_CHARS:]),
+                printable(f"{one.score:g} {one.outcome} {one.extracted or ''} {one.detail}".strip()[: 2 * END_CHARS]),
+            )
+            for one in shown
+        ],
+    )
+    console.plain("not as expected:")
+    console.show(table)
+    if len(surprises) > len(shown):
+        console.plain(f"and {len(surprises) - len(shown):,} more: --json and --html have them\n")
+
+
+def _floored(share: float) -> str:
+    """A percentage that says 100% of nothing less than all."""
+    return "100%" if share == 1 else f"{int(share * 1000) / 10:.1f}%"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,102 @@
+"""`rlcli verifiers run`: a file of responses, scored."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.progress import progress
+from rlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlcli.scoring.rows import Summary
+
+SANDBOXES = "bwrap, landlock, unsafe or auto"
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def run_verifier(
+    name: Annotated[str, typer.Argument(help="Name, path/to/file.py:function, or an expression of these.")],
+    source: Annotated[str, typer.Option("--input", help="JSON Lines file of responses (.gz too); -: standard input.")],
+    output: Annotated[
+        str | None, typer.Option(help="File for the scored rows (.gz too); -: standard output; unset: no rows.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that one verification may take.")] = 5.0,
+    sandbox: Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+) -> None:
+    """Score responses: each row keeps what it holds and gains score, outcome, extracted and seconds.
+
+    A row is {"completion": "…", "ground_truth": "…"} and may have prompt, data_source and extra_info.
+
+    Examples:
+
+      rlcli verifiers run math --input rows.jsonl --output scored.jsonl
+
+      rlcli verifiers run "math + 0.1 * format" --input rows.jsonl.gz --json
+
+      cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
+    """
+    from rlcli.scoring.pool import ScoringPool
+    from rlcli.scoring.registry import target
+    from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
+    from rlcli.scoring.spec import parse
+
+    if as_json and output == STANDARD:
+        raise ConfigError("--json and --output - both want standard output", "give --output a file")
+    composition = parse(name).located()
+    for term in composition.terms:
+        target(term.ref)  # an unknown name, before a large file is read
+    rows, skipped = read_rows(source, skip_bad)
+    summary = Summary()
+    with (
+        ScoringPool(processes or cores(), deadline, [str(composition)], sandbox) as pool,
+        writing(output) if output else nullcontext() as write,
+        progress() as on_progress,
+    ):
+        for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
+            summary.add(verdict)
+            if write:
+                write(as_fields(row, verdict))
+    said = _as_dict(summary, skipped)
+    if as_json:
+        console.emit_json({"verifier": str(composition), "input": source, "output": output, **said})
+    else:
+        _print(said)
+    if summary.failures:
+        typer.echo(f"warning: {said['outcomes']['crash']} crashed; the first: {summary.failures[0]}", err=True)
+
+
+def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
+    from rlcli.scoring.audit.report import Latency
+
+    latency = Latency.of(summary.seconds)
+    return {
+        "rows": summary.rows,
+        "skipped": skipped,
+        "mean_score": summary.score / summary.rows,
+        "outcomes": dict(summary.outcomes.most_common()),
+        "parts": {part: total / count for part, (total, count) in summary.parts.items()},
+        "seconds": {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99, "max": latency.max},
+    }
+
+
+def _print(said: dict[str, Any]) -> None:
+    total = said["rows"]
+    rows: list[tuple[str, str]] = [("rows", f"{total:,}")]
+    rows += [("skipped lines", f"{said['skipped']:,}")] if said["skipped"] else []
+    rows += [("mean score", f"{said['mean_score']:.4f}")]
+    rows += [(f"mean of {part}", f"{mean:.4f}") for part, mean in said["parts"].items()]
+    rows += [(outcome, f"{count:,} ({count / total:.1%})") for outcome, count in said["outcomes"].items()]
+    rows += [(f"seconds, {name}", f"{seconds:.4f}") for name, seconds in said["seconds"].items()]
+    console.stderr().print(console.table(["measure", "value"], rows))

@@ -1,0 +1,220 @@
+"""Responses in a JSON Lines file, verified: what `rlcli verifiers run` does."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rlcli.errors import DataError
+from rlcli.files import replacing
+from rlcli.scoring.pool import ScoringPool
+from rlcli.types import Message, Outcome, Verdict, VerifyRequest
+
+STANDARD = "-"
+"""The path that stands for standard input or output."""
+
+IN_FLIGHT = 512
+REQUIRED = {"completion": "the response, as text", "ground_truth": "the right answer, as text"}
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: what it holds, and what is asked about it."""
+
+    fields: Mapping[str, Any]
+    request: VerifyRequest
+
+
+@dataclass
+class Summary:
+    """What came of many verifications. score: their sum. parts: of each part, its sum and how many rows have it.
+    seconds: of each one. failures: the details of the first crashes."""
+
+    rows: int = 0
+    score: float = 0.0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    parts: dict[str, tuple[float, int]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one verdict."""
+        self.rows += 1
+        self.score += verdict.score
+        self.outcomes[str(verdict.outcome)] += 1
+        self.seconds.append(verdict.latency_s)
+        for name, part in verdict.parts.items():
+            total, count = self.parts.get(name, (0.0, 0))
+            self.parts[name] = (total + part, count + 1)
+        if verdict.outcome is Outcome.CRASH and len(self.failures) < 3:
+            self.failures.append(verdict.detail)
+
+
+def read_rows(path: str, skip_bad: bool = False) -> tuple[list[Row], int]:
+    """The rows of a JSON Lines file (`-`: standard input; .gz: unpacked), and how many bad lines were skipped.
+
+    A row is an object with `completion` and `ground_truth`, and may have `prompt` (text or chat messages),
+    `data_source` and `extra_info`; whatever else it holds is kept. Empty lines are passed over.
+    Raises `DataError` with file, line and mend, unless `skip_bad`; always for a file that cannot be read or has no row.
+    """
+    rows, skipped = [], 0
+    for number, line in _lines(path):
+        try:
+            rows.append(_row(line))
+        except ValueError as error:
+            if not skip_bad:
+                raise DataError(
+                    f"{_name(path)}, line {number}: {error}", "mend that line, or leave such lines out with --skip-bad"
+                ) from error
+            skipped += 1
+    if not rows:
+        raise DataError(f"{_name(path)} has no row to verify", "give one JSON object a line")
+    return rows, skipped
+
+
+def verify_rows(
+    verifier: str, rows: Sequence[Row], pool: ScoringPool, on_progress: OnProgress = lambda what, done, total: None
+) -> Iterator[tuple[Row, Verdict]]:
+    """The verdict on each row, in the order of the rows."""
+    waiting: deque[tuple[Row, Future[Verdict]]] = deque()
+    for done, row in enumerate(rows):
+        on_progress("verify", done, len(rows))
+        waiting.append((row, pool.submit(verifier, row.request)))
+        if len(waiting) >= IN_FLIGHT:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for first, future in waiting:
+        yield first, future.result()
+
+
+def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
+    """An output row: the input, and what the verifier says of it."""
+    said: dict[str, Any] = {
+        "score": verdict.score,
+        "outcome": str(verdict.outcome),
+        "extracted": verdict.answer,
+        "seconds": round(verdict.latency_s, 6),
+    }
+    if verdict.parts:
+        said["parts"] = dict(verdict.parts)
+    if verdict.detail:
+        said["detail"] = verdict.detail
+    return {**row.fields, **said}
+
+
+@contextmanager
+def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A function that writes one row to `path` (`-`: standard output; .gz: packed). A file appears whole or not."""
+    if path == STANDARD:
+        sys.stdout.flush()
+        yield lambda fields: _write(sys.stdout.buffer, fields)
+        sys.stdout.buffer.flush()
+        return
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(target) as beside, beside.open("wb") as raw:
+            if target.suffix == ".gz":
+                with gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
+                    yield lambda fields: _write(packed, fields)
+            else:
+                yield lambda fields: _write(raw, fields)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}", "give a folder that you may write and that has room"
+        ) from error
+
+
+def _write(stream: BinaryIO | gzip.GzipFile, fields: Mapping[str, Any]) -> None:
+    try:
+        line = json.dumps(fields, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
+        line = json.dumps(fields).encode()
+    stream.write(line + b"\n")
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, counted from 1."""
+    try:
+        with _open(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError) as error:  # a .gz that is cut off, or none
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"cannot read {_name(path)}: {why}", "give a JSON Lines file (.jsonl or .jsonl.gz)") from error
+
+
+def _open(path: str) -> Any:
+    if path == STANDARD:
+        return io.BytesIO(sys.stdin.buffer.read())
+    return gzip.open(path) if path.endswith(".gz") else open(path, "rb")
+
+
+def _row(line: bytes) -> Row:
+    """Raises `ValueError` that says what is wrong with the line."""
+    try:
+        fields = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 (at byte {error.start})") from error
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"it is no JSON object but {_kind(fields)}")
+    for name, what in REQUIRED.items():
+        if not isinstance(fields.get(name), str):
+            found = f"is {_kind(fields[name])}" if name in fields else "is missing"
+            raise ValueError(f"'{name}', {what}, {found}")
+    source, extra = _optional(fields, "data_source", str, ""), _optional(fields, "extra_info", dict, {})
+    return Row(fields, VerifyRequest(fields["completion"], fields["ground_truth"], _messages(fields), source, extra))
+
+
+def _optional(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, kind):
+        wanted = "text" if kind is str else "an object"
+        raise ValueError(f"'{name}' is {_kind(value)}, and should be {wanted}")
+    return default if value is None else value
+
+
+def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
+    prompt = fields.get("prompt")
+    if prompt is None:
+        return ()
+    if isinstance(prompt, str):
+        return ({"role": "user", "content": prompt},)
+    right = isinstance(prompt, list) and all(
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        for message in prompt
+    )
+    if not right:
+        raise ValueError("'prompt' is neither text nor a list of messages with role and content as text")
+    return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names: Iterable[tuple[type, str]] = ((bool, "a boolean"), (str, "text"), (dict, "an object"), (list, "a list"))
+    return next((name for kind, name in names if isinstance(value, kind)), "a number")
+
+
+def _name(path: str) -> str:
+    return "standard input" if path == STANDARD else path
