@@ -31,7 +31,10 @@ def evaluate(
     max_prompts: Annotated[int, typer.Option(min=0, help="The first N prompts only; 0: all.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, one a device.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
-    verifier: Annotated[str, typer.Option(help="Verifier of every row; auto: the one that the row names.")] = "auto",
+    verifier: Annotated[
+        str,
+        typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
+    ] = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder for the samples (parquet) and logs (default: none kept).")
     ] = None,

@@ -26,6 +26,9 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes, one a device.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.")
+    ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
     ] = None,
@@ -61,6 +64,7 @@ def train(
             "evaluation.data": eval_data,
             "train.steps": steps,
             "train.seed": seed,
+            "verifier.name": verifier,
             "cluster.workers": workers,
             "cluster.address": ray_address,
         },
@@ -118,7 +122,8 @@ def train_in_folder(
     from rlcli.trainer.run_folder import RunFolder
     from rlcli.trainer.tracking import open_trackers
 
-    with RunFolder.create(target, force=force) as folder:
+    facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
+    with RunFolder.create(target, force=force, facts=facts) as folder:
         folder.write_config(dump_toml(resolved))
         tracking = resolved.config.tracking
         trackers = open_trackers(

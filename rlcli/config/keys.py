@@ -98,6 +98,8 @@ def _key(name: str, schema: dict[str, Any]) -> Key:
 
 
 def _rule(schema: dict[str, Any]) -> str:
+    if "rule" in schema:  # where the schema's own terms would tell nobody what it accepts
+        return str(schema["rule"])
     if schema["type"] == "object":
         return "a table of numbers"
     if "enum" in schema:

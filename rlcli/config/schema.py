@@ -202,7 +202,9 @@ class Lora(Section):
 
 class VerifierSection(Section):
     name: str = Field(
-        default="auto", description="Verifier of every row; auto: the one that the row names (reward_model.style)."
+        default="auto",
+        description="Verifiers of every row, with weights and options: math + 0.1 * format(strict=true), also "
+        "path/to/file.py:function; auto: what the row names (reward_model.style), as in auto + 0.1 * format.",
     )
     deadline_s: Annotated[float, Field(gt=0.0)] = Field(
         default=5.0, description="Seconds after which a verification is killed."
@@ -211,7 +213,14 @@ class VerifierSection(Section):
         default=0, description="Scoring processes of each worker; 0: by the number of CPU cores."
     )
     max_crash_rate: Fraction = Field(
-        default=0.1, description="The run stops when a larger share of a step's verifications crash or time out."
+        default=0.01,
+        description="The run stops when a larger share of a step's verifications crash (or more than half time out).",
+    )
+    sandbox: Annotated[str, Field(pattern=r"^(auto|bwrap|landlock|unsafe|https?://\S+)$")] = Field(
+        default="auto",
+        json_schema_extra={"rule": "auto, bwrap, landlock, unsafe or the URL of a SandboxFusion endpoint"},
+        description="Where verifiers run programs: bwrap, landlock, auto (the first of these that works here), the "
+        "URL of a SandboxFusion endpoint, or unsafe (limits alone).",
     )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlcli.data.schema import unpack_extra_info
-from rlcli.errors import DataError, ModelError
+from rlcli.errors import ConfigError, DataError, ModelError
+from rlcli.scoring.registry import of_row
+from rlcli.scoring.spec import Composition, parse
 from rlcli.types import Message, Prompt
 
 REQUIRED = ("data_source", "prompt", "reward_model")
@@ -20,13 +23,17 @@ TOKENIZE_AT_ONCE = 512
 def read_prompts(path: str | Path, split: str, verifier: str = "auto") -> list[Prompt]:
     """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl serve as well.
 
-    verifier: "auto" takes the one that each row names (`reward_model.style`); any other name overrides the rows.
+    verifier: an expression (see `scoring.spec`), in which "auto" stands for what each row names (`reward_model.style`);
+    without it the rows are not asked. A prompt's verifier is the expression that this comes to.
     A prompt's id is `data_source:split:row`, with rows counted from 0.
-    Raises `DataError` that names the file, the column or the row, and the mend.
+    Raises `DataError` that names the file, the column or the row, and the mend; `ConfigError` for an expression that
+    cannot be read.
     """
+    expression = parse(verifier).located()
     file = _find(Path(path), split)
     rows = _read(file)
-    return [_prompt(file, number, row, split, verifier) for number, row in enumerate(rows)]
+    of_style = cache(lambda style: str(of_row(expression, style)))
+    return [_prompt(file, number, row, split, expression, of_style) for number, row in enumerate(rows)]
 
 
 def _find(path: Path, split: str) -> Path:
@@ -64,7 +71,14 @@ def _read(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _prompt(file: Path, number: int, row: Mapping[str, Any], split: str, verifier: str) -> Prompt:
+def _prompt(
+    file: Path,
+    number: int,
+    row: Mapping[str, Any],
+    split: str,
+    expression: Composition,
+    of_style: Callable[[str], str],
+) -> Prompt:
     def bad(what: str, mend: str = "mend that row, or make the file again with: rlcli prep NAME") -> DataError:
         return DataError(f"data: {file}, row {number} (the first is 0): {what}", mend)
 
@@ -79,18 +93,25 @@ def _prompt(file: Path, number: int, row: Mapping[str, Any], split: str, verifie
         raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
     if extra is not None and not isinstance(extra, dict):
         raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
-    style = reward.get("style") if verifier == "auto" else verifier
-    if not isinstance(style, str) or _is_verls(style):
-        raise bad(
-            f"'reward_model.style' is {style!r}, which names no verifier",
-            "give one with: --set verifier.name=NAME (rlcli verifiers list shows the names)",
-        )
+    if expression.names_rows_own:
+        style = reward.get("style")
+        if not isinstance(style, str) or _is_verls(style):
+            raise bad(
+                f"'reward_model.style' is {style!r}, which names no verifier",
+                "give one with: --verifier NAME (rlcli verifiers list shows the names)",
+            )
+        try:
+            verifier = of_style(style)
+        except ConfigError as error:
+            raise bad(f"'reward_model.style' is '{style}': {error.message}", error.mend) from None
+    else:
+        verifier = str(expression)
     return Prompt(
         id=f"{source}:{split}:{number}",
         messages=tuple({"role": message["role"], "content": message["content"]} for message in messages),
         data_source=source,
         ability=ability,
-        verifier=style,
+        verifier=verifier,
         ground_truth=reward["ground_truth"],
         extra_info=unpack_extra_info(extra),
     )
@@ -196,6 +217,33 @@ class TokenizedPrompts:
         """The token ids of the response to imitate for prompt i, its end included: int32[1 or more], a view."""
         assert len(self.response_offsets) == len(self) + 1, "tokenized without responses"
         return self.response_flat[self.response_offsets[i] : self.response_offsets[i + 1]]
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a folder or hub id. Raises `ModelError`, also where it has no chat template."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    # The hub's client and the tokenizers raise what their layers raise; to the user all mean the same.
+    except Exception as error:
+        raise ModelError(
+            f"'{path}' has no tokenizer to load: {error!s:.200}", "give a model's folder or hub id"
+        ) from error
+    _check(tokenizer, with_end=False)
+    return tokenizer
+
+
+def prompt_lengths(
+    prompts: Sequence[Prompt], tokenizer: Any, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[int]:
+    """The tokens of each prompt, with the chat template applied and the assistant's turn opened."""
+    lengths: list[int] = []
+    for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
+        texts = [_render(tokenizer, prompt) for prompt in prompts[start : start + TOKENIZE_AT_ONCE]]
+        lengths += map(len, _encode(tokenizer, texts))
+        on_progress(len(lengths), len(prompts))
+    return lengths
 
 
 def _check(tokenizer: Any, with_end: bool) -> None:

@@ -96,8 +96,9 @@ def convention_of(function: Callable[..., Any]) -> Convention:
 
 def options_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """The options of a verifier by name (those without a default must be given), and whether it takes others too."""
+    convention = convention_of(function)
     parameters = inspect.signature(function).parameters
-    inputs = convention_of(function).inputs(parameters)
+    inputs = convention.inputs(parameters)
     options = {name: one for name, one in parameters.items() if one.kind in _NAMED and name not in inputs}
     return options, any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
 

@@ -22,6 +22,8 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
     >>> both.score, both.outcome.value, both.answer, both.parts
     (0.75, 'ok', '42', {'math': 1.0, 'length': 0.5})
     """
+    if weights is None and isinstance(verified[0], Verdict):
+        return verified[0]
     failed = next((one for one in verified if isinstance(one, BaseException)), None)
     if failed is not None:
         return failed

@@ -115,7 +115,7 @@ def parse(text: str) -> Composition:
 
     Names and options are not looked up: that takes the verifiers.
     """
-    line = re.sub(r"\s", " ", text)
+    line = re.sub(r"[\t\n\r\f\v]", " ", text)
     return _checked(Composition(tuple(_Reader(line).expression())), line)
 
 

@@ -5,7 +5,7 @@ All of it needs scores and lengths alone, so it happens on the controller.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,12 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
         "groups": groups,
         "lengths": torch.tensor([s.response_tokens for s in samples]),
         "right": torch.tensor([s.verdict.outcome == Outcome.OK for s in samples]),
-        "parts": _parts(samples, rewards),
     }
+    known["parts"], weights = _parts(samples, rewards, batch.part_weights)
     if algorithm.needs_baselines:
         known["baselines"] = torch.tensor([batch.baselines[s.prompt] for s in samples], dtype=torch.float64)
     if algorithm.advantages_before_tokens:
-        known["advantages"] = algorithm.response_advantages(known)
+        known["advantages"] = algorithm.response_advantages({**known, "weights": weights})
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
     chosen = {name: values[indexes] for name, values in known.items()}
     _, dense = torch.unique(chosen["groups"], return_inverse=True)
@@ -150,14 +150,16 @@ def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[Rank
     ]
 
 
-def _parts(samples: Sequence[Sample], rewards: Tensor) -> Tensor:
+def _parts(samples: Sequence[Sample], rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
     """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one, and last what shaping adds,
-    if anything; the reward itself where the verifiers name no parts."""
+    if anything; the reward itself where the verifiers name no parts. With them the weight of each, 1 where none is
+    given."""
     import torch
 
     names = sorted({name for s in samples for name in s.verdict.parts})
     if not names:
-        return rewards[:, None]
+        return rewards[:, None], [1.0]
     parts = torch.tensor([[s.verdict.parts.get(name, 0.0) for name in names] for s in samples], dtype=torch.float64)
+    weights = [part_weights.get(name, 1.0) for name in names]
     added = rewards - torch.tensor([s.verdict.score for s in samples], dtype=torch.float64)
-    return torch.cat([parts, added[:, None]], dim=1) if added.any() else parts
+    return (torch.cat([parts, added[:, None]], dim=1), [*weights, 1.0]) if added.any() else (parts, weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class Collected:
     generated_score, generated_tokens: their mean score (0 where none) and their response tokens. dropped: groups
     judged not worth training on. kept_over: good groups that wait for the next step. stale: samples in this batch that
     waited, and so are of an older policy.
+
+    part_weights: of the named parts of the reward, where the advantage reads them.
     """
 
     samples: list[Sample]
@@ -44,6 +46,7 @@ class Collected:
     dropped: int = 0
     kept_over: int = 0
     stale: int = 0
+    part_weights: Mapping[str, float] = field(default_factory=dict)
 
 
 def collect(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
@@ -11,6 +11,14 @@ from rlcli.trainer.preflight import Prepared
 
 if TYPE_CHECKING:
     from rlcli.algorithms.algorithm import Algorithm
+
+
+SANDBOXES = {
+    "bwrap": "bubblewrap",
+    "landlock": "Landlock and a system-call filter, without namespaces of their own",
+    "unsafe": "processes with limits alone: a program can read this user's files",
+}
+MOST_LISTED = 5
 
 
 def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
@@ -123,13 +131,21 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
     rows.append(
         (
             "verifiers",
-            f"{', '.join(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
+            f"{_listed(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
             f"killed after {config.verifier.deadline_s:g} s",
         )
     )
+    if prepared.sandbox:
+        rows.append(("programs run in", SANDBOXES.get(prepared.sandbox, prepared.sandbox)))
     if prepared.kv_cache_bytes:
         rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
     return rows
+
+
+def _listed(verifiers: Sequence[str]) -> str:
+    """The first few; rows may name many expressions."""
+    more = len(verifiers) - MOST_LISTED
+    return ", ".join(verifiers[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _numbers(function: Callable[..., object], given: Mapping[str, object]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
-from rlcli.errors import ConfigError, ModelError, UnknownName, VerifierError
+from rlcli.errors import ConfigError, ModelError
 from rlcli.hub import offline_unless_reachable
-from rlcli.scoring.nursery import Nursery
-from rlcli.scoring.registry import VERIFIERS
+from rlcli.trainer.verifying import check_verifiers, part_weights
 from rlcli.types import Prompt
 from rlcli.workers.cluster import check_local, cluster_address, resolve_device, worker_threads
 from rlcli.workers.work import Role
@@ -34,7 +32,8 @@ MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 class Prepared:
     """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
     response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself. roles: what the workers of a
-    training run host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty."""
+    training run host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox:
+    the backend in which verifiers run programs; empty where none does."""
 
     config: RunConfig
     device: str
@@ -47,6 +46,7 @@ class Prepared:
     parameters: int | None
     roles: frozenset[Role]
     adapter: str = ""
+    sandbox: str = ""
 
     @property
     def threads(self) -> int:
@@ -78,7 +78,10 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
     test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
     test_rows = test_rows[: config.evaluation.max_prompts or None]
-    verifiers = _known_verifiers(train_rows + test_rows)
+    verifiers, sandbox = check_verifiers(train_rows + test_rows, config.verifier)
+    if sandbox:  # workers take the one that was found here or none, but never another in silence
+        section = config.verifier.model_copy(update={"sandbox": sandbox})
+        config = config.model_copy(update={"verifier": section})
     if not Path(config.model.path).is_dir():
         offline_unless_reachable(on_note)
     facts = check_model(config.model.path)
@@ -93,6 +96,8 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     from transformers import AutoTokenizer
 
     roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
+    if train:
+        part_weights(config.algorithm.advantage, {row.verifier for row in train_rows})
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
@@ -125,6 +130,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         parameters=facts.parameters,
         roles=roles,
         adapter=adapter,
+        sandbox=sandbox,
     )
 
 
@@ -230,21 +236,6 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
             ) from error
     updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
     return config.model_copy(update=updated), str(folder) if note.is_file() else ""
-
-
-def _known_verifiers(rows: list[Prompt]) -> tuple[str, ...]:
-    """The verifiers that the rows name, each known to load: in a process of its own, as their code never runs here."""
-    names = sorted({row.verifier for row in rows})
-    for name in names:
-        try:
-            VERIFIERS.target(name)
-        except UnknownName as error:
-            first = next(row.id for row in rows if row.verifier == name)
-            raise VerifierError(f"{error.message} (row {first})", error.mend) from None
-    with contextlib.closing(Nursery()) as nursery:
-        for name in names:
-            nursery.load(name, VERIFIERS.target(name))
-    return tuple(names)
 
 
 def _kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:

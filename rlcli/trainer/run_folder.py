@@ -53,10 +53,11 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
 
     @classmethod
-    def create(cls, path: Path, force: bool = False) -> RunFolder:
+    def create(cls, path: Path, force: bool = False, facts: Mapping[str, Any] | None = None) -> RunFolder:
         """Make the folder, hold it, and write environment.json.
 
         force: replace the run that the folder holds, unless that run is alive; what is not a run's is never removed.
+        facts: of this run, to stand in environment.json beside what it ran on.
         What a run that failed to start has left (logs, its configuration) is replaced in any case.
         Raises `RlcliError` where the folder is in use, holds a run, or holds something else; `SetupError` where it
         cannot be written.
@@ -68,7 +69,7 @@ class RunFolder:
                 folder._clear()
                 for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
                     room.mkdir()
-                write_json(path / "environment.json", environment())
+                write_json(path / "environment.json", environment() | dict(facts or {}))
             except BaseException:
                 folder.close()
                 raise

@@ -13,6 +13,7 @@ from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.scoring.pool import ScoringPool
 from rlcli.trainer.collect import OnProgress
 from rlcli.trainer.evaluate import EvalReport, report_of
+from rlcli.trainer.verifying import check_verifiers
 from rlcli.types import Prompt, Verdict, VerifyRequest
 from rlcli.workers.cluster import worker_threads
 from rlcli.workers.work import sample_seed
@@ -46,11 +47,11 @@ def evaluate_served(
         )
         for key, (index, sample) in asked.items()
     ]
-    verifiers = sorted({prompt.verifier for prompt in prompts})
+    verifiers, sandbox = check_verifiers(prompts, config.verifier)
     processes = config.verifier.processes or worker_threads(1)
     client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
     pending: list[tuple[ChatResult, Future[Verdict]]] = []
-    with ScoringPool(processes, config.verifier.deadline_s, verifiers) as scorer:
+    with ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox or config.verifier.sandbox) as scorer:
         for result in client.generate(requests):
             prompt = prompts[asked[result.key][0]]
             request = VerifyRequest(

@@ -15,7 +15,8 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
-from rlcli.types import Outcome, Sample
+from rlcli.trainer.verifying import Failures, part_weights
+from rlcli.types import Prompt, Sample
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
 
@@ -45,7 +46,7 @@ class _Rounds:
 
     drawn: Counter[int] = field(default_factory=Counter)
     scores: list[float] = field(default_factory=list)
-    failed: Counter[str] = field(default_factory=Counter)
+    failures: Failures = field(default_factory=Failures)
     count: int = 0
     asked: int = 0
     tokens: int = 0
@@ -53,14 +54,12 @@ class _Rounds:
     generate_s: float = 0.0
     verify_s: float = 0.0
 
-    def add(self, round: Collected) -> None:
+    def add(self, round: Collected, prompts: Sequence[Prompt]) -> None:
+        """prompts: those of this round, as `Sample.prompt` counts them."""
         self.count += 1
         self.scores += [s.verdict.score for s in round.samples]
-        self.failed.update(
-            f"{s.verdict.outcome}: {s.verdict.detail}"
-            for s in round.samples
-            if s.verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
-        )
+        for s in round.samples:
+            self.failures.add(prompts[s.prompt], s.verdict)
         self.asked += len(round.samples) + len(round.baselines)
         self.tokens += round.generated_tokens
         self.generate_s += round.generate_s
@@ -100,6 +99,7 @@ class RolloutSource:
         self.workers, self.prompts, self.cursor, self.config = workers, prompts, cursor, config
         self.save_as, self.greedy, self.on_progress = save_as, greedy, on_progress
         self.waiting: list[Group] = []
+        self.part_weights = part_weights(config.algorithm.advantage, {prompt.verifier for prompt in prompts.prompts})
 
     def take(self, step: int) -> Collected:
         """The samples of step `step`: of `rollout.prompts_per_step` groups, or of fewer where the rounds run out.
@@ -134,6 +134,7 @@ class RolloutSource:
             dropped=rounds.dropped,
             kept_over=len(self.waiting),
             stale=stale,
+            part_weights=self.part_weights,
         )
 
     def _generate(self, step: int, count: int, rounds: _Rounds) -> list[Group]:
@@ -141,10 +142,11 @@ class RolloutSource:
         rollout, before = self.config.rollout, rounds.asked
         sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
         save_as = _of_round(self.save_as(step), rounds.count + 1)
+        drawn = self.cursor.take(count)
         collected = collect(
             self.workers,
             self.prompts,
-            self.cursor.take(count),
+            drawn,
             rollout.samples_per_prompt,
             RolloutCall(sampling, self.config.train.seed, "train", step, save_as),
             tensor_parallel=rollout.tensor_parallel,
@@ -152,8 +154,8 @@ class RolloutSource:
             drawn=rounds.drawn,
             on_progress=lambda done, total: self.on_progress(before + done, before + total),
         )
-        rounds.add(collected)
-        self._check_failures(rounds)
+        rounds.add(collected, [self.prompts.prompts[index] for index in drawn])
+        rounds.failures.check(self.config.verifier.max_crash_rate)
         kept = self._kept(collected, step)
         rounds.dropped += count - len(kept)
         return kept
@@ -172,16 +174,6 @@ class RolloutSource:
         kept = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)
         good = set(labels[kept].tolist())
         return [group for group in groups if group.samples[0].prompt in good]
-
-    def _check_failures(self, rounds: _Rounds) -> None:
-        """Stop rather than train on the zeros of a verifier that fails, or drop them as too hard."""
-        failed, samples = rounds.failed.total(), len(rounds.scores)
-        if failed > self.config.verifier.max_crash_rate * samples:
-            (most, _), *_ = rounds.failed.most_common(1)
-            raise RunFailed(
-                f"{failed} of {samples} verifications failed, most often with «{most}»",
-                "mend the verifier, or raise verifier.max_crash_rate or verifier.deadline_s",
-            )
 
 
 def _groups(collected: Collected, step: int) -> list[Group]:

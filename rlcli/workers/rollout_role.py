@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -108,7 +109,14 @@ class RolloutRole:
         assert self.scorer is not None
         source = task.source
         text = self.tokenizer.decode(generation.tokens.tolist(), skip_special_tokens=True)
-        request = VerifyRequest(text, source.ground_truth, source.messages, source.data_source, source.extra_info)
+        request = VerifyRequest(
+            text,
+            source.ground_truth,
+            source.messages,
+            source.data_source,
+            source.extra_info,
+            array("i", generation.tokens.astype("int32").tobytes()),
+        )
         return text, self.scorer.submit(source.verifier, request)
 
     def _sample(self, item: _Pending) -> Sample:

@@ -308,7 +308,8 @@ class Worker:
 
         if self.rank % self.config.rollout.tensor_parallel:
             return None  # Another rank of this engine verifies.
-        return ScoringPool(self.spec.scoring_processes, self.config.verifier.deadline_s, self.spec.verifiers)
+        verifier = self.config.verifier
+        return ScoringPool(self.spec.scoring_processes, verifier.deadline_s, self.spec.verifiers, verifier.sandbox)
 
 
 def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def test_a_file_made_for_verl_is_read_when_a_verifier_is_given(tmp_path: Path) -
 @pytest.mark.parametrize("style", ["rule", "rule-lighteval/MATH_v2", "model", "", None])
 def test_a_style_that_names_no_verifier_asks_for_one(tmp_path: Path, style: str | None) -> None:
     file = verl_file(tmp_path / "a.parquet", style)
-    with pytest.raises(DataError, match=r"row 0 .*--set verifier\.name="):
+    with pytest.raises(DataError, match=r"row 0 .*--verifier NAME"):
         read_prompts(file, "train")
 
 

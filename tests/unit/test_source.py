@@ -243,9 +243,30 @@ def test_a_step_without_one_good_group_ends_the_run_with_its_figures() -> None:
 def test_verifications_that_fail_end_the_run_before_they_are_dropped_as_too_hard() -> None:
     workers = Workers(lambda prompt_id, sample: 0.0)
     workers.outcome = Outcome.CRASH
-    with pytest.raises(RunFailed, match=r"8 of 8 verifications failed, most often with «crash: as told»"):
+    says = r"8 of 8 verifications crashed.*rate = 0\.1: row:0, gsm8k: «as told»; row:1, .*; row:2, gsm8k: [^;]*; mend"
+    with pytest.raises(RunFailed, match=says):
         source_of(workers, keep="unequal").take(1)
     assert source_of(workers, crashes=1.0).take(1).generated == 8
+
+
+def test_more_than_half_killed_end_the_run_whatever_rate_of_crashes_is_allowed() -> None:
+    class Killed(Workers):
+        """Rows below `slow` are killed at the deadline."""
+
+        slow = 2
+
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
+            report = super().report(rank, tasks, call)
+            for s in report.samples:
+                if number(tasks[[t.prompt for t in tasks].index(s.prompt)].source.id) < self.slow:
+                    object.__setattr__(s.verdict, "outcome", Outcome.TIMEOUT)
+            return report
+
+    workers = Killed(lambda prompt_id, sample: 0.0)
+    assert source_of(workers, crashes=0.0).take(1).generated == 8  # half of them
+    workers.slow = 3
+    with pytest.raises(RunFailed, match=r"6 of 8 verifications were killed at the deadline: row:0, .*deadline_s"):
+        source_of(workers, crashes=1.0).take(1)
 
 
 def test_few_failures_are_weighed_against_all_samples_of_the_step_not_of_their_round() -> None:

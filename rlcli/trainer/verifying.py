@@ -1,0 +1,116 @@
+"""The verifiers of a run: known to load before a model does, and watched while they score."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rlcli.config.schema import VerifierSection
+from rlcli.errors import ConfigError, RunFailed, SetupError, UnknownName, VerifierError
+from rlcli.scoring.nursery import Nursery
+from rlcli.scoring.registry import target
+from rlcli.scoring.spec import Composition, parse
+from rlcli.types import Outcome, Prompt, Verdict
+
+MOST_TIMEOUTS = 0.5
+"""A larger share of a step's verifications that are killed stops the run."""
+
+EXAMPLES = 3
+
+
+def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[tuple[str, ...], str]:
+    """Load what the rows name, in a process of its own, as others' code never runs here, and open the sandbox where one
+    of them runs programs.
+
+    Returns the expressions, each once, and the name of the sandbox's backend, seen to work here; empty where nobody
+    needs it. Raises `VerifierError` for one that is not there or does not load, `ConfigError` for an option that it
+    does not take, and `SetupError` where the sandbox cannot be had.
+    """
+    first = {row.verifier: row.id for row in reversed(rows)}
+    compositions = {expression: parse(expression) for expression in sorted(first)}
+    for expression, composition in compositions.items():
+        _check_names(composition, first[expression])
+    with contextlib.closing(Nursery(section.sandbox)) as nursery:
+        facts = [nursery.load(composition) for composition in compositions.values()]
+    sandbox = _opened(section.sandbox) if any(one.needs_sandbox for one in facts) else ""
+    return tuple(compositions), sandbox
+
+
+def _check_names(composition: Composition, row: str) -> None:
+    for term in composition.terms:
+        try:
+            target(term.ref)
+        except UnknownName as error:
+            raise VerifierError(f"{error.message} (row {row})", error.mend) from None
+
+
+def _opened(backend: str) -> str:
+    """The name of the backend that `backend` leads to, once it has run a program."""
+    from rlcli.sandbox import Limits, open_sandbox
+
+    if not backend.startswith(("http://", "https://")):
+        return open_sandbox(backend).name
+    from rlcli.sandbox.fusion import FusionJudge
+
+    hello = FusionJudge(backend).scripts("print('hello')", [{"input": "", "output": "hello"}], Limits(), False)
+    if not hello.right:
+        raise SetupError(f"the sandbox {backend} does not run a program: {hello.detail}", "see its own log")
+    return backend
+
+
+def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]:
+    """Part of the reward → its weight, where verifiers are composed and the advantage function reads it; else nothing.
+
+    Raises `ConfigError` where rows weigh one part differently: the advantage could not tell which holds.
+    """
+    from rlcli.algorithms import advantages
+    from rlcli.algorithms.named import inputs_of
+
+    if "weights" not in inputs_of(advantages.get(advantage)):
+        return {}
+    weights: dict[str, float] = {}
+    for expression in expressions:
+        for name, weight in parse(expression).weights.items():
+            if weights.setdefault(name, weight) != weight:
+                raise ConfigError(
+                    f"the part {name} of the reward weighs {weights[name]:g} in some rows and {weight:g} in others",
+                    "give all rows one expression with verifier.name, or take an advantage that reads no weights",
+                )
+    return weights
+
+
+@dataclass
+class Failures:
+    """Verifications of one step that failed by the verifier's own fault, with the first examples."""
+
+    total: int = 0
+    counts: Counter[Outcome] = field(default_factory=Counter)
+    examples: dict[Outcome, list[str]] = field(default_factory=dict)
+
+    def add(self, prompt: Prompt, verdict: Verdict) -> None:
+        self.total += 1
+        if verdict.outcome not in (Outcome.CRASH, Outcome.TIMEOUT):
+            return
+        self.counts[verdict.outcome] += 1
+        said = f"{prompt.id}, {prompt.verifier}: «{verdict.detail}»"
+        told = self.examples.setdefault(verdict.outcome, [])
+        if len(told) < EXAMPLES and said not in told:
+            told.append(said)
+
+    def check(self, max_crash_rate: float) -> None:
+        """Stop rather than train on the zeros of a verifier that fails. Raises `RunFailed` with examples."""
+        crashed, killed = self.counts[Outcome.CRASH], self.counts[Outcome.TIMEOUT]
+        if crashed > max_crash_rate * self.total:
+            raise RunFailed(
+                f"{crashed} of {self.total} verifications crashed, more than verifier.max_crash_rate = "
+                f"{max_crash_rate:g}: {'; '.join(self.examples[Outcome.CRASH])}",
+                "mend the verifier or the rows, or raise verifier.max_crash_rate",
+            )
+        if killed > MOST_TIMEOUTS * self.total:
+            raise RunFailed(
+                f"{killed} of {self.total} verifications were killed at the deadline: "
+                f"{'; '.join(self.examples[Outcome.TIMEOUT])}",
+                "mend the verifier, or raise verifier.deadline_s",
+            )
