@@ -13,7 +13,7 @@ from rlcli import __version__
 from rlcli.cli.doctor import doctor
 from rlcli.cli.eval import evaluate
 from rlcli.cli.group import Group
-from rlcli.cli.prep import prep
+from rlcli.cli.prep import app as prep_app
 from rlcli.cli.quickstart import quickstart
 from rlcli.cli.recipes import app as recipes_app
 from rlcli.cli.tiny_model import tiny_model
@@ -44,7 +44,7 @@ app = typer.Typer(
 app.command("train", rich_help_panel=TRAIN)(train)
 app.command("eval", rich_help_panel=TRAIN)(evaluate)
 app.command("quickstart", rich_help_panel=TRAIN)(quickstart)
-app.command("prep", rich_help_panel=DATA)(prep)
+app.add_typer(prep_app, name="prep", rich_help_panel=DATA)
 app.add_typer(verifiers_app, name="verifiers", rich_help_panel=DATA)
 app.add_typer(recipes_app, name="recipes", rich_help_panel=DATA)
 app.command("doctor", rich_help_panel=MACHINE)(doctor)

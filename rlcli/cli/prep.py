@@ -2,124 +2,304 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.errors import ConfigError, DataError, RlcliError
-from rlcli.types import Converter, ConvertOptions, Prompt
+from rlcli.cli.group import Group
+from rlcli.cli.prep_filter import filter_prompts
+from rlcli.cli.prep_show import describe_all, show_one
+from rlcli.errors import ConfigError
+from rlcli.types import ConvertOptions
+
+if TYPE_CHECKING:
+    from rlcli.data.prepare import Plan, Prepared
+    from rlcli.types import Converter, Prompt
+
+FORMATS = ("verl", "trl")
+SOURCE, ROWS, OUTPUT = "The source", "Which rows", "The output"
 
 
+class Prep(Group):
+    """Whatever is no command of the group is the name of a dataset."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first, second = [*args, "", ""][:2]
+        if first in ("", "-h", "--help") or (first in self.commands and first != "NAME"):
+            return super().parse_args(ctx, args)
+        # `rlcli prep NAME --help`, to the letter, is not about a dataset of that name.
+        args = args if first == "NAME" and second.startswith("-") else ["NAME", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=Prep,
+    no_args_is_help=True,
+    help="""Make train.parquet and test.parquet from a dataset.
+
+Examples:
+
+  rlcli prep list                                  what there is
+
+  rlcli prep gsm8k
+
+  rlcli prep gsm8k --help                          all options
+""",
+)
+app.command("list")(describe_all)
+app.command("show")(show_one)
+app.command("filter")(filter_prompts)
+
+
+@app.command("NAME")
 def prep(
-    name: Annotated[str, typer.Argument(help="Dataset to prepare, or `list` to see them all.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; unset: data/NAME.")] = None,
-    source: Annotated[str | None, typer.Option(help="Local folder or file to read in place of the hub.")] = None,
-    difficulty: Annotated[int | None, typer.Option(help="Difficulty of generated problems.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of generated problems.")] = None,
-    count: Annotated[int | None, typer.Option(help="Rows of the train split.")] = None,
-    test_count: Annotated[int | None, typer.Option(help="Rows of the test split.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The dataset; rlcli prep list shows them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write to (default: data/NAME).", rich_help_panel=OUTPUT)
+    ] = None,
+    output_format: Annotated[
+        str, typer.Option("--format", help="verl: as training here and verl read. trl: flat.", rich_help_panel=OUTPUT)
+    ] = "verl",
+    source: Annotated[str | None, typer.Option(help="Hub id, or local folder or file.", rich_help_panel=SOURCE)] = None,
+    subset: Annotated[str | None, typer.Option(help="A named part of the source.", rich_help_panel=SOURCE)] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OURS=THEIRS,…", help="Which columns of the source to read.", rich_help_panel=SOURCE),
+    ] = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of every row.", rich_help_panel=SOURCE)] = None,
+    data_source: Annotated[
+        str | None, typer.Option(help="The dataset's name in every row.", rich_help_panel=SOURCE)
+    ] = None,
+    ability: Annotated[str | None, typer.Option(help="The ability in every row.", rich_help_panel=SOURCE)] = None,
+    instruction: Annotated[
+        str | None, typer.Option(help="Text that is added to each question.", rich_help_panel=SOURCE)
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Task of a generator.", rich_help_panel=SOURCE)] = None,
+    difficulty: Annotated[
+        int | None, typer.Option(help="Difficulty of generated problems.", rich_help_panel=SOURCE)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of generated problems.", rich_help_panel=SOURCE)] = None,
+    count: Annotated[int | None, typer.Option(help="Generated rows of train.", rich_help_panel=SOURCE)] = None,
+    test_count: Annotated[int | None, typer.Option(help="Generated rows of test.", rich_help_panel=SOURCE)] = None,
+    split: Annotated[str | None, typer.Option(help="Only this one: train or test.", rich_help_panel=ROWS)] = None,
+    min_prompt_chars: Annotated[int | None, typer.Option(min=1, rich_help_panel=ROWS)] = None,
+    max_prompt_chars: Annotated[int | None, typer.Option(min=1, rich_help_panel=ROWS)] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="As --tokenizer counts.", rich_help_panel=ROWS)
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="A model's folder or hub id.", rich_help_panel=ROWS)] = None,
+    dedup: Annotated[
+        bool, typer.Option("--dedup", help="Keep the first of equal prompts.", rich_help_panel=ROWS)
+    ] = False,
+    decontaminate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE,…",
+            help="Leave out train rows that are in these evaluation sets (parquet); repeatable.",
+            rich_help_panel=ROWS,
+        ),
+    ] = None,
+    ngram: Annotated[
+        int | None, typer.Option(min=1, help="Words in a row that are compared (13).", rich_help_panel=ROWS)
+    ] = None,
+    ngram_share: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=1.0,
+            help="Share of an evaluation prompt's n-grams from which on a row holding them is left out (0.5).",
+            rich_help_panel=ROWS,
+        ),
+    ] = None,
+    shuffle: Annotated[
+        int | None, typer.Option(metavar="SEED", help="Shuffle each split.", rich_help_panel=ROWS)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="At most N rows a split.", rich_help_panel=ROWS)] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Do not verify each row's own answer.", rich_help_panel=ROWS)
+    ] = False,
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Leave out and count rows that are malformed, in place of stopping.",
+            rich_help_panel=ROWS,
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)] = False,
 ) -> None:
     """Make train.parquet and test.parquet from a dataset.
 
     Examples:
 
-      rlcli prep list
       rlcli prep gsm8k
+
       rlcli prep gsm8k --source ~/downloads/gsm8k --out data/gsm8k
+
       rlcli prep arithmetic --difficulty 2 --seed 1
+
+      rlcli prep jsonl --source mine.jsonl --columns prompt=question,ground_truth=answer --verifier math
+
+      rlcli prep math --dedup --decontaminate data/math500 --shuffle 0 --limit 4096
     """
-    options = ConvertOptions(source=source, difficulty=difficulty, seed=seed, count=count, test_count=test_count)
-    if name == "list":
-        _list(as_json)
-    else:
-        _convert(name, out or Path("data") / name, options, as_json)
+    from rlcli.data.decontaminate import NGRAM, SHARE
+    from rlcli.data.prepare import Plan
+
+    options = ConvertOptions(
+        source=source,
+        subset=subset,
+        task=task,
+        difficulty=difficulty,
+        seed=seed,
+        count=count,
+        test_count=test_count,
+        columns=_columns(columns or []),
+        verifier=verifier,
+        data_source=data_source,
+        ability=ability,
+        instruction=instruction,
+    )
+    against = tuple(path for paths in decontaminate or [] for path in paths.split(",") if path)
+    plan = Plan(
+        split=split,
+        min_chars=min_prompt_chars,
+        max_chars=max_prompt_chars,
+        max_tokens=max_prompt_tokens,
+        tokenizer=tokenizer,
+        dedup=dedup,
+        against=against,
+        ngram=ngram or NGRAM,
+        share=ngram_share or SHARE,
+        shuffle=shuffle,
+        limit=limit,
+        check=not no_check,
+        skip_bad=skip_bad,
+    )
+    _refuse(plan, ngram is not None or ngram_share is not None, output_format)
+    _make(name, out or Path("data") / name, options, plan, output_format, as_json)
 
 
-def _list(as_json: bool) -> None:
-    from rlcli.data.converters import CONVERTERS
-
-    converters = {}
-    for name in CONVERTERS.names():
-        try:
-            converters[name] = _converter(name)
-        except RlcliError as error:  # one broken package must not hide the others
-            typer.echo(f"note: {error}", err=True)
-    if as_json:
-        typer.echo(json.dumps([_describe(name, converter) for name, converter in converters.items()]))
-        return
-    for name, converter in converters.items():
-        typer.echo(f"{name}: {converter.summary} (from {converter.source}; verifier {converter.verifier})")
-        for option, text in converter.options.items():
-            typer.echo(f"  {_flag(option)}: {text}")
+def _columns(given: list[str]) -> dict[str, str]:
+    """
+    >>> _columns(["prompt=question,ground_truth=answer"])
+    {'prompt': 'question', 'ground_truth': 'answer'}
+    """
+    columns = {}
+    for pair in (pair for pairs in given for pair in pairs.split(",")):
+        ours, equals, theirs = pair.partition("=")
+        if not (ours.strip() and equals and theirs.strip()):
+            raise ConfigError(f"--columns: '{pair}' is not OURS=THEIRS", "write for instance: prompt=question")
+        columns[ours.strip()] = theirs.strip()
+    return columns
 
 
-def _converter(name: str) -> Converter:
-    from rlcli.data.converters import CONVERTERS
-
-    found: object = CONVERTERS.get(name)
-    if not isinstance(found, Converter):
-        raise DataError(
-            f"the dataset '{name}' ({CONVERTERS.origin(name)}, {CONVERTERS.target(name)}) is a {type(found).__name__}",
-            "its package must publish an rlcli.types.Converter",
+def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
+    """What no dataset can be made with."""
+    if output_format not in FORMATS:
+        raise ConfigError(f"--format = {output_format} is not known", f"give one of {', '.join(FORMATS)}")
+    if (plan.max_tokens is None) != (plan.tokenizer is None):
+        raise ConfigError(
+            "--max-prompt-tokens and --tokenizer need each other",
+            "give both: --tokenizer is a model's folder or hub id",
         )
-    return found
+    if plan.min_chars and plan.max_chars and plan.min_chars > plan.max_chars:
+        raise ConfigError(
+            f"--min-prompt-chars = {plan.min_chars} is more than --max-prompt-chars = {plan.max_chars}", "swap them"
+        )
+    if ngrams_given and not plan.against:
+        raise ConfigError(
+            "--ngram and --ngram-share are of --decontaminate", "give it an evaluation set, or leave them out"
+        )
+    if plan.against and plan.split not in (None, "train"):
+        raise ConfigError(
+            f"--decontaminate takes rows out of train, and --split = {plan.split}", "leave one of them out"
+        )
 
 
-def _describe(name: str, converter: Converter) -> dict[str, Any]:
-    return {
-        "name": name,
-        "summary": converter.summary,
-        "source": converter.source,
-        "verifier": converter.verifier,
-        "options": {_flag(option): text for option, text in converter.options.items()},
-    }
-
-
-def _convert(name: str, out: Path, options: ConvertOptions, as_json: bool) -> None:
-    from rlcli.data.schema import write_prompts
+def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_format: str, as_json: bool) -> None:
+    from rlcli.cli import console
+    from rlcli.cli.progress import progress
+    from rlcli.data.converters import CONVERTERS, converter_named
+    from rlcli.data.prepare import counts, prepare
+    from rlcli.data.provenance import provenance
+    from rlcli.data.write import write_splits
     from rlcli.hub import offline_unless_reachable
 
-    converter = _converter(name)
+    converter = converter_named(name)
     _refuse_unread(name, converter, options)
-    if options.source is None and "source" in converter.options:
+    if "source" in converter.options and not (options.source and Path(options.source).expanduser().exists()):
         offline_unless_reachable(lambda note: typer.echo(note, err=True))
-    splits = converter.convert(options)
-    if not splits:
-        raise DataError(f"{name}: the converter gave no split", "mend the converter, or give another --source")
-    written = {}
-    for split, prompts in splits.items():
-        path = out / f"{split}.parquet"
-        written[split] = {"path": str(path), "rows": write_prompts(path, prompts)}
-    older = sorted(path.name for path in out.glob("*.parquet") if path.stem not in splits)
-    example = next(iter(splits.values()))[0]
+    with progress() as on_progress:
+        made = prepare(converter, options, plan, on_progress)
+    arguments = _given(options) | _given(plan) | {"format": output_format}
+    record = provenance(name, CONVERTERS.origin(name), made.origins, arguments, counts(made.steps))
+    written = write_splits(out, made.splits, record, output_format)
+    older = sorted(path.name for path in out.glob("*.parquet") if path.stem not in written)
+    example = next(iter(made.splits.values()))[0]
     if as_json:
-        shown = {"messages": list(example.messages), "ground_truth": example.ground_truth, "verifier": example.verifier}
-        typer.echo(json.dumps({"name": name, "out": str(out), "splits": written, "older": older, "example": shown}))
+        shown = {"messages": example.messages, "ground_truth": example.ground_truth, "verifier": example.verifier}
+        splits = {split: {"path": path, "rows": len(made.splits[split])} for split, path in written.items()}
+        steps = [
+            count | {"examples": step.examples} for count, step in zip(counts(made.steps), made.steps, strict=True)
+        ]
+        console.emit_json(
+            {"name": name, "out": out, "splits": splits, "steps": steps, "older": older, "example": shown}
+        )
         return
-    for split, file in written.items():
-        typer.echo(f"{split}: {file['rows']} rows in {file['path']}")
+    for split, path in written.items():
+        console.plain(f"{split}: {len(made.splits[split])} rows in {path}")
+    _tell(made)
     if older:
-        typer.echo(f"left as before in {out}: {', '.join(older)}")
+        console.plain(f"left as before in {out}: {', '.join(older)}")
     _show(example)
 
 
 def _refuse_unread(name: str, converter: Converter, options: ConvertOptions) -> None:
-    for field in fields(options):
-        if getattr(options, field.name) is not None and field.name not in converter.options:
-            reads = ", ".join(map(_flag, converter.options)) or "none"
-            raise ConfigError(f"{_flag(field.name)}: {name} does not read it", f"its options are: {reads}")
+    for field in _given(options):
+        if field not in converter.options:
+            reads = ", ".join(map(flag, converter.options)) or "none"
+            raise ConfigError(f"{flag(field)}: {name} does not read it", f"its options are: {reads}")
+
+
+def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
+    """What is not as it is by default."""
+    default = type(settings)()
+    return {
+        field.name: value
+        for field in fields(settings)
+        if (value := getattr(settings, field.name)) != getattr(default, field.name)
+    }
+
+
+def _tell(made: Prepared) -> None:
+    """What the steps have taken out."""
+    from rlcli.cli import console
+
+    for step in made.steps:
+        for why, count in step.removed.items():
+            if count:
+                console.plain(f"  {step.name}: {count} left out, {why}")
+        for example in step.examples:
+            console.plain(f"    {example}")
 
 
 def _show(example: Prompt) -> None:
-    typer.echo("example:")
+    from rlcli.cli import console
+    from rlcli.trainer.view import printable
+
+    console.plain("example:")
     for message in example.messages:
-        typer.echo(f"  {message['role']}: " + message["content"].replace("\n", "\n    "))
-    typer.echo(f"  ground truth: {example.ground_truth} (verifier {example.verifier})")
+        console.plain(f"  {message['role']}: " + printable(message["content"]).replace("\n", "\n    "))
+    truth = printable(example.ground_truth)
+    shown = truth if len(truth) <= 200 else truth[:200] + "…"
+    console.plain(f"  ground truth: {shown} (verifier {example.verifier})")
 
 
-def _flag(option: str) -> str:
+def flag(option: str) -> str:
+    """
+    >>> flag("test_count")
+    '--test-count'
+    """
     return "--" + option.replace("_", "-")

@@ -73,11 +73,12 @@ def quickstart(
 
 
 def _prepare_data(folder: Path, seed: int) -> Path:
-    from rlcli.data.converters import CONVERTERS
+    from rlcli.data.converters import converter_named
+    from rlcli.data.prepare import prepare
     from rlcli.data.schema import write_prompts
     from rlcli.types import ConvertOptions
 
-    for split, prompts in CONVERTERS.get("arithmetic").convert(ConvertOptions(seed=seed)).items():
+    for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
 

@@ -18,12 +18,14 @@ from rlcli.workers.rollout_role import RolloutCall
 
 @dataclass(frozen=True)
 class EvalReport:
-    """passes: pass@k with intervals. outcomes: share of each. truncated: share of responses cut at the limit."""
+    """passes: pass@k with intervals. outcomes: share of each. truncated: share of responses cut at the limit.
+    pass_rates: the share of each prompt's samples that passed, in the prompts' order."""
 
     passes: PassReport
     outcomes: dict[str, float]
     mean_response_tokens: float
     truncated: float
+    pass_rates: tuple[float, ...]
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers, for trackers."""
@@ -96,6 +98,7 @@ def report_of(results: Iterable[tuple[int, Verdict, int | None, bool]], prompts:
         outcomes={str(outcome): outcomes[outcome] / n for outcome in Outcome},
         mean_response_tokens=sum(counted) / len(counted) if counted else float("nan"),
         truncated=sum(cut for _, _, _, cut in results) / n,
+        pass_rates=tuple(sum(row) / len(row) for row in passed),
     )
 
 

@@ -41,12 +41,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.converters import CONVERTERS
+    from rlcli.data.converters import converter_named
+    from rlcli.data.prepare import prepare
     from rlcli.data.schema import write_prompts
     from rlcli.types import ConvertOptions
 
     folder = tmp_path_factory.mktemp("data")
-    for split, prompts in CONVERTERS.get("arithmetic").convert(ConvertOptions(count=64, test_count=8)).items():
+    for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(count=64, test_count=8)).splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
 

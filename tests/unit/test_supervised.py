@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rlcli_data_prep.arithmetic import convert
+from rlcli_data_prep.arithmetic import CONVERTER
 
 from rlcli.data.cursor import PromptCursor
 from rlcli.data.packer import plan_batches
+from rlcli.data.prepare import prepare
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.shard import SampleShard
 from rlcli.model.tiny import tiny_tokenizer
@@ -23,7 +24,7 @@ TOKENIZER = tiny_tokenizer()
 
 @pytest.fixture(scope="module")
 def prompts() -> TokenizedPrompts:
-    rows = convert(ConvertOptions(count=ROWS, test_count=1))["train"]
+    rows = prepare(CONVERTER, ConvertOptions(count=ROWS, test_count=1)).splits["train"]
     return TokenizedPrompts.tokenize(rows, TOKENIZER, 64, response="response", max_response_tokens=64)
 
 

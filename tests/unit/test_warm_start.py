@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rlcli_data_prep.arithmetic import convert
+from rlcli_data_prep.arithmetic import CONVERTER
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rlcli.data.prepare import prepare
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.data.schema import write_prompts
 from rlcli.errors import DataError, ModelError
@@ -20,7 +21,7 @@ from rlcli.types import ConvertOptions
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    for split, prompts in convert(ConvertOptions()).items():
+    for split, prompts in prepare(CONVERTER, ConvertOptions()).splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
 
@@ -102,7 +103,8 @@ def test_the_loss_is_the_mean_over_answer_tokens_however_the_batch_is_split(data
 def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
     import dataclasses
 
-    prompts = [dataclasses.replace(prompt, extra_info={}) for prompt in convert(ConvertOptions())["train"][:3]]
+    made = prepare(CONVERTER, ConvertOptions()).splits["train"]
+    prompts = [dataclasses.replace(prompt, extra_info={}) for prompt in made[:3]]
     write_prompts(tmp_path / "train.parquet", prompts)
     with pytest.raises(DataError, match="no worked solution; make the data with: rlcli prep arithmetic"):
         warm_start(tmp_path / "out", tmp_path, seed=0, steps=1)
