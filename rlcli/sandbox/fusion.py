@@ -88,7 +88,7 @@ class FusionJudge:
         return Judgement.of(passed, len(cases), detail)
 
     def _run(self, code: str, stdin: str, timeout_s: float) -> dict[str, Any]:
-        """The `run_result` of a program. Raises `SetupError` where nobody answers, `RuntimeError` for a failure there."""
+        """A program's `run_result`. Raises `SetupError` where nobody answers, `RuntimeError` for a failure there."""
         body = {"code": code, "language": "python", "stdin": stdin, "run_timeout": timeout_s, "compile_timeout": 10}
         request = urllib.request.Request(
             self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"

@@ -139,8 +139,9 @@ def _set_streams(text: str, output: int, folder: str) -> None:
     while data:
         data = data[os.write(fd, data) :]
     os.lseek(fd, 0, os.SEEK_SET)
-    os.dup2(fd, 0)
-    os.close(fd)
+    if fd != 0:  # which it is where the program closed its own
+        os.dup2(fd, 0)
+        os.close(fd)
     os.dup2(output, 1)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "surrogateescape")

@@ -53,7 +53,7 @@ def over_limit(exit: Exit, limits: Limits) -> str:
     return {
         "": "",
         "time": f"ran past {limits.wall_s:g} s",
-        "memory": f"used more than {limits.memory_bytes >> 20} MB",
+        "memory": f"used more than {limits.memory_bytes >> 20} MB of memory",
         "output": f"wrote more than {limits.output_bytes} bytes",
         "disk": f"filled {limits.disk_bytes >> 20} MB of disk",
     }[exit.killed_for]

@@ -1,8 +1,8 @@
 """What runs inside a remote sandbox: a judge by calls whose two processes are plain children of this one.
 
 It reads one JSON object from the standard input, {"program", "job", "limits", "nonce"}, and writes one, with the nonce,
-to the standard output. The remote sandbox is all that holds the two processes: they see each other's files and, being of
-one user, each other. `rlcli.sandbox.fusion` says what follows from that.
+to the standard output. The remote sandbox is all that holds the two processes: they see each other's files and, being
+of one user, each other. `rlcli.sandbox.fusion` says what follows from that.
 """
 
 from __future__ import annotations

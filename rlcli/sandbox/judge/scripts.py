@@ -173,7 +173,8 @@ def _same_word(expected: str, got: str) -> bool:
         return False
     if _WHOLE.fullmatch(expected):
         return Decimal(expected) == Decimal(got)
-    return math.isclose(float(expected), float(got), rel_tol=1e-6, abs_tol=1e-6)
+    wanted = float(expected)
+    return math.isfinite(wanted) and math.isclose(wanted, float(got), rel_tol=1e-6, abs_tol=1e-6)
 
 
 def _short(text: str) -> str:

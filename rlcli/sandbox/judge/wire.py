@@ -110,7 +110,7 @@ def decode(data: Any, depth: int = 0) -> Any:
             return _ATOMS[kind](content)
         items = [decode(item, depth + 1) for item in content]
         return _CONTAINERS[kind](items)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise OutOfProtocol(f"no value of type {str(kind)[:50]!r}") from error
 
 

@@ -1,0 +1,603 @@
+"""Judging programs by calls and by standard input: what crosses, what passes, what does not, and who is to blame."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import Counter, OrderedDict, defaultdict, namedtuple
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.errors import SetupError
+from rlcli.sandbox import Limits, Sandbox, open_sandbox
+from rlcli.sandbox.judge import Job, Judgement, judge_calls, judge_scripts, same_output
+from rlcli.sandbox.judge.tester import same
+from rlcli.sandbox.judge.wire import (
+    MAX_DEPTH,
+    MAX_FRAME_BYTES,
+    MAX_ITEMS,
+    NotPlain,
+    OutOfProtocol,
+    TooBig,
+    decode,
+    encode,
+    receive,
+    send,
+)
+
+LIMITS = Limits(wall_s=4.0, memory_bytes=512 << 20)
+
+
+@pytest.fixture(scope="module", params=["bwrap", "landlock"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    try:
+        return open_sandbox(request.param)
+    except SetupError as error:
+        pytest.skip(f"no {request.param} here: {error}")
+
+
+# ---- the wire
+
+
+ATOMS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=1 << 200)
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text(st.characters())
+    | st.text(st.characters(categories=["Cs"]))
+    | st.binary()
+)
+KEYS = st.recursive(ATOMS, lambda inner: st.tuples(inner, inner) | st.frozensets(inner, max_size=3), max_leaves=4)
+VALUES = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.sets(KEYS, max_size=3)
+        | st.frozensets(KEYS, max_size=3)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+def through(value: Any) -> Any:
+    """A value that has crossed a pipe."""
+    read, write = os.pipe()
+    sender = threading.Thread(target=send, args=(write, encode(value)))
+    sender.start()
+    try:
+        return decode(receive(read))
+    finally:
+        sender.join()
+        os.close(read)
+        os.close(write)
+
+
+def exactly(value: Any) -> Any:
+    """A value's types and parts, so that 1 is not True, -0.0 is not 0.0, and a set has an order."""
+    if isinstance(value, (set, frozenset)):
+        return type(value), sorted(map(repr, map(exactly, value)))
+    if isinstance(value, dict):
+        return type(value), [(exactly(key), exactly(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [exactly(item) for item in value]
+    return type(value), repr(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(VALUES)
+def test_a_value_crosses_as_itself(value: Any) -> None:
+    assert exactly(through(value)) == exactly(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-0.0, math.inf, -math.inf, -(1 << 63) - 1, "\ud83d\ude00", "\ud800", b"\0\xff", complex(-0.0, 1)],
+)
+def test_values_that_plain_json_would_bend(value: Any) -> None:
+    got = through(value)
+    assert type(got) is type(value)
+    assert got == value
+    if isinstance(value, float):
+        assert math.copysign(1, got) == math.copysign(1, value)
+
+
+def test_an_int_of_any_size_crosses() -> None:
+    assert through(-(10**6000)) == -(10**6000)
+
+
+def test_nan_crosses() -> None:
+    assert math.isnan(through(math.nan))
+
+
+class Colour(IntEnum):
+    RED = 3
+
+
+Point = namedtuple("Point", "x y")
+
+
+class Liar(str):
+    """Says what it likes, and means "no"."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+    def __str__(self) -> str:
+        return "yes"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("yes")
+
+    def encode(self, *args: Any) -> bytes:  # type: ignore[override]
+        return b"yes"
+
+
+class LyingList(list):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[Any]:
+        return iter(["forged"])
+
+
+class LyingInt(int):
+    def __int__(self) -> int:
+        return 7
+
+    def __repr__(self) -> str:
+        return "7"
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (Counter("aab"), {"a": 2, "b": 1}),
+        (defaultdict(list, {1: [2]}), {1: [2]}),
+        (OrderedDict(a=1), {"a": 1}),
+        (Point(1, 2), (1, 2)),
+        (Colour.RED, 3),
+        (range(3), [0, 1, 2]),
+        ((x * x for x in (1, 2)), [1, 4]),
+        (map(str, [1]), ["1"]),
+        (zip("ab", [1, 2], strict=True), [("a", 1), ("b", 2)]),
+        ({"a": 1}.keys(), ["a"]),
+        ({"a": 1}.items(), [("a", 1)]),
+        (bytearray(b"x"), b"x"),
+        (Liar("no"), "no"),
+        (LyingList([1]), [1]),
+        (LyingInt(3), 3),
+        ([Liar("no"), {LyingInt(1): ()}], ["no", {1: ()}]),
+    ],
+)
+def test_subclasses_and_iterators_cross_as_what_they_are_made_of(value: Any, plain: Any) -> None:
+    got = through(value)
+    assert type(got) is type(plain)
+    assert got == plain
+
+
+def test_numpy_values_cross_as_pythons() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert through([numpy.int64(3), numpy.float64(0.5), numpy.array([[1, 2]]), numpy.bool_(True)]) == [
+        3,
+        0.5,
+        [[1, 2]],
+        True,
+    ]
+
+
+@pytest.mark.parametrize("value", [object(), len, LIMITS, [lambda: 1], {1: object}])
+def test_other_objects_do_not_cross(value: Any) -> None:
+    with pytest.raises(NotPlain):
+        encode(value)
+
+
+def test_a_value_has_bounds() -> None:
+    deep: list[Any] = []
+    for _ in range(MAX_DEPTH + 1):
+        deep = [deep]
+    itself: list[Any] = []
+    itself.append(itself)
+    for value in (deep, itself, iter(range(MAX_ITEMS + 1))):
+        with pytest.raises(TooBig):
+            encode(value)
+    with pytest.raises(TooBig):
+        send(-1, "x" * MAX_FRAME_BYTES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"int": "x"},
+        {"int": 5},
+        {"set": [[]]},
+        {"dict": [[1]]},
+        {"dict": [[[], 1]]},
+        {"pickle": "gASVAAAA"},
+        {"tuple": 5},
+        {"tuple": [], "list": []},
+        {"bytes": "0"},
+        {"float": []},
+        {"complex": [1]},
+        {"str": "ff"},
+    ],
+)
+def test_what_is_no_value_is_out_of_protocol(data: Any) -> None:
+    with pytest.raises(OutOfProtocol):
+        decode(data)
+
+
+@pytest.mark.parametrize("frame", [b"\xff\xff\xff\xff", b"\0\0\0\2{]", b"\0\0\0\2\xff\xfe", b"\0\1\0\0" + b"[" * 65536])
+def test_a_frame_that_is_none_is_out_of_protocol(frame: bytes) -> None:
+    read, write = os.pipe()
+    writer = threading.Thread(target=lambda: (os.write(write, frame), os.close(write)))
+    writer.start()
+    with pytest.raises(OutOfProtocol):
+        receive(read)
+    os.close(read)
+    writer.join()
+
+
+def test_a_nested_reply_is_refused_before_it_is_built() -> None:
+    data: Any = 1
+    for _ in range(MAX_DEPTH + 1):
+        data = {"tuple": [data]}
+    with pytest.raises(OutOfProtocol):
+        decode(data)
+
+
+# ---- comparing
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [(3, 3), (0.5, 0.5 + 1e-9), (2.0, 2), ([1, [2]], (1, (2,))), ({"1": [2]}, {1: (2,)}), (None, None), ("a", "a")],
+)
+def test_results_that_are_the_expected_ones(expected: Any, got: Any) -> None:
+    assert same(expected, got)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        (3, 4),
+        (0.5, 0.501),
+        ([1], [1, 1]),
+        ([1], 1),
+        (1, [1]),
+        ("1", 1),
+        (None, 0),
+        ({"1": 2}, {1: 2, "1": 2}),
+        (0.5, "0.5"),
+    ],
+)
+def test_results_that_are_not(expected: Any, got: Any) -> None:
+    assert not same(expected, got)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        ("3\n", "3"),
+        ("1 2\n3\n", " 1   2 \r\n3\n\n"),
+        ("0.333333333", "0.3333333331"),
+        ("2.50", "2.5"),
+        ("x 1.0", "x 1"),
+        ("5", "5.0"),
+    ],
+)
+def test_outputs_that_are_the_expected_ones(expected: str, got: str) -> None:
+    assert same_output(expected, got)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        ("3", "4"),
+        ("", "3"),
+        ("3", ""),
+        ("1\n2", "1 2"),
+        ("0110", "110"),
+        ("50000000000000000", "50000000000000001"),
+        ("0.5", "0.51"),
+        ("nan", "1"),
+        ("1e999", "1e998"),
+        ("1", "1_0"),
+        ("yes", "YES"),
+        ("10", "٣"),
+    ],
+)
+def test_outputs_that_are_not(expected: str, got: str) -> None:
+    assert not same_output(expected, got)
+
+
+# ---- calls
+
+
+def check(body: str, entry_point: str = "f", **more: Any) -> Job:
+    return Job(
+        kind="check",
+        setup="",
+        test=f"def check(candidate):\n    {body}\n",
+        entry_point=entry_point,
+        count_all=False,
+        **more,
+    )
+
+
+def asserts(*lines: str, setup: str = "", count_all: bool = False) -> Job:
+    return Job(kind="asserts", setup=setup, asserts=list(lines), count_all=count_all)
+
+
+def cases(*pairs: tuple[list[Any], Any], name: str = "f", wrapped: bool = False) -> Job:
+    return Job(
+        kind="cases",
+        entry_point=name,
+        cases=[{"input": a, "output": b} for a, b in pairs],
+        wrapped=wrapped,
+        count_all=False,
+    )
+
+
+def judge(sandbox: Sandbox, program: str, job: Job, limits: Limits = LIMITS) -> Judgement:
+    return judge_calls(sandbox, program, job, limits)
+
+
+RIGHT: list[tuple[str, Job]] = [
+    ("def f(x): return x + 1", check("assert candidate(1) == 2")),
+    ("def f(x): return x + 1", check("assert f(1) == 2 and candidate(x=2) == 3")),
+    (
+        "def f(x): raise ValueError('no')",
+        check("try:\n        f(1)\n        assert False\n    except ValueError: pass"),
+    ),
+    ("def f(x): return x\ndef g(x): return -x", asserts("assert f(1) == -g(1)")),
+    ("def sum(a, b): return a * b", asserts("assert sum(3, 5) == 15")),
+    ("import re\ndef f(s): return re.search('a', s)", asserts("assert f('cab')", "assert not f('xyz')")),
+    ("def f(): return {1: (2, {3})}", asserts("assert f() == {1: (2, {3})}")),
+    ("def f(): yield from 'ab'", asserts("assert list(f()) == ['a', 'b']")),
+    ("def f(): return (1, 2)", asserts("assert isclose(f()[0], 1)", setup="from math import isclose")),
+    ("def f(x): return x", asserts("assert f(1) == math.floor(1.5)")),
+    ("class Solution:\n    def f(self, a: List[int]) -> int:\n        return sum(a)", cases(([[1, 2]], 3))),
+    ("def f(n): return 0 if n == 0 else 1 + f(n - 1)", cases(([20000], 20000))),
+    ("def f(x): return defaultdict(int, {x: 1})", cases(([5], {"5": 1}))),
+    ("def f(x): return x", cases(([7], [7]), wrapped=True)),
+    (
+        "import collections, re, tempfile\nwith tempfile.TemporaryFile() as t: t.write(b'x')\ndef f(): return 1",
+        cases(([], 1)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("program", "job"), RIGHT)
+def test_right_programs_pass(sandbox: Sandbox, program: str, job: Job) -> None:
+    assert judge(sandbox, program, job) == Judgement(right=True, share=1.0, detail="")
+
+
+EQUAL = "\n    def __eq__(s, o): return True\n    def __ne__(s, o): return False\n    __hash__ = int.__hash__\n"
+PATCH = "import builtins\nbuiltins.AssertionError = builtins.Exception = type('A', (BaseException,), {})\n"
+WALK = """
+import sys
+def f(x):
+    frame = sys._getframe()
+    while frame:
+        for value in [*frame.f_locals.values(), *frame.f_globals.values()]:
+            if isinstance(value, dict):
+                value.update(passed=9, total=9, verdict='done', detail='')
+        frame = frame.f_back
+    return 0
+"""
+EARLY = """
+import json, os
+body = json.dumps({'id': 0, 'value': 2}).encode()
+for fd in range(3, 64):
+    try: os.write(fd, len(body).to_bytes(4, 'big') + body)
+    except OSError: pass
+def f(x): return 0
+"""
+VERDICT = """
+import json, os
+line = json.dumps({'nonce': '', 'verdict': 'done', 'passed': 1, 'total': 1, 'detail': ''}) + chr(10)
+for fd in range(1, 64):
+    try: os.write(fd, line.encode())
+    except OSError: pass
+def f(x): return 0
+"""
+FORGERIES = {
+    "exits at once": "import sys; sys.exit(0)",
+    "ends its process": "import os; os._exit(0)",
+    "exits when called": "import sys\ndef f(x): sys.exit(0)",
+    "is equal to everything": f"class E:{EQUAL}def f(x): return E()",
+    "subclasses int": f"class E(int):{EQUAL}def f(x): return E(0)",
+    "patches builtins": f"{PATCH}def f(x): return 0",
+    "raises StopIteration": "def f(x): raise StopIteration",
+    "walks the frames": WALK,
+    "replies early": EARLY,
+    "closes its pipes": "import os\nos.closerange(3, 64)\ndef f(x): return 2",
+    "writes a verdict": VERDICT,
+    "replies too much": "def f(x): return 'x' * (20 << 20)",
+    "never stops replying": "def f(x):\n    while True: yield x",
+    "returns itself nested": "def f(x):\n    a = []\n    a.append(a)\n    return a",
+    "says that it is right": "def f(x): return 'PASSED'",
+    "defines the tests' helper": "def abs(x): return 0\ndef f(x): return 0",
+    "raises AssertionError": "def f(x): raise AssertionError",
+    "crashes": "import ctypes\ndef f(x): ctypes.string_at(0)",
+    "does not parse": "def f(x) return 2",
+    "defines nothing": "x = 1",
+}
+TESTS = check("assert all(map(lambda n: abs(candidate(n) - (n + 1)) == 0, [1, 2]))\n    assert candidate(1) == 2")
+
+
+@pytest.mark.parametrize("program", FORGERIES.values(), ids=FORGERIES.keys())
+def test_no_forgery_passes(sandbox: Sandbox, program: str) -> None:
+    judgement = judge(sandbox, program, TESTS)
+    assert not judgement.right
+    assert judgement.detail
+
+
+def test_a_builtin_of_the_tests_is_not_the_programs(sandbox: Sandbox) -> None:
+    job = asserts("assert abs(f(1) - 2) < 1e-6")
+    assert not judge(sandbox, "def abs(x): return 0\ndef f(x): return 77", job).right
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("while True: pass", "ran past 1 s"),
+        ("def f(x):\n    while True: pass", "ran past 1 s"),
+        ("def f(x):\n    a = []\n    while True: a.append('x' * 999999)", "memory|Memory"),
+        ("def f(x):\n    while True: print('x' * 9999)", "wrote more than"),
+        ("import os\ndef f(x): os._exit(3)", "ended with status 3"),
+        ("def f(x): return 1 / 0", "ZeroDivisionError"),
+        ("raise KeyError('k')", "KeyError"),
+        ("def f(x) return 2", "SyntaxError"),
+        ("def g(x): return 2", "defines no f"),
+    ],
+)
+def test_the_detail_says_what_went_wrong(sandbox: Sandbox, program: str, says: str) -> None:
+    limits = Limits(wall_s=1.0 if says.startswith("ran") else 8.0, memory_bytes=200 << 20)
+    judgement = judge(sandbox, program, check("assert candidate(1) == 2"), limits)
+    assert not judgement.right
+    assert any(part in judgement.detail for part in says.split("|")), judgement.detail
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (asserts("assert f(1) =="), "do not compile"),
+        (check("pass"), "never call the program"),
+        (asserts("assert 1 == 1"), "never call the program"),
+        (asserts("assert f(1)", setup="import no_such_module"), "No module named"),
+        (asserts("assert f(lambda: 1)"), "cannot cross"),
+        (Job(kind="check", setup="", test="x = 1", entry_point="f", count_all=False), "define no check"),
+    ],
+)
+def test_tests_that_can_judge_no_program_are_an_error(sandbox: Sandbox, job: Job, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        judge(sandbox, "def f(x): return 1", job)
+
+
+def test_the_share_counts_asserts(sandbox: Sandbox) -> None:
+    job = asserts("assert f(1) == 1", "assert f(2) == 4", "assert f(0) == 0", "assert f(3) == 1/0", count_all=True)
+    judgement = judge(sandbox, "def f(x): return x", job)
+    assert judgement.share == 0.5
+    assert judgement.detail == "assert f(2) == 4"
+
+
+def test_the_tests_see_neither_each_others_changes_nor_the_programs(sandbox: Sandbox) -> None:
+    job = check("x = [3, 1]\n    assert candidate(x) == [1, 3]\n    assert x == [3, 1]")
+    assert judge(sandbox, "def f(x):\n    x.sort()\n    return x", job).right
+
+
+def test_the_program_finds_no_test_anywhere(sandbox: Sandbox) -> None:
+    """Neither in its own process nor in any file that it can read."""
+    spy = """
+import gc, os, sys
+def f(x):
+    seen = [repr(o) for o in gc.get_objects() if isinstance(o, (dict, list, tuple))]
+    for folder, _, names in os.walk('.'):
+        seen += [open(os.path.join(folder, n), errors='replace').read() for n in names]
+    for pid in map(str, range(1, 99)):
+        for part in ('cmdline', 'environ'):
+            try: seen.append(open(f'/proc/{pid}/{part}', errors='replace').read())
+            except OSError: pass
+    return any('-'.join(['needle', 'in', 'the', 'tests']) in text for text in seen)
+"""
+    assert judge(
+        sandbox, spy, asserts("assert f('') is False  # needle-in-the-tests", "assert 'needle-in-the-tests'")
+    ).right
+
+
+# ---- standard input and output
+
+
+def scripts(
+    sandbox: Sandbox, program: str, *pairs: tuple[str, str], count_all: bool = False, **limits: Any
+) -> Judgement:
+    made = [{"input": given, "output": wanted} for given, wanted in pairs]
+    return judge_scripts(sandbox, program, made, Limits(**{"memory_bytes": 512 << 20, **limits}), count_all)
+
+
+READERS = {
+    "input": "print(int(input()) * 2)",
+    "sys.stdin": "import sys\nprint(int(sys.stdin.readline()) * 2)",
+    "stdin.buffer": "import sys\nsys.stdout.buffer.write(b'%d' % (2 * int(sys.stdin.buffer.read())))",
+    "open(0)": "print(int(open(0).read()) * 2)",
+    "os.read": "import os\nos.write(1, str(2 * int(os.read(0, 99))).encode())",
+    "main guard": "def main():\n    print(int(input()) * 2)\nif __name__ == '__main__':\n    main()",
+    "sys.exit": "import sys\nprint(int(input()) * 2)\nsys.exit()",
+    "os._exit": "import os, sys\nprint(int(input()) * 2)\nsys.stdout.flush()\nos._exit(0)",
+    "atexit": "import atexit\nn = int(input())\natexit.register(lambda: print(n * 2))",
+    "thread": "import threading\nthreading.Thread(target=lambda: print(int(input()) * 2)).start()",
+    "leftovers": "import builtins\nif hasattr(builtins, 'x'): print(0)\nelse: n = int(input()); print(n * 2); x = 1",
+    "closes": "import sys\nprint(int(input()) * 2)\nsys.stdout.close()\nsys.stdin.close()",
+    "shelf": "q = deque([int(input())])\nprint(q.popleft() * 2)",
+}
+
+
+@pytest.mark.parametrize("program", READERS.values(), ids=READERS.keys())
+def test_programs_that_read_and_write_pass_case_after_case(sandbox: Sandbox, program: str) -> None:
+    pairs = [("2\n", "4\n"), ("5", "10\n"), ("-3\n", "-6")]
+    assert scripts(sandbox, program, *pairs) == Judgement(right=True, share=1.0, detail="")
+    wrong = scripts(sandbox, program, *pairs, ("3\n", "7\n"))
+    assert not wrong.right
+    assert wrong.detail.startswith("case 4 of 4: expected")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("print(3)", "expected '4"),
+        ("print(4); 1 / 0", "ZeroDivisionError"),
+        ("print(4); raise SystemExit(3)", "SystemExit"),
+        ("print(4)\nimport os, sys; sys.stdout.flush(); os._exit(3)", "status 3"),
+        ("while True: pass", "ran past 1 s"),
+        ("while True: print('x' * 999)", "wrote more than"),
+        ("print(4", "SyntaxError"),
+        ("", "expected '4"),
+        ("import os; os.closerange(2, 64); print(4)", "hung up|status"),
+        ("import os, signal; print(4); os.kill(os.getpid(), 9)", "status|expected"),
+        ("input(); input()", "EOFError"),
+    ],
+)
+def test_programs_that_write_the_wrong_thing_fail(sandbox: Sandbox, program: str, says: str) -> None:
+    judgement = scripts(sandbox, program, ("2\n", "4\n"), wall_s=1.0)
+    assert not judgement.right
+    assert any(part in judgement.detail for part in says.split("|")), judgement.detail
+
+
+def test_the_time_is_for_all_cases_together(sandbox: Sandbox) -> None:
+    judgement = scripts(sandbox, "import time; time.sleep(0.4); print(1)", *[("", "1")] * 9, wall_s=1.0, count_all=True)
+    assert not judgement.right
+    assert 0 < judgement.share < 0.5
+    assert "ran past 1 s" in judgement.detail
+
+
+def test_the_share_counts_cases(sandbox: Sandbox) -> None:
+    assert scripts(sandbox, "print(input())", ("1", "1"), ("2", "3"), ("3", "3"), count_all=True).share == 2 / 3
+
+
+def test_large_inputs_and_outputs_pass_through(sandbox: Sandbox) -> None:
+    text = "\n".join(map(str, range(100_000)))
+    assert scripts(sandbox, "import sys\nsys.stdout.write(sys.stdin.read())", (text, text)).right
+
+
+def test_no_descriptor_and_no_thread_is_left(sandbox: Sandbox) -> None:
+    def state() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    judge(sandbox, "def f(x): return 2", check("assert candidate(1) == 2"))
+    before = state()
+    for program in ("def f(x): return 2", "while True: pass", "import os; os._exit(1)"):
+        judge(sandbox, program, check("assert candidate(1) == 2"), Limits(wall_s=0.5))
+        scripts(sandbox, program, ("", ""), ("", ""), wall_s=0.5)
+    assert state() == before
