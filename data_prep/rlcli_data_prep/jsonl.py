@@ -12,8 +12,8 @@ from rlcli.types import Converter, ConvertOptions, Message, Prompt, RawRow
 from rlcli_data_prep.sources import ENDINGS, read_splits, text
 
 OPTIONS = {
-    "columns": "our names for its columns, e.g. prompt=question,answer=target; other names go into extra_info "
-    "(prompt=prompt,answer=answer)",
+    "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt,answer=answer); "
+    "ground_truth means the answer too; any other name goes into extra_info, response for a worked answer",
     "verifier": "what scores the rows: a name or an expression; required",
     "instruction": "a text to append to each question, such as the form of answer that the verifier reads (none)",
     "data_source": "the rows' name in metrics (the source's own)",
@@ -32,12 +32,13 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """The question (a text, or chat messages), the ground truth (a text or number, else its JSON), and what else
     `columns` names, in `extra_info` under our name."""
-    columns = {"prompt": "prompt", "answer": "answer", **options.columns}
-    messages = chat(row, columns.pop("prompt"))
+    columns = dict(options.columns)
+    messages = chat(row, columns.pop("prompt", "prompt"))
     if options.instruction:
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
-    truth = _truth(row, columns.pop("answer"))
+    # The question's answer, or as the written row calls it; with both, `answer` is one more column for extra_info.
+    truth = _truth(row, columns.pop("ground_truth", "") or columns.pop("answer", "answer"))
     return Prompt(
         id="",
         messages=messages,

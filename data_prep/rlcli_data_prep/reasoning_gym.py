@@ -6,6 +6,7 @@ Needs the extra `rlcli[reasoning-gym]`.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,8 +56,10 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 
 def _dataset(task: str, seed: int, size: int) -> Any:
     try:
-        from reasoning_gym import create_dataset
-        from reasoning_gym.factory import DATASETS
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of one of its dependencies
+            from reasoning_gym import create_dataset
+            from reasoning_gym.factory import DATASETS
     except ModuleNotFoundError as error:
         raise SetupError(f"not installed: {error.name}", "uv pip install 'rlcli[reasoning-gym]'") from error
     if task not in DATASETS:

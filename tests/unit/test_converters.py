@@ -284,6 +284,9 @@ def test_jsonl_maps_columns_as_it_is_told(tmp_path: Path) -> None:
     assert [prompt.ground_truth for prompt in train] == ["4", '{"a": "ü"}']
     assert [dict(prompt.extra_info) for prompt in train] == [{"topic": ["sums"]}, {"topic": []}]
     assert (train[0].verifier, train[0].data_source, train[0].ability) == ("math", "my", "general")
+    both = {"prompt": "q", "ground_truth": "target", "answer": "about"}
+    first, _ = prompts(jsonl.CONVERTER, file, columns=both, verifier="math")["train"]
+    assert (first.ground_truth, dict(first.extra_info)) == ("4", {"answer": ["sums"]})
     named = prompts(jsonl.CONVERTER, file, columns=columns, verifier="a * 1.0 + b", data_source="mine", ability="code")[
         "train"
     ][0]
