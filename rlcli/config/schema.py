@@ -219,8 +219,8 @@ class VerifierSection(Section):
     sandbox: Annotated[str, Field(pattern=r"^(auto|bwrap|landlock|unsafe|https?://\S+)$")] = Field(
         default="auto",
         json_schema_extra={"rule": "auto, bwrap, landlock, unsafe or the URL of a SandboxFusion endpoint"},
-        description="Where verifiers run programs: bwrap, landlock, auto (the first of these that works here), the "
-        "URL of a SandboxFusion endpoint, or unsafe (limits alone).",
+        description="Where verifiers run programs: bwrap, landlock, auto (RLCLI_SANDBOX, else the first of these that "
+        "works here), the URL of a SandboxFusion endpoint, or unsafe (limits alone).",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from rlcli.config.schema import VerifierSection
 from rlcli.errors import ConfigError, RunFailed, SetupError, UnknownName, VerifierError
+from rlcli.sandbox import Limits, backend_name, open_sandbox
 from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import target
 from rlcli.scoring.spec import Composition, parse
@@ -32,10 +33,10 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
     compositions = {expression: parse(expression) for expression in sorted(first)}
     for expression, composition in compositions.items():
         _check_names(composition, first[expression])
-    with contextlib.closing(Nursery(section.sandbox)) as nursery:
+    backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
+    with contextlib.closing(Nursery(backend)) as nursery:
         facts = [nursery.load(composition) for composition in compositions.values()]
-    sandbox = _opened(section.sandbox) if any(one.needs_sandbox for one in facts) else ""
-    return tuple(compositions), sandbox
+    return tuple(compositions), _opened(backend) if any(one.needs_sandbox for one in facts) else ""
 
 
 def _check_names(composition: Composition, row: str) -> None:
@@ -48,8 +49,6 @@ def _check_names(composition: Composition, row: str) -> None:
 
 def _opened(backend: str) -> str:
     """The name of the backend that `backend` leads to, once it has run a program."""
-    from rlcli.sandbox import Limits, open_sandbox
-
     if not backend.startswith(("http://", "https://")):
         return open_sandbox(backend).name
     from rlcli.sandbox.fusion import FusionJudge

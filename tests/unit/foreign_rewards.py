@@ -209,3 +209,7 @@ def no_convention(text, gold):  # type: ignore[no-untyped-def]
 
 
 number = 3
+
+
+def sandboxed(request: VerifyRequest) -> Verdict:
+    return Verdict(1.0, Outcome.OK, answer=os.environ.get("RLCLI_SANDBOX"))

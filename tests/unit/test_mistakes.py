@@ -65,6 +65,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("grpo", ["algorithm.kl_coef=0.1", "algorithm.kl_target=2"], "reference model", "steered to a KL of 2"),
         ("grpo", ["shaping.format_weight=0.1"], "added to the score", "format × 0.1"),
         ("grpo", ["rollout.top_p=0.9"], "sampling", "temperature 1, top-p 0.9"),
+        ("grpo", ["verifier.name=auto + 0.1 * format"], "verifiers", "gsm8k + 0.1 * format; "),
+        ("grpo", ["verifier.name=code", "verifier.sandbox=unsafe"], "programs run in", "can read this user's files"),
     ],
 )
 def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], what: str, says: str, paths: list[str]) -> None:

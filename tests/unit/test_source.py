@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -374,9 +375,10 @@ class Engine:
 
 
 class Scorer:
-    """A response's score is its number."""
+    """A response's score is its number, which is its only token."""
 
     def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
+        assert request.completion_ids == array("i", [int(request.completion)])
         done: Future[Verdict] = Future()
         done.set_result(Verdict(float(request.completion), Outcome.OK))
         return done

@@ -172,6 +172,29 @@ def test_what_shaping_adds_is_a_part_of_its_own(samples: Sequence[Sample]) -> No
     assert shaped.columns["advantages"][2] > 0 > shaped.columns["advantages"][3]  # all alike but for their lengths
 
 
+def test_the_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts_in_their_order(
+    samples: Sequence[Sample],
+) -> None:
+    parts = [{"math": 1.0, "format": 0.0}, {"math": 0.0, "format": 1.0}, {}, {"format": 1.0}]
+    judged = [replace(s, verdict=replace(s.verdict, parts=part)) for s, part in zip(samples, parts, strict=True)]
+    config = RunConfig.model_validate({"algorithm": {"advantage": "gdpo"}, "train": {"tokens_per_microbatch": 1 << 20}})
+    algorithm = Algorithm.build(**config.algorithm.model_dump())
+
+    def advantages(weights: dict[str, float]) -> list[float]:
+        batch = Collected(judged, ["first", "second"], 0.0, 0.0, part_weights=weights)
+        chosen = choose(batch, algorithm, config, seed=0)
+        assert chosen.columns["parts"].tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
+        values: list[float] = chosen.columns["advantages"].tolist()
+        return values
+
+    # Equal weights cancel in the first group; where mathematics weighs more, its first response is the better one, and
+    # where the format does, the second.
+    assert advantages({})[:2] == [0.0, 0.0]
+    assert advantages({"format": 0.1})[0] > 0 > advantages({"format": 0.1})[1]
+    assert advantages({"math": 0.1})[0] < 0 < advantages({"math": 0.1})[1]
+    assert advantages({"format": -1.0, "math": 0.0})[3] < 0
+
+
 def test_a_group_is_one_whatever_the_order_in_which_its_samples_are_selected(
     samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
