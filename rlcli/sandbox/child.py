@@ -239,8 +239,8 @@ class Child:
             elif now >= look_at_disk:
                 if self._launch.exceeds_disk(self.pid):
                     self._kill("disk")
-                # Looking takes a fifth of the time at most, however many files there are.
-                look_at_disk = time.monotonic() + 4 * (time.monotonic() - now)
+                # Looking takes half of the time at most, however many files there are.
+                look_at_disk = 2 * time.monotonic() - now
             if self._killed:
                 poll.poll()
                 break

@@ -21,7 +21,7 @@ class Limits:
     memory_bytes: int = 1 << 30
     """Resident memory. Files in the working directory are bounded by `disk_bytes` and come on top."""
     disk_bytes: int = 64 << 20
-    """All files of the working directory together; 8,192 of them at most, whatever their size."""
+    """All files of the working directory together; 1,024 of them at most, of which 256 may be folders."""
     output_bytes: int = 1 << 20
     """Standard output and standard error together, as far as `Child.wait` reads them."""
 

@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator
 
 PREFIX = "rlcli-sandbox-"
-MAX_FILES = 8192
-"""A program that makes more files than these is ended as one that fills the disk."""
+MAX_FILES, MAX_FOLDERS = 1024, 256
+"""A program that makes more is ended as one that fills the disk. Removing them costs its owner the time: a folder takes
+some file systems milliseconds."""
 _LOCKED_WITHIN_S = 60.0
 
 
@@ -25,14 +26,15 @@ class PrivateFolder:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def exceeds(self, disk_bytes: int, pid: int) -> bool:
-        """Whether it holds more than `disk_bytes` or `MAX_FILES`. Files that `pid` holds open without a name count;
+        """Whether it holds more than `disk_bytes`, `MAX_FILES` or `MAX_FOLDERS`. Files that `pid` holds open without a name count;
         a folder made so that it cannot be looked into (too deep, or closed to its owner) is more than is allowed."""
-        size = files = 0
+        size = files = folders = 0
         try:
             for status in _walk(self.path):
                 files += 1
+                folders += stat.S_ISDIR(status.st_mode)
                 size += status.st_blocks * 512
-                if size > disk_bytes or files > MAX_FILES:
+                if size > disk_bytes or files > MAX_FILES or folders > MAX_FOLDERS:
                     return True
         except OSError:
             return True

@@ -27,6 +27,14 @@ LATE_S = 10.0
 """A machine that is busy is late; the point is that the end comes at all."""
 
 
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the private folders of this test's programs are made, its own and its processes'."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
 def ended_by(sandbox: Sandbox, main: str, limits: Limits) -> Exit:
     begun = time.monotonic()
     ended = run(sandbox, textwrap.dedent(main), limits)
@@ -136,12 +144,11 @@ def test_output_up_to_the_limit_is_whole(sandbox: Sandbox) -> None:
         "import os\nwhile True:\n os.mkdir('d' * 200); os.chdir('d' * 200)",
     ],
 )
-def test_disk(sandbox: Sandbox, main: str) -> None:
-    before = {path.name for path in Path(tempfile.gettempdir()).glob(PREFIX + "*")}
+def test_disk(sandbox: Sandbox, folders: Path, main: str) -> None:
     ended = ended_by(sandbox, main, Limits(wall_s=20.0, disk_bytes=16 * MIB))
     full = b"No space left" in ended.stderr or b"Too many open files" in ended.stderr
     assert ended.killed_for == "disk" or full
-    assert {path.name for path in Path(tempfile.gettempdir()).glob(PREFIX + "*")} <= before
+    assert not list(folders.iterdir())
 
 
 def test_one_large_file_is_refused(sandbox: Sandbox) -> None:
@@ -166,20 +173,20 @@ def test_kill_ends_it_at_once_and_may_be_repeated(sandbox: Sandbox) -> None:
     assert child.wait() == ended
 
 
-def test_nothing_is_left_of_many_programs(sandbox: Sandbox) -> None:
+def test_nothing_is_left_of_many_programs(sandbox: Sandbox, folders: Path) -> None:
     run(sandbox, "")
     gc.collect()
-    before = open_fds(), threading.active_count(), set(Path(tempfile.gettempdir()).glob(PREFIX + "*"))
+    before = open_fds(), threading.active_count()
     for main in ["print(1)", "1/0", "while True: pass", "import os; os.close(1); os.close(2)"] * 3:
         run(sandbox, main, Limits(wall_s=0.2))
     sandbox.start("while True: pass", Limits(wall_s=60.0)).kill()
     with sandbox.start("while True: pass", Limits(wall_s=60.0)):
         pass
     gc.collect()
-    after = open_fds(), threading.active_count(), set(Path(tempfile.gettempdir()).glob(PREFIX + "*"))
+    after = open_fds(), threading.active_count()
     assert after[0] <= before[0]
     assert after[1] == before[1]
-    assert after[2] <= before[2]
+    assert not list(folders.iterdir())
 
 
 OWNER = """
@@ -205,13 +212,13 @@ def owner_of(sandbox: Sandbox, main: str, how: str) -> tuple[subprocess.Popen[st
 @pytest.mark.parametrize(
     "main", ["while True: pass", "import os, time; os.closerange(0, 200); time.sleep(600)", "import time; time.sleep(99)"]
 )
-def test_a_program_dies_with_an_owner_that_is_killed(sandbox: Sandbox, main: str) -> None:
+def test_a_program_dies_with_an_owner_that_is_killed(sandbox: Sandbox, folders: Path, main: str) -> None:
     owner, pid = owner_of(sandbox, main, "start(); time.sleep(600)")
     assert alive(pid)
     owner.kill()
     owner.communicate()
     assert until(lambda: not alive(pid))
-    assert until(lambda: not processes_with(str(Path(tempfile.gettempdir(), PREFIX))))
+    assert until(lambda: not processes_with(str(folders)))
 
 
 def test_a_program_outlives_the_thread_that_started_it(sandbox: Sandbox) -> None:
@@ -225,13 +232,12 @@ def test_a_program_outlives_the_thread_that_started_it(sandbox: Sandbox) -> None
     assert owner.communicate()[0] == "b'still there\\n'\n"
 
 
-def test_an_owner_that_leaves_takes_its_programs_and_their_folders_along(sandbox: Sandbox) -> None:
-    before = set(Path(tempfile.gettempdir()).glob(PREFIX + "*"))
+def test_an_owner_that_leaves_takes_its_programs_and_their_folders_along(sandbox: Sandbox, folders: Path) -> None:
     owner, pid = owner_of(sandbox, "while True: pass", "start()")
     owner.communicate()
     assert owner.returncode == 0
     assert not alive(pid)
-    assert set(Path(tempfile.gettempdir()).glob(PREFIX + "*")) <= before
+    assert not list(folders.iterdir())
 
 
 def test_an_owner_with_little_memory_of_its_own(sandbox: Sandbox) -> None:
@@ -253,19 +259,32 @@ os.mkdir("closed"); open("closed/file", "w").close(); os.mkdir("none", 0); os.mk
 os.umask(0o777); os.mkdir("masked"); open("masked-file", "w").close(); os.umask(0)
 os.symlink("/etc", "link"); os.symlink("/nowhere", "dangling"); os.symlink(".", "self"); os.mkfifo("pipe")
 for name in ["\\n", "-rf", " ", "\\udcff".encode("utf8", "surrogateescape"), "x" * 255]: open(name, "w").close()
-for _ in range(3000):
+for _ in range(200):
     os.mkdir("d"); os.chdir("d")
 print("made")
 """
 
 
-def test_a_folder_is_removed_whatever_is_in_it() -> None:
+def test_a_folder_is_removed_whatever_is_in_it(folders: Path) -> None:
     sandbox = opened("landlock")
-    before = set(Path(tempfile.gettempdir()).glob(PREFIX + "*"))
     ended = run(sandbox, HIDE)
     assert ended.stderr == b""
-    assert set(Path(tempfile.gettempdir()).glob(PREFIX + "*")) <= before
+    assert not list(folders.iterdir())
     assert Path("/etc").is_dir()
+
+
+def test_a_deep_folder_is_removed() -> None:
+    folder = PrivateFolder()
+    here = os.open(folder.path, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d" * 9, dir_fd=here)
+        deeper = os.open("d" * 9, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.close(here)
+    assert folder.exceeds(1 << 40, os.getpid())
+    folder.remove()
+    assert not Path(folder.path).exists()
 
 
 def test_removal_follows_no_link(tmp_path: Path) -> None:
