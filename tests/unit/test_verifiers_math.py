@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rlcli_verifiers.math import _equal_by_value, equal, extract, preload, verify
+from rlcli_verifiers.latex import equal
+from rlcli_verifiers.math import extract, preload, verify
+from rlcli_verifiers.symbolic import same as _equal_by_value
 
 from rlcli.scoring.pool import ScoringPool
 from rlcli.types import Outcome, VerifyRequest
@@ -56,7 +58,7 @@ def outcome(completion: str, ground_truth: str) -> Outcome:
     ],
 )
 def test_the_final_answer_is_read(text: str, answer: str | None) -> None:
-    assert extract(text) == answer
+    assert extract(text) == ([] if answer is None else [answer])
 
 
 @pytest.mark.parametrize(

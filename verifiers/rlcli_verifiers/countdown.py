@@ -82,7 +82,7 @@ def _problem(request: VerifyRequest) -> tuple[list[int], Fraction]:
         truth: Any = json.loads(request.ground_truth) if request.ground_truth.strip() else {}
         stated = truth if isinstance(truth, dict) else {"target": truth}
         info = {**request.extra_info, **stated}
-        return [int(number) for number in info.get("numbers", info.get("nums"))], Fraction(str(info["target"]))
+        return [int(number) for number in info["numbers"]], Fraction(str(info["target"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"the ground truth {request.ground_truth!r:.80} and extra_info give no numbers and target"

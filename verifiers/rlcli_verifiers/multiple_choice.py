@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
@@ -17,7 +18,7 @@ _PHRASE = re.compile(
     r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
     r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
     r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?)"
-    r"[\s:*]*(?:(?:option|choice|letter)\s+)?(?P<said>\S[^\n]*)",
+    r"[\s:*]*(?:(?:option|choice|letter)\s+)?(?=\S)",
     re.IGNORECASE,
 )
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
@@ -84,13 +85,12 @@ def _statement(text: str) -> str | None:
     """What the last statement of an answer says; else the last line."""
     found = [(end, content) for _, end, content in boxes(text)]
     found += [(match.end(), match[1]) for match in _TAG.finditer(text)]
-    found += [(match.end("said"), match["said"]) for match in _PHRASE.finditer(text) if _reads(match["said"])]
+    heads = list(_PHRASE.finditer(text))
+    for head, following in zip_longest(heads, heads[1:]):
+        said = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
+        if "boxed" not in said and "<answer>" not in said.lower():  # those are read by themselves
+            found.append((head.end(), said))
     return max(found)[1] if found else last_line(text)
-
-
-def _reads(said: str) -> bool:
-    """Whether what follows "the answer is" holds something to read, rather than a box or tag that is read by itself."""
-    return "boxed" not in said and "<answer>" not in said.lower()
 
 
 def _read(said: str, choices: list[str]) -> str | None:
@@ -100,6 +100,8 @@ def _read(said: str, choices: list[str]) -> str | None:
         return found
     if _SEVERAL.fullmatch(text):
         return "".join(dict.fromkeys(re.findall("[A-J]", text)))
+    if re.fullmatch(r"\(?[a-j]\)?[.:]?", text):
+        text = text.upper()
     match = _LETTER.match(text)
     if match is None:
         return None

@@ -1,0 +1,250 @@
+"""Whether two short mathematical answers in LaTeX are the same: by text, as numbers, part by part, or by value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from rlcli_verifiers import symbolic
+from rlcli_verifiers.notation import Measure, clean, mask, measured, number, split, squeezed, words
+
+MAX_CHARS = 400
+"""A longer answer is compared as text only."""
+
+MAX_ITEMS = 40
+"""A longer list is compared as text only."""
+
+ROUNDED_PLACES = 4
+"""A ground truth with as many decimals, or with `\\approx`, is rounded: an exact answer that rounds to it is right."""
+
+_NAME = re.compile(r"[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?|\([a-z](?:\s*,\s*[a-z])+\)|\|[A-Za-z]{2,}\|")
+_LIST = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:cup|lor|vee)(?![A-Za-z])")
+_EQUALS = re.compile(r"(?<![<>!\\])=")
+_RELATION = re.compile(r"\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
+_MEMBER = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*\\in(?![A-Za-z])\s*")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
+_BASE = re.compile(r"\(?([0-9A-Z]+)\)?_\{?(\d{1,2}|\\text\{\w+\})\}?", re.ASCII)
+_TIME = re.compile(r"(\d+):(\d+(?::\d+)?)(?:\\text\{)?([ap]?)\.?m?\.?\}?", re.ASCII | re.IGNORECASE)
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
+_WORD_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}")
+_CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
+
+
+class Span(NamedTuple):
+    """A point, vector or interval: its brackets and parts. name: of the unknown that an inequality confines to it."""
+
+    opening: str
+    parts: tuple[str, ...]
+    closing: str
+    name: str = ""
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether two answers, without surrounding text, are the same. The ground truth goes first: it sets the form.
+
+    Bare lists and sets have no order, points do. `x = 5` may stand for `5`, an inequality for an interval. Decimals are
+    exact, except where the ground truth is rounded (`ROUNDED_PLACES`). One percent sign may be left out or added (42\\%
+    is 42, and is 0.42); so may units, but known ones that differ are wrong.
+    """
+    if gold.strip() == answer.strip():
+        return True
+    if max(len(gold), len(answer)) > MAX_CHARS or not answer.strip():
+        return False
+    gold, answer = clean(gold), clean(answer)
+    if squeezed(gold) == squeezed(answer):
+        return True
+    return any(_same(ours, theirs) for ours in _readings(gold) for theirs in _readings(answer))
+
+
+def _readings(text: str) -> list[str]:
+    """`1,234` is a number, and may be a list of two; in brackets it is always a list."""
+    joined = list(text)
+    for match in _THOUSANDS.finditer(mask(text)):
+        for position in range(*match.span()):
+            joined[position] = joined[position].replace(",", "")
+    number = "".join(joined)
+    return [text] if number == text else [number, text]
+
+
+def _same(gold: str, answer: str) -> bool:
+    ours, theirs = _items(gold), _items(answer)
+    if len(ours) != len(theirs) or len(ours) > MAX_ITEMS:
+        return False
+    if len(ours) == 1:
+        return _same_one(ours[0], theirs[0])
+    names = {squeezed(split(item, _EQUALS)[0]) for item in ours if len(split(item, _EQUALS)) > 1}
+    if len(names) > 1 and all(len(split(item, _EQUALS)) == 1 for item in theirs):
+        return all(map(_same_one, ours, theirs))  # AB = 9, CD = 4: where names are left out, the order says which
+    return _same_in_any_order(ours, theirs)
+
+
+def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:
+    left = list(theirs)
+    for item in ours:
+        found = next((other for other in left if squeezed(other) == squeezed(item)), None)
+        found = found if found is not None else next((other for other in left if _same_one(item, other)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return True
+
+
+def _items(text: str) -> list[str]:
+    """The elements of a list, set or union; a text that is none of these is its own only element."""
+    text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
+    if text.startswith(r"\{") and text.endswith(r"\}") and mask(text[1:-2] + text[-1]).strip("\0") == "":
+        text = text[2:-2]
+    elif text.startswith("{") and text.endswith("}") and "\0" * len(text) == mask(text):
+        text = text[1:-1]
+    elif listed := _WORD_LIST.fullmatch(text):
+        text = listed[1]
+    items: list[str] = []
+    for item in split(text, _LIST):
+        if len(_PLUS_MINUS.findall(item)) == 1:
+            items += [_PLUS_MINUS.sub(sign, item) for sign in "+-"]
+        elif item:
+            items.append(item)
+    return items or [text]
+
+
+def _same_one(gold: str, answer: str) -> bool:
+    if squeezed(gold) == squeezed(answer):
+        return True
+    ours, theirs = _choice(gold), _choice(answer)
+    if ours and theirs:
+        return ours == theirs
+    said = words(gold)
+    if said is not None:  # math-verify would take a word for a product of letters, and its anagrams for equal
+        return said == words(answer)
+    if "=" in gold or "=" in answer:
+        return _same_equation(split(gold, _EQUALS), split(answer, _EQUALS))
+    span, other = _span(gold), _span(answer)
+    if span and other:
+        return _same_span(span, other)
+    if span or other:
+        return False
+    if ":" in gold or ":" in answer:
+        return _same_time(gold, answer)
+    return _same_quantity(measured(gold), measured(answer))
+
+
+def _same_span(gold: Span, answer: Span) -> bool:
+    same_brackets = (gold.opening, gold.closing) == (answer.opening, answer.closing)
+    same_name = not (gold.name and answer.name) or gold.name == answer.name
+    same_length = len(gold.parts) == len(answer.parts)
+    return same_brackets and same_name and same_length and all(map(_same, gold.parts, answer.parts))
+
+
+def _choice(text: str) -> str | None:
+    """The letter of `(B)`, `\\text{B}`, `B.`, in lower case; None for all else."""
+    match = _CHOICE.fullmatch(squeezed(re.sub(r"\\text\{([^{}]*)\}", r"\1", text)))
+    return match[1].lower() if match else None
+
+
+def _same_equation(ours: list[str], theirs: list[str]) -> bool:
+    """Whether two equations, or an equation and a value, are the same; of a chain, the last side counts."""
+    ours, theirs = _turned(ours), _turned(theirs)
+    if len(ours) == 1:
+        return _same(ours[0], theirs[-1])
+    if not _NAME.fullmatch(ours[0]):
+        return len(theirs) > 1 and symbolic.same("=".join(ours), "=".join(theirs))
+    if len(theirs) == 1:
+        return _same(ours[-1], theirs[0])
+    if squeezed(ours[0]) == squeezed(theirs[0]):
+        return _same(ours[-1], theirs[-1])
+    return symbolic.same("=".join(ours), "=".join(theirs))
+
+
+def _turned(sides: list[str]) -> list[str]:
+    """`5 = x` as `x = 5`."""
+    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]) and not words(sides[1]):
+        return sides[::-1]
+    return sides
+
+
+def _span(text: str) -> Span | None:
+    """A bracketed list, or the interval that an inequality in one unknown describes; None for all else."""
+    inequality = _interval(text)
+    if inequality is not None:
+        return inequality
+    if text[:1] not in ("(", "[") or text[-1:] not in (")", "]") or mask(text).strip("\0"):
+        return None
+    parts = split(text[1:-1], re.compile("[,;]"))
+    return Span(text[0], tuple(parts), text[-1]) if len(parts) > 1 else None
+
+
+def _interval(text: str) -> Span | None:
+    relations = [match[0] for match in _RELATION.finditer(mask(text))]
+    if len(relations) not in (1, 2):
+        return None
+    sides = split(text, _RELATION)
+    down = ["l" in relation or "<" in relation for relation in relations]
+    strict = ["e" not in relation and "=" not in relation for relation in relations]
+    if len(sides) == 2:
+        return _half_line(sides, down[0], strict[0])
+    if down[0] != down[1] or not _NAME.fullmatch(sides[1]):
+        return None
+    (low, name, high), (open_low, open_high) = (sides, strict) if down[0] else (sides[::-1], strict[::-1])
+    return Span("(" if open_low else "[", (low, high), ")" if open_high else "]", squeezed(name))
+
+
+def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
+    named = [bool(_NAME.fullmatch(side)) and number(side) is None and side not in (r"\pi", "e") for side in sides]
+    if named == [True, False]:
+        name, bound, below = sides[0], sides[1], down
+    elif named == [False, True]:
+        name, bound, below = sides[1], sides[0], not down
+    else:
+        return None
+    if below:
+        return Span("(", (r"-\infty", bound), ")" if strict else "]", squeezed(name))
+    return Span("(" if strict else "[", (bound, r"\infty"), ")", squeezed(name))
+
+
+def _same_quantity(gold: Measure, answer: Measure) -> bool:
+    if gold.unit and answer.unit and gold.unit != answer.unit:
+        return False
+    base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))
+    if base or other_base:
+        return _same_numeral(base, other_base, squeezed(gold.body), squeezed(answer.body))
+    one_percent = gold.percent != answer.percent
+    ours, theirs = number(gold.body), number(answer.body)
+    if ours and theirs:
+        values = {ours[0], ours[0] / 100} if one_percent and gold.percent else {ours[0]}
+        others = {theirs[0], theirs[0] / 100} if one_percent and answer.percent else {theirs[0]}
+        return bool(values & others) or _rounds_to(gold, ours, theirs)
+    if squeezed(gold.body) == squeezed(answer.body) != "":
+        return True
+    if ours and _is_rounded(gold, ours[1]) and "." not in answer.body:
+        value = symbolic.decimal(answer.body)
+        return value is not None and _rounds_to(gold, ours, (value, 0))
+    return symbolic.same(gold.body, answer.body)
+
+
+def _is_rounded(gold: Measure, places: int) -> bool:
+    return gold.approximate or places >= ROUNDED_PLACES
+
+
+def _rounds_to(gold: Measure, ours: tuple[Fraction, int], theirs: tuple[Fraction, int]) -> bool:
+    """Whether an answer that is exact, or shows more decimals, rounds to a ground truth that is rounded itself."""
+    (value, places), (other, shown) = ours, theirs
+    finer = shown > places or (shown == 0 and other.denominator != 1)
+    return _is_rounded(gold, places) and finer and abs(value - other) * 2 * 10**places <= 1
+
+
+def _same_time(gold: str, answer: str) -> bool:
+    """Times of day and ratios: as written, but a.m. or p.m. may be left out."""
+    ours, theirs = _TIME.fullmatch(squeezed(gold)), _TIME.fullmatch(squeezed(answer))
+    if not (ours and theirs):
+        return False
+    halves = {ours[3].lower(), theirs[3].lower()} - {""}
+    return (int(ours[1]), ours[2]) == (int(theirs[1]), theirs[2]) and len(halves) < 2
+
+
+def _same_numeral(ours: re.Match[str] | None, theirs: re.Match[str] | None, gold: str, answer: str) -> bool:
+    """Numerals with their base as a subscript, which one of the two may leave out."""
+    if ours and theirs:
+        return ours.groups() == theirs.groups()
+    return (ours[1] if ours else gold) == (theirs[1] if theirs else answer)

@@ -1,0 +1,183 @@
+"""Whether two formulas have the same value, by math-verify and sympy, with the cost bounded before either sees them.
+
+What was found in math-verify 0.9 and latex2sympy2_extended 1.11, and is kept from happening here:
+
+- `math_verify.parse` reads plain expressions, and the parser reads its number tokens, by sympy's `parse_expr`, which
+  evaluates Python. Here the LaTeX parser is called by itself, and makes its numbers from digits by `Fraction`.
+- `\\operatorname{name}(1)` becomes a function of that name, and evaluating it calls the attribute `name` of mpmath,
+  whatever that is; `\\operatorname{zeros}(10^9, …)`, `\\det`, `\\gcd` and `\\binom` compute while they are parsed.
+  Here only the commands of `_COMMANDS` pass.
+- Its time-outs are `signal.alarm`, which fails off the main thread and does not stop C code: gmpy2, where sympy finds
+  it, computes `(10^9)!` in one call. Here they are never set; the size of numbers is bounded, and the process dies.
+- Its comparison takes two values for equal that agree to six decimals. Here no decimal fraction becomes a float.
+- Versions 4.9.3, 4.11 and 4.13.2 of antlr read `42\\%` differently. Here no percent sign gets that far.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from fractions import Fraction
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+MAX_CHARS = 300
+MAX_DEPTH = 12
+MAX_DIGITS = 60
+MAX_NUMBERS = 80
+MAX_CELLS = 64
+"""Of a matrix, all rows together."""
+
+MAX_POWER_DIGITS = 5000
+"""Digits that a power of a plain number may have."""
+
+MAX_EXPANSION = 200
+"""Product of all exponents that stand over a bracket or a group."""
+
+MAX_FACTORIAL = 999
+
+_COMMANDS = frozenset(
+    re.findall(
+        r"\w+",
+        """frac sqrt pi infty cdot times div pm mp binom le leq ge geq ne neq lt gt in cup cap setminus mathbb emptyset
+        varnothing begin end left right lfloor rfloor lceil rceil triangle angle overline vec log ln exp sin cos tan cot
+        sec csc arcsin arccos arctan sinh cosh tanh alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa
+        lambda mu nu xi rho sigma tau upsilon phi varphi chi psi omega Delta Theta Lambda Sigma Phi Omega""",
+    )
+)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(\w+)\}")
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_NUMBER = re.compile(r"[0-9]+")
+_PLAIN = re.compile(r"[A-Za-z0-9\s.+\-*/^_=<>!|,;()\[\]{}&\\]*")
+_FACTORIAL = re.compile(r"(?P<of>[0-9]{1,3}|\([0-9]{1,3}\)|[a-z]|\([a-z]\s*[+-]\s*[0-9]{1,3}\))\s*!(?!\s*!)")
+_BINOMIAL = re.compile(r"\\binom\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}")
+_POWER = re.compile(
+    r"(?P<base>[0-9]+|[A-Za-z]|\\[A-Za-z]+|[)}\]|!]|^|.)\s*\^\s*(?P<exponent>\{|\(|\\?\w+|-\w+|.)", re.S
+)
+_SUBSCRIPT = re.compile(r"_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
+_SMALL = re.compile(r"[-+]?\s*(?:[0-9]{1,4}|[0-9]{0,2}[A-Za-z])")
+
+
+@lru_cache(maxsize=8192)
+def same(gold: str, answer: str) -> bool:
+    """Whether two formulas in LaTeX are equal in value; False for one that `is_tame` refuses or that cannot be read."""
+    if not (is_tame(gold) and is_tame(answer)):
+        return False
+    from math_verify import verify
+    from math_verify.grader import should_treat_as_complex
+
+    is_complex = should_treat_as_complex(gold) or should_treat_as_complex(answer)
+    ours, theirs = _parse(gold, is_complex), _parse(answer, is_complex)
+    if ours is None or theirs is None:
+        return False
+    # No time-outs: they are signal.alarm, useless against C code and wrong off the main thread. Our process is killed.
+    return bool(verify(ours, theirs, timeout_seconds=None))
+
+
+@lru_cache(maxsize=1024)
+def decimal(formula: str) -> Fraction | None:
+    """The value of a real formula without unknowns, to 40 digits; None for all else."""
+    if not is_tame(formula) or (parsed := _parse(formula, False)) is None:
+        return None
+    from sympy import Expr
+
+    if not isinstance(parsed, Expr) or parsed.free_symbols:
+        return None
+    value = parsed.evalf(40)
+    return Fraction(str(value)) if value.is_Float and value.is_finite else None
+
+
+def is_tame(text: str) -> bool:
+    """Whether a formula may be parsed and evaluated: only known commands, and no number or structure of great size."""
+    if len(text) > MAX_CHARS or not _PLAIN.fullmatch(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
+        return False
+    if not all(name.rstrip("*") in ("pmatrix", "bmatrix", "matrix") for name in _ENVIRONMENT.findall(text)):
+        return False
+    numbers = _NUMBER.findall(text)
+    if len(numbers) > MAX_NUMBERS or any(len(number) > MAX_DIGITS for number in numbers):
+        return False
+    if text.count("&") + text.count(r"\\") > MAX_CELLS or _depth(text) > MAX_DEPTH:
+        return False
+    if len(_FACTORIAL.findall(text)) != text.count("!") or len(_BINOMIAL.findall(text)) != text.count(r"\binom"):
+        return False
+    return len(_SUBSCRIPT.findall(text)) == text.count("_") and _powers_are_tame(text)
+
+
+def _powers_are_tame(text: str) -> bool:
+    """Whether every power is small: no tower of numbers, no large expansion."""
+    expansion, found = [1], 0
+    for match in _POWER.finditer(text):
+        found += 1
+        base, exponent = match["base"], match["exponent"]
+        if exponent in ("{", "("):
+            exponent = _group(text, match.end() - 1)
+            after = text[match.end() + len(exponent) + 1 :]
+        else:
+            after = text[match.end() :]
+        if after.lstrip()[:1] in ("^", "!"):
+            return False  # a tower; and a factorial of a power
+        if base.isdigit():
+            if not _exponent_fits(base, exponent):
+                return False
+        elif not base.isalpha():
+            expansion += [int(number[:5]) for number in _NUMBER.findall(exponent)]
+        elif any(len(number) > 4 for number in _NUMBER.findall(exponent)):
+            return False
+    return found == text.count("^") and prod(max(1, number) for number in expansion) <= MAX_EXPANSION
+
+
+def _exponent_fits(base: str, exponent: str) -> bool:
+    """Whether a plain number to this power has a bounded number of digits."""
+    numbers = _NUMBER.findall(exponent)
+    if "^" in exponent or "!" in exponent or "binom" in exponent or any(len(number) > 5 for number in numbers):
+        return False
+    # Whatever the exponent computes, it computes no more than the product of its numbers, or than their sum.
+    largest = prod(max(2, int(number)) for number in numbers) if len(numbers) > 1 else int((numbers or ["1"])[0])
+    return largest * len(base) <= MAX_POWER_DIGITS
+
+
+def _group(text: str, opening: int) -> str:
+    """What the bracket at `opening` encloses."""
+    depth = 0
+    for position in range(opening, len(text)):
+        depth += (text[position] in "({") - (text[position] in ")}")
+        if depth == 0:
+            return text[opening + 1 : position]
+    return text[opening + 1 :]
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    # Roots and signs nest without brackets.
+    return max(deepest, *(len(run) // 2 for run in re.findall(r"(?:[-+]\s*)+|(?:\\sqrt\s*)+|(?:\|\s*)+", text)), 0)
+
+
+@lru_cache(maxsize=8192)
+def _parse(text: str, is_complex: bool) -> Any:
+    """The formula as a sympy object, None where it cannot be read."""
+    text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text).replace("\n", " ")
+    if is_complex:
+        text = re.sub(r"(?<![A-Za-z\\])i(?![A-Za-z])", "I", text)
+    try:
+        return _parser()(is_real=not is_complex).parse(text)
+    except Exception:  # whatever a parser of strange text raises, the text cannot be read
+        return None
+
+
+@cache
+def _parser() -> Any:
+    """latex2sympy2_extended's parser, with numbers made from their digits, exactly."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that there is no time-out
+    from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+    from sympy import Rational
+
+    class Exact(_Latex2Sympy):
+        def parse_number(self, text: str) -> Any:
+            value = Fraction(text.replace(",", ""))
+            return Rational(value.numerator, value.denominator)
+
+    return Exact
