@@ -34,7 +34,7 @@ from rlcli.sandbox.limits import Limits
 MAX_REPLY_BYTES = 16 << 20
 
 _MEND = "start it, or unset RLCLI_SANDBOX to use this machine's sandbox"
-_MODULES = ("boot", "calls", "candidate", "judgement", "process", "remote", "tester", "wire")
+_MODULES = ("boot", "calls", "candidate", "judgement", "process", "program", "remote", "tester", "wire")
 _PACKAGES = ("rlcli/__init__.py", "rlcli/sandbox/__init__.py", "rlcli/sandbox/judge/__init__.py")
 
 _DRIVER = """\

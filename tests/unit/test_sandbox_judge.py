@@ -486,6 +486,21 @@ def test_tests_that_can_judge_no_program_are_an_error(sandbox: Sandbox, job: Job
         judge(sandbox, "def f(x): return 1", job)
 
 
+def test_tests_that_are_too_big_to_cross_are_an_error_and_no_programs_fault(sandbox: Sandbox) -> None:
+    text = "x" * (MAX_FRAME_BYTES + 1)
+    with pytest.raises(ValueError, match="too long"):
+        scripts(sandbox, "", (text, ""))
+    with pytest.raises(ValueError, match="too much"):
+        judge(sandbox, "def f(x): return 1", cases(([text], 1)))
+
+
+def test_an_argument_that_the_program_blew_up_is_its_own_fault(sandbox: Sandbox) -> None:
+    job = asserts("assert f(f('x') * 9) == 1")
+    assert not judge(sandbox, "def f(x): return x * 1_000_000", job).right
+    job = asserts("assert f(f(1)) == 1")
+    assert not judge(sandbox, "def f(x): return object()", job).right
+
+
 def test_the_share_counts_asserts(sandbox: Sandbox) -> None:
     job = asserts("assert f(1) == 1", "assert f(2) == 4", "assert f(0) == 0", "assert f(3) == 1/0", count_all=True)
     judgement = judge(sandbox, "def f(x): return x", job)

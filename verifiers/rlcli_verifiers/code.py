@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
+from rlcli.errors import SetupError
 from rlcli.sandbox.judge import open_judge
 from rlcli.sandbox.limits import Limits
 from rlcli.types import Outcome, Verdict, VerifyRequest
@@ -12,6 +14,9 @@ from rlcli_verifiers.code_truth import Scripts, read_truth
 
 ANSWER_KIND = "code"
 NEEDS_SANDBOX = True
+
+MAX_OUTPUT_BYTES = 8 << 20
+"""Of one program, and of one case where it writes to standard output: tests with outputs of megabytes do exist."""
 
 _FENCE = re.compile(
     r"^[ ]{0,3}(?P<marks>`{3,})[ ]*(?P<language>[\w+-]*)[^`\n]*\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*[ ]*$|\Z)",
@@ -39,7 +44,7 @@ def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 5
     program = extract(request.completion)
     if program is None:
         return no_answer("no program in the response")
-    limits = Limits(wall_s=timeout_s, memory_bytes=memory_mb << 20)
+    limits = Limits(wall_s=timeout_s, memory_bytes=memory_mb << 20, output_bytes=MAX_OUTPUT_BYTES)
     judge, count_all = open_judge(), score == "share"
     if isinstance(truth, Scripts):
         judgement = judge.scripts(program, truth.cases, limits, count_all)
@@ -52,6 +57,12 @@ def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 5
         parts={"passed": judgement.share} if count_all else {},
         detail=judgement.detail,
     )
+
+
+def preload() -> None:
+    """Try the sandbox once, before scoring processes are forked; where it does not work, each row says so."""
+    with contextlib.suppress(SetupError):
+        open_judge()
 
 
 def gold(request: VerifyRequest) -> str:

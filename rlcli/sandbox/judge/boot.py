@@ -35,7 +35,7 @@ def candidate_scripts(requests: int, replies: int, output: int) -> str:
 
 def tester(requests: int, replies: int) -> str:
     """A process that reads a job of tests from its standard input and writes the result to its standard output."""
-    return _main(["wire", "tester"], f"module.main({requests}, {replies})")
+    return _main(["wire", "program", "tester"], f"module.main({requests}, {replies})")
 
 
 def _main(names: list[str], call: str) -> str:

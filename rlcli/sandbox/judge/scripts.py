@@ -93,10 +93,14 @@ class _Runner:
             if not self._started and receive(self._told.fileno()) is None:
                 raise RuntimeError(f"the program's process did not start: {self._end()}")
             self._started = True
-            with contextlib.suppress(BrokenPipeError):  # it has ended: so will its replies
+            try:
                 send(self._asks.fileno(), {"stdin": encode(stdin)})
+            except BrokenPipeError:
+                pass  # it has ended: so will its replies
+            except TooBig as error:
+                raise ValueError(f"a case's input is too long: {error}") from None
             reply = self._read(written)
-        except (OutOfProtocol, TooBig) as error:
+        except OutOfProtocol as error:
             self.over = True
             return "", f"the program sent {error}"
         problem = self._end() if reply is None else str(reply.get("text", "")) if reply.get("error") else ""
