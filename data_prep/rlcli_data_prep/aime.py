@@ -21,32 +21,29 @@ _INTEGER = re.compile(r"\$?(\d{1,3})(?:\^\{?\\circ\}?)?\$?")
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
     """One year's problems, or both years'; all are for testing. Of another source, a year's name is `subset`."""
-    year = options.subset
+    year, whole = options.subset, replace(options, subset=None)
     if options.source:
-        rows = read_all(replace(options, subset=None), "", name="aime", join=True)
-        return {"test": _dated(rows, year)}
+        return {"test": _dated(read_all(whole, "", name="aime", join=True), year)}
     if year and year not in HUB_IDS:
         raise ConfigError(f"--subset = {year}: no such year", f"give {' or '.join(HUB_IDS)}, or a --source that has it")
-    years = [year] if year else list(HUB_IDS)
-    return {
-        "test": chain.from_iterable(
-            _dated(read_all(replace(options, subset=None), HUB_IDS[y], name="aime"), y) for y in years
-        )
-    }
+    papers = [_dated(read_all(whole, HUB_IDS[one], name="aime"), one) for one in ([year] if year else HUB_IDS)]
+    return {"test": chain.from_iterable(papers)}
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    problem = text(row, "problem", "Problem", "question")
+    problem = text(row, "question", "problem", "Problem")
     column, value = first(row, "answer", "Answer")
     integral = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
     integer = _INTEGER.fullmatch(str(int(value)) if integral else str(value).strip())
     if integer is None:
         raise DataError(f"'{column}' is no integer from 0 to 999: {value!r:.80}", "mend that row of the source")
-    return boxed_prompt(problem, str(int(integer[1])), f"aime{row.get('_year') or ''}")
+    year = row.get("year")
+    return boxed_prompt(problem, str(int(integer[1])), f"aime{year}" if isinstance(year, int | str) else "aime")
 
 
 def _dated(rows: Iterator[RawRow], year: str | None) -> Iterator[RawRow]:
-    return (replace(row, values={**row.values, "_year": year}) for row in rows)
+    """The rows with the year that is given, else with that which they name themselves."""
+    return (replace(row, values={**row.values, "year": year}) for row in rows) if year else rows
 
 
 CONVERTER = Converter(

@@ -176,6 +176,9 @@ def test_aime_tells_the_years_apart(tmp_path: Path) -> None:
     file = write(tmp_path / "train.jsonl", [{"problem": "2+2?", "answer": "4"}])
     assert prompts(aime.CONVERTER, file)["test"][0].data_source == "aime"
     assert prompts(aime.CONVERTER, file, subset="2025")["test"][0].data_source == "aime2025"
+    numbered = {"problem": 1, "question": "2+2?", "answer": 4, "year": 2024}
+    prompt = aime.prompt(numbered, ConvertOptions())
+    assert (prompt.data_source, prompt.messages[0]["content"].partition("\n")[0]) == ("aime2024", "2+2?")
     with pytest.raises(ConfigError, match="--subset = 1900: no such year"):
         aime.read(ConvertOptions(subset="1900"))
 
