@@ -69,6 +69,9 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     "command",
     [
         *(name for names in COMMANDS.values() for name in names if name not in ("verifiers", "recipes")),
+        "prep list",
+        "prep show",
+        "prep filter",
         "verifiers list",
         "recipes list",
         "recipes show",
@@ -108,7 +111,7 @@ def test_an_unknown_command_names_the_near_one(
         (["eval"], "Missing option '--data'; see rlcli eval -h"),
         (["recipes", "explain", "a", "b"], "Got unexpected extra argument(s) (b); see rlcli recipes explain -h"),
         (["--foo"], "No such option: --foo; see rlcli -h"),
-        (["--debug", "prep"], "Missing argument 'name'; see rlcli prep -h"),
+        (["--debug", "prep", "show"], "Missing argument 'name'; see rlcli prep show -h"),
     ],
 )
 def test_a_wrong_line_is_refused_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

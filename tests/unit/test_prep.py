@@ -1,3 +1,5 @@
+"""`rlcli prep` from the command line, and the two datasets that the project's own tests and quickstart stand on."""
+
 from __future__ import annotations
 
 import gzip
@@ -6,19 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
 from rlcli_data_prep import arithmetic, gsm8k
-from rlcli_data_prep.sources import read_file, read_splits
 from rlcli_verifiers.gsm8k import verify
 from typer.testing import CliRunner
 
-from rlcli.cli.prep import prep
+from rlcli.cli.prep import app
+from rlcli.data.prepare import Plan, prepare
 from rlcli.data.prompts import read_prompts
-from rlcli.errors import ConfigError, DataError, UnknownName
+from rlcli.errors import ConfigError, DataError, RlcliError, UnknownName
 from rlcli.types import ConvertOptions, Outcome, Prompt, VerifyRequest
 from tests.shared_data import shared_data
 
@@ -29,13 +30,19 @@ QUESTIONS = [
 ]
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str | Path) -> str:
     """Output of `rlcli prep`; errors come through as exceptions."""
-    app = typer.Typer()
-    app.command()(prep)
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def made(*arguments: str | Path) -> dict[str, Any]:
+    return dict(json.loads(run(*arguments, "--json")))
+
+
+def splits_of(options: ConvertOptions) -> dict[str, list[Prompt]]:
+    return prepare(arithmetic.CONVERTER, options).splits
 
 
 def score(prompt: Prompt) -> float:
@@ -74,7 +81,7 @@ def test_gsm8k_rows_hold_question_instruction_and_number(source: Path, tmp_path:
 
 
 def test_gsm8k_as_published_gives_7473_and_1319_rows() -> None:
-    splits = gsm8k.convert(ConvertOptions(source=str(shared_data("gsm8k"))))
+    splits = prepare(gsm8k.CONVERTER, ConvertOptions(source=str(shared_data("gsm8k"))), Plan()).splits
     assert {split: len(prompts) for split, prompts in splits.items()} == {"train": 7473, "test": 1319}
     for prompt in [*splits["train"], *splits["test"]]:
         float(prompt.ground_truth)
@@ -83,76 +90,34 @@ def test_gsm8k_as_published_gives_7473_and_1319_rows() -> None:
     assert [prompt.id for split in splits.values() for prompt in split if score(prompt) != 1.0] == []
 
 
-@pytest.mark.parametrize("kind", ["json", "json.gz", "parquet", "jsonl"])
-def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
-    file = tmp_path / f"train-00000-of-00001.{kind}"
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(QUESTIONS), file)
-    elif kind == "jsonl":
-        file.write_text("\n".join(map(json.dumps, QUESTIONS)))
-    else:
-        text = json.dumps(QUESTIONS).encode()
-        file.write_bytes(gzip.compress(text) if kind.endswith("gz") else text)
-    assert read_splits(str(file), "hub/id", "main") == {"train": QUESTIONS}
-
-
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}', r"train, row 1 .*'answer' \(it has question\)"),
-        ('{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "2"}', "train, row 1 .*does not end in"),
-        ('{"question": "a", "answer": "#### two"}', "train, row 0 .*#### two"),
-        ('{"question": "a"', "line 1 is not JSON"),
-        ("[1]", "row 0 .*not an object"),
-        ("", "no rows"),
+        ('{"question": "a", "answer": "#### 1"}\n{"question": "b"}', r"train\.jsonl, line 2: .*'answer'"),
+        ('{"question": "a", "answer": "#### 1"}\n{"question": "b", "answer": "2"}', "line 2: .*does not end in"),
+        ('{"question": "a", "answer": "#### two"}', "line 1: .*#### two"),
+        ('{"question": "a", "answer": "#### 1"}\n{"question": "a"', "line 2: not JSON"),
     ],
 )
-def test_a_bad_source_is_named_by_file_and_row(tmp_path: Path, content: str, named: str) -> None:
-    (tmp_path / "train.json").write_text(content)
-    with pytest.raises(DataError, match=named):
-        gsm8k.convert(ConvertOptions(source=str(tmp_path)))
-
-
-def test_a_source_without_splits_says_what_it_holds(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file or folder"):
-        read_splits(str(tmp_path / "none"), "hub/id", "main")
-    (tmp_path / "trainees.jsonl").write_text("{}")
-    with pytest.raises(DataError, match=r"holds no file of a split \(it holds trainees\.jsonl\)"):
-        read_splits(str(tmp_path), "hub/id", "main")
-    whole = gzip.compress(b"".join(b"%d\n" % number for number in range(999)))
-    for damaged in (whole[:20], whole[:20] + b"x" * 40 + whole[60:], b"no gzip at all"):
-        (tmp_path / "train.jsonl.gz").write_bytes(damaged)
-        with pytest.raises(DataError, match=r"train\.jsonl\.gz cannot be read: .*; check that the file is whole"):
-            read_file(tmp_path / "train.jsonl.gz")
-    with pytest.raises(DataError, match="no such file or folder: /dev/null"):
-        read_splits("/dev/null", "hub/id", "main")
-    with pytest.raises(DataError, match=r"train\.jsonl\.gz cannot be read"):
-        read_splits(str(tmp_path), "hub/id", "main")
-
-
-def test_an_unreachable_hub_points_to_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def refuse(*_: object) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(DataError, match=r"openai/gsm8k .*no route.*--source"):
-        gsm8k.convert(ConvertOptions())
-
-
-def test_the_hub_is_asked_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    asked = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a: asked.append(a) or {"train": QUESTIONS, "other": []})
-    assert [prompt.ground_truth for prompt in gsm8k.convert(ConvertOptions())["train"]] == ["12", "1234", "-2.5"]
-    assert asked == [("openai/gsm8k", "main")]
+def test_a_bad_row_stops_with_file_line_and_mend_or_is_left_out(tmp_path: Path, content: str, named: str) -> None:
+    (tmp_path / "train.jsonl").write_text(content)
+    with pytest.raises(DataError, match=named) as error:
+        run("gsm8k", "--source", tmp_path, "--out", tmp_path / "out")
+    assert error.value.mend.endswith("or leave such rows out with --skip-bad")
+    assert not (tmp_path / "out").exists()
+    skipping = ("gsm8k", "--source", tmp_path, "--out", tmp_path / "out", "--skip-bad")
+    if "\n" not in content:
+        with pytest.raises(DataError, match=f"all 1 rows of it are malformed, the first: .*{named}"):
+            run(*skipping)
+        return
+    step = made(*skipping)["steps"][1]
+    assert (step["step"], step["rows"], step["removed"]) == ("convert", {"train": 1}, {"malformed": 1})
+    assert re.search(named, step["examples"][0])
 
 
 @pytest.mark.parametrize("digits", [1, 2, 4])
 def test_test_sums_and_their_mirror_images_are_held_out(digits: int) -> None:
-    splits = arithmetic.convert(ConvertOptions(difficulty=digits))
+    splits = splits_of(ConvertOptions(difficulty=digits))
     pairs = {
         split: [tuple(map(int, re.findall(r"\d+", prompt.messages[0]["content"]))) for prompt in prompts]
         for split, prompts in splits.items()
@@ -171,8 +136,8 @@ def test_test_sums_and_their_mirror_images_are_held_out(digits: int) -> None:
 
 
 def test_sums_depend_on_the_seed_alone() -> None:
-    assert arithmetic.convert(ConvertOptions(seed=3)) == arithmetic.convert(ConvertOptions(seed=3))
-    assert arithmetic.convert(ConvertOptions(seed=3)) != arithmetic.convert(ConvertOptions(seed=4))
+    assert splits_of(ConvertOptions(seed=3)) == splits_of(ConvertOptions(seed=3))
+    assert splits_of(ConvertOptions(seed=3)) != splits_of(ConvertOptions(seed=4))
 
 
 def test_the_working_is_right_at_every_place() -> None:
@@ -196,16 +161,16 @@ def test_the_working_is_right_at_every_place() -> None:
 )
 def test_counts_out_of_bounds_are_refused(options: ConvertOptions, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        arithmetic.convert(options)
+        splits_of(options)
 
 
 def test_a_second_run_replaces_its_own_files_and_says_what_it_left(tmp_path: Path) -> None:
     out = tmp_path / "sums"
-    run("arithmetic", "--out", str(out), "--count", "9", "--test-count", "2")
+    run("arithmetic", "--out", out, "--count", "9", "--test-count", "2")
     (out / "other.parquet").write_bytes((out / "test.parquet").read_bytes())
-    made = json.loads(run("arithmetic", "--out", str(out), "--count", "5", "--test-count", "2", "--json"))
-    assert made["splits"]["train"] == {"path": str(out / "train.parquet"), "rows": 5}
-    assert made["older"] == ["other.parquet"]
+    second = made("arithmetic", "--out", out, "--count", "5", "--test-count", "2")
+    assert second["splits"]["train"] == {"path": str(out / "train.parquet"), "rows": 5}
+    assert second["older"] == ["other.parquet"]
     assert len(read_prompts(out, "train")) == 5
 
 
@@ -216,28 +181,125 @@ def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytes
     assert re.search(r"user: \d+\+\d+=\n  ground truth: \d+ \(verifier gsm8k\)", shown)
 
 
-def test_what_prep_cannot_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="did you mean arithmetic"):
-        run("arithmetics")
-    with pytest.raises(ConfigError, match="--seed: gsm8k does not read it; its options are: --source"):
-        run("gsm8k", "--seed", "1")
+@pytest.mark.parametrize(
+    ("words", "kind", "named"),
+    [
+        (["arithmetics"], UnknownName, "did you mean arithmetic"),
+        (["show", "arithmetics"], UnknownName, "did you mean arithmetic"),
+        (["gsm8k", "--seed", "1"], ConfigError, "--seed: gsm8k does not read it; its options are: --source"),
+        (["arithmetic", "--format", "csv"], ConfigError, "--format = csv .*verl, trl"),
+        (["arithmetic", "--columns", "prompt"], ConfigError, "'prompt' is not OURS=THEIRS"),
+        (["arithmetic", "--columns", "prompt=question"], ConfigError, "--columns: arithmetic does not read it"),
+        (
+            ["arithmetic", "--max-prompt-tokens", "5"],
+            ConfigError,
+            "--max-prompt-tokens and --tokenizer need each other",
+        ),
+        (["arithmetic", "--min-prompt-chars", "9", "--max-prompt-chars", "8"], ConfigError, "= 9 is more than"),
+        (["arithmetic", "--ngram", "8"], ConfigError, "are of --decontaminate"),
+        (["arithmetic", "--decontaminate", "x", "--split", "test"], ConfigError, "--split = test"),
+        (["arithmetic", "--split", "dev"], DataError, "--split = dev: arithmetic has only train, test"),
+        (["arithmetic", "--max-prompt-chars", "2"], DataError, r"no row .*train.* is left \(read: 4096, length: 0\)"),
+        (["arithmetic", "--decontaminate", "none.parquet"], DataError, "no such file or folder: none.parquet"),
+    ],
+)
+def test_what_prep_cannot_do_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], kind: type[RlcliError], named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=named):
+        run(*words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cannot write .*file/train\.parquet"):
-        run("arithmetic", "--out", str(tmp_path / "file"))
+        run("arithmetic", "--out", tmp_path / "file")
 
 
-def test_list_names_every_dataset_with_its_options() -> None:
+def test_the_steps_come_in_order_and_are_in_the_file(source: Path, tmp_path: Path) -> None:
+    lines = [{"question": f"How much is {n} and {n}?", "answer": f"#### {2 * n}"} for n in (1, 2, 3, 4, 4, 20000)]
+    (source / "train.jsonl.gz").unlink()
+    (source / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (source / "test.jsonl").write_text("\n".join(map(json.dumps, lines[1:3])))
+    run("gsm8k", "--source", source, "--split", "test", "--out", tmp_path / "asked")
+    longest = len(f"How much is 4 and 4?\n\n{gsm8k.INSTRUCTION}")
+    done = made(
+        *("gsm8k", "--source", source, "--split", "train", "--out", tmp_path / "out", "--limit", "2"),
+        *("--max-prompt-chars", longest, "--dedup", "--decontaminate", tmp_path / "asked", "--shuffle", "1"),
+    )
+    assert [(step["step"], step["rows"]["train"]) for step in done["steps"]] == [
+        *(("read", 6), ("length", 5), ("dedup", 4), ("decontaminate", 2), ("shuffle", 2), ("limit", 2), ("check", 2))
+    ]
+    assert done["steps"][3]["removed"] == {f"near 2 rows of {tmp_path / 'asked'}": 2}
+    assert {prompt.ground_truth for prompt in read_prompts(tmp_path / "out", "train")} == {"2", "8"}
+    shown = json.loads(run("show", tmp_path / "out" / "train.parquet", "--json"))
+    record = shown["provenance"]
+    assert shown["rows"] == 2
+    assert record["dataset"] == "gsm8k"
+    assert record["arguments"]["shuffle"] == 1
+    assert [step["step"] for step in record["steps"]] == [step["step"] for step in done["steps"]]
+    (origin,) = record["sources"]
+    assert origin["file"] == str(source / "train.jsonl")
+    hashed = subprocess.run(["sha256sum", origin["file"]], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert origin["sha256"] == hashed
+
+
+def test_tokens_are_counted_by_the_model_s_tokenizer(tmp_path: Path) -> None:
+    from rlcli.data.prompts import load_tokenizer, prompt_lengths
+    from rlcli.model.tiny import make_tiny_model
+
+    model = make_tiny_model(tmp_path / "tiny")
+    run("arithmetic", "--difficulty", "3", "--out", tmp_path / "all", "--count", "50", "--test-count", "9")
+    prompts = read_prompts(tmp_path / "all", "train")
+    lengths = prompt_lengths(prompts, load_tokenizer(str(model)))
+    most = sorted(lengths)[25]
+    words = ("arithmetic", "--difficulty", "3", "--out", tmp_path / "some", "--count", "50", "--test-count", "9")
+    done = made(*words, "--max-prompt-tokens", most, "--tokenizer", model, "--split", "train")
+    fitting = [prompt.ground_truth for prompt, length in zip(prompts, lengths, strict=True) if length <= most]
+    assert [prompt.ground_truth for prompt in read_prompts(tmp_path / "some", "train")] == fitting
+    assert done["steps"][1]["removed"] == ({"longer": 50 - len(fitting)} if len(fitting) < 50 else {})
+
+
+def test_trl_s_format_is_flat(source: Path, tmp_path: Path) -> None:
+    run("gsm8k", "--source", source, "--out", tmp_path / "out", "--format", "trl")
+    rows = pq.read_table(tmp_path / "out" / "train.parquet").to_pylist()
+    assert rows[1]["prompt"][0]["content"].startswith("And the price?")
+    assert [row["solution"] for row in rows] == ["$12$", "$1234$", "$-2.5$"]
+    assert [row["answer"] for row in rows] == ["12", "1234", "-2.5"]
+    assert [row["extra_answer"] for row in rows] == [row["answer"] for row in QUESTIONS]
+    assert rows[0]["index"] == 0
+    assert rows[0]["verifier"] == "gsm8k"
+
+
+def test_list_and_show_tell_every_dataset_with_its_options() -> None:
     listed = {entry["name"]: entry for entry in json.loads(run("list", "--json"))}
     assert listed["gsm8k"]["source"] == "openai/gsm8k"
     assert "--test-count" in listed["arithmetic"]["options"]
-    assert "gsm8k: GSM8K" in run("list")
+    assert "gsm8k" in run("list")
+    assert json.loads(run("show", "gsm8k", "--json")) == listed["gsm8k"]
+    assert "arXiv:2110.14168" in run("show", "gsm8k")
+
+
+def test_show_reads_any_parquet_file_and_says_what_is_none(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    pq.write_table(pa.table({"a": ["\x1b[31mred"]}), tmp_path / "their.parquet")
+    shown = run("show", tmp_path / "their.parquet")
+    assert "does not say how it was made" in shown
+    assert "\x1b" not in shown
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    for path, named in [("torn.parquet", "cannot be read"), ("none.parquet", "not a file"), (".", "folder with their")]:
+        with pytest.raises(DataError, match=named):
+            run("show", tmp_path / path)
 
 
 def test_prep_imports_no_torch(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from rlcli.cli.prep import prep; "
-        f"prep('arithmetic', out=Path({str(tmp_path)!r}), count=9, test_count=2); "
-        "sys.exit(str([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules]))"
+        "import sys; from rlcli.cli.main import main; "
+        f"code = main(['prep', 'arithmetic', '--out', {str(tmp_path)!r}, '--count', '9', '--test-count', '2']); "
+        "sys.exit(str([code, *(m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules)]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.stderr.strip() == "[]"
+    assert done.stderr.strip() == "[0]"
