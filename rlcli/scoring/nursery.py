@@ -89,10 +89,11 @@ class Nursery:
         if answer["index"] is None:
             raise ConfigError(f"the verifier '{expression}': {answer['error']}", "rlcli verifiers show NAME tells more")
         ref = composition.terms[answer["index"]].ref
-        origin = "" if ":" in ref else f"{VERIFIERS.origin(ref)}, "
+        if ":" in ref:
+            raise VerifierError(f"the verifier '{ref}' does not load: {answer['error']}", "mend it, or its name")
         raise VerifierError(
-            f"the verifier '{ref}' ({origin}{target(ref)}) does not load: {answer['error']}",
-            "mend it" if ":" in ref else "mend or reinstall its package",
+            f"the verifier '{ref}' ({VERIFIERS.origin(ref)}, {target(ref)}) does not load: {answer['error']}",
+            "mend or reinstall its package",
         )
 
     def start(self, slot: int) -> tuple[Connection, int | None]:
