@@ -412,6 +412,15 @@ for fd in range(1, 64):
     except OSError: pass
 def f(x): return 0
 """
+
+
+def test_what_a_program_need_not_import_is_what_the_prompt_imported_for_it(sandbox: Sandbox) -> None:
+    program = "def f(x: List[int]):\n    return math.floor(sqrt(sum(deque(x))))"
+    assert judge(sandbox, program, cases(([[9]], 3))).right
+    assert "NameError" in judge(sandbox, program, asserts("assert f([9]) == 3")).detail
+    assert "NameError" in scripts(sandbox, "print(sqrt(4))", ("", "2.0")).detail
+
+
 FORGERIES = {
     "exits at once": "import sys; sys.exit(0)",
     "ends its process": "import os; os._exit(0)",
@@ -555,7 +564,6 @@ READERS = {
     "thread": "import threading\nthreading.Thread(target=lambda: print(int(input()) * 2)).start()",
     "leftovers": "import builtins\nif hasattr(builtins, 'x'): print(0)\nelse: n = int(input()); print(n * 2); x = 1",
     "closes": "import sys\nprint(int(input()) * 2)\nsys.stdout.close()\nsys.stdin.close()",
-    "shelf": "q = deque([int(input())])\nprint(q.popleft() * 2)",
 }
 
 

@@ -30,6 +30,7 @@ def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 5
     """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
 
     The program is the last fenced block of Python after </think>; where nothing is fenced, all that follows </think>.
+    It imports what it uses, but for the names of `typing`, and in tests of calls (functional) what LeetCode lends.
     timeout_s: wall-clock seconds for all tests together; keep it below the pool's deadline. memory_mb: resident memory
     of the program. score: "all" (1 where every test passes, else 0) or "share" (the share of the tests that pass, which
     is also the part `passed`); OK means that every test passes. A program that breaks a limit, ends early or answers

@@ -1,30 +1,34 @@
-"""The source text that starts a judge's process: our modules, by their source, and the call that sets them going.
+"""The source text that starts a judge's process: our modules, compiled, and the call that sets them going.
 
 The sandbox shows its processes no package of ours, so they bring along what they need.
 """
 
 from __future__ import annotations
 
+import marshal
 from functools import cache
 from pathlib import Path
 
 _MAIN = """\
-import sys, types
-for name, source in {modules!r}:
+import marshal, sys, types
+for name, code in {modules!r}:
     module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, name, "exec"), vars(module))
+    exec(marshal.loads(code), vars(module))
 {call}
 """
 
 
 @cache
-def _source(name: str) -> str:
-    return Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+def _code(name: str) -> bytes:
+    """A module of this package for an interpreter of our own version, which a sandbox's is."""
+    source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return marshal.dumps(compile(source, name, "exec"))
 
 
-def candidate_calls(requests: int, replies: int) -> str:
+def candidate_calls(requests: int, replies: int, whole_shelf: bool) -> str:
     """A process that reads the program from its standard input and answers calls of its functions."""
-    return _main(["wire", "candidate"], f"module.serve_calls(sys.stdin.buffer.read().decode(), {requests}, {replies})")
+    arguments = f"{requests}, {replies}, {whole_shelf}"
+    return _main(["wire", "candidate"], f"module.serve_calls(sys.stdin.buffer.read().decode(), {arguments})")
 
 
 def candidate_scripts(requests: int, replies: int, output: int) -> str:
@@ -39,4 +43,4 @@ def tester(requests: int, replies: int) -> str:
 
 
 def _main(names: list[str], call: str) -> str:
-    return _MAIN.format(modules=[(f"rlcli.sandbox.judge.{name}", _source(name)) for name in names], call=call)
+    return _MAIN.format(modules=[(f"rlcli.sandbox.judge.{name}", _code(name)) for name in names], call=call)

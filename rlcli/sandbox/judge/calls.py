@@ -36,7 +36,7 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
     """
     nonce = secrets.token_hex(16)
     with pipes(2) as [(asked, asks), (told, tells)]:
-        main = boot.candidate_calls(asked.fileno(), tells.fileno())
+        main = boot.candidate_calls(asked.fileno(), tells.fileno(), job["kind"] == "cases")
         candidate = Process(sandbox, main, limits, program.encode("utf-8", "replace"), (asked.fileno(), tells.fileno()))
         try:
             main = boot.tester(asks.fileno(), told.fileno())

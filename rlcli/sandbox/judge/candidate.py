@@ -9,7 +9,7 @@ process, the other side gets nothing but values to compare.
 `serve_scripts`: each request brings a standard input; the program runs from its first line as `__main__` in a fresh
 namespace, writes to a pipe that the verifier reads, and the reply says how it ended.
 
-This file runs inside the sandbox by its source: the standard library and `wire` are all that it may import.
+This file runs inside the sandbox: the standard library and `wire` are all that it may import.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import threading
 from types import CodeType, ModuleType
 from typing import Any
 
-from rlcli.sandbox.judge.wire import NotPlain, decode, encode, receive, send
+from rlcli.sandbox.judge.wire import NotPlain, TooBig, decode, encode, receive, send
 
 RECURSION_LIMIT = 50_000
 """What LiveCodeBench gives programs: depth-first searches need more than 1,000 frames."""
@@ -41,28 +41,33 @@ SHELF = {
     "math": "ceil comb factorial floor gcd inf isqrt lcm log2 sqrt",
     "typing": "Any Callable Dict Generator Iterable Iterator List Optional Sequence Set Tuple Union",
 }
-"""Names that a program may use without importing them, as on LeetCode and in LiveCodeBench: module → its names.
+"""Names that a program may use without importing them: module → its names.
 
-The modules themselves (and re, string, random, operator, datetime, itertools) may be used in the same way.
+LeetCode and LiveCodeBench lend them all, and these modules and `_MODULES` as well; other programs are lent those of
+typing, which only say what a prompt with its own imports had said.
 """
 
 _MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
-_SHELVED = {name: module for module, names in SHELF.items() for name in names.split()}
 
 
-def serve_calls(program: str, requests: int, replies: int) -> None:
-    """Load the program, then answer calls until nobody asks."""
+def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) -> None:
+    """Load the program, with all of `SHELF` lent to it or only typing, and answer calls until none come."""
     send(replies, {"started": True})
     module = ModuleType("solution")
     sys.modules["solution"] = module
     try:
-        _load(program, module)
+        code = compile(program, "<program>", "exec")
+        _lend(code, module, whole_shelf)
+        _load(code, module)
     except BaseException as error:
         send(replies, {"loaded": False, **_described(error)})
         return
     send(replies, {"loaded": True})
     while (request := receive(requests)) is not None:
-        send(replies, {"id": request["id"], **_answer(module, request)})
+        try:
+            send(replies, {"id": request["id"], **_answer(module, request)})
+        except TooBig as error:
+            send(replies, {"id": request["id"], **_described(error)})
 
 
 def _answer(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
@@ -97,25 +102,24 @@ def _described(error: BaseException) -> dict[str, Any]:
     return {"error": name, "text": f"{type(error).__name__}: {text}"}
 
 
-def _load(program: str, module: ModuleType) -> None:
-    code = compile(program, "<program>", "exec")
+def _load(code: CodeType, module: ModuleType) -> None:
     sys.setrecursionlimit(RECURSION_LIMIT)
-    _lend(code, module)
     exec(code, vars(module))
 
 
-def _lend(code: CodeType, module: ModuleType) -> None:
-    """Put the names of `SHELF` that the code uses into its module, before it runs and may define its own."""
+def _lend(code: CodeType, module: ModuleType, whole_shelf: bool) -> None:
+    """Put the names that the code uses and is lent into its module, before it runs and may define its own."""
     used: set[str] = set()
     codes = [code]
     while codes:
         part = codes.pop()
         used.update(part.co_names)
         codes += [constant for constant in part.co_consts if isinstance(constant, CodeType)]
-    for name in used & _SHELVED.keys():
-        vars(module)[name] = getattr(__import__(_SHELVED[name]), name)
-    for name in used.intersection(_MODULES) - _SHELVED.keys():
+    for name in used.intersection(_MODULES if whole_shelf else ()):
         vars(module)[name] = __import__(name)
+    for shelf in SHELF if whole_shelf else ("typing",):
+        for name in used.intersection(SHELF[shelf].split()):
+            vars(module)[name] = getattr(__import__(shelf), name)
 
 
 def serve_scripts(program: str, requests: int, replies: int, output: int) -> None:
@@ -153,7 +157,7 @@ def _run_script(program: str) -> dict[str, Any]:
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     try:
-        _load(program, module)
+        _load(compile(program, "<program>", "exec"), module)
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()

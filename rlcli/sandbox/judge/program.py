@@ -1,6 +1,6 @@
 """The program under test as the tester sees it: functions to call by name, and values that come back.
 
-This file runs inside the sandbox by its source: the standard library and `wire` are all that it may import.
+This file runs inside the sandbox: the standard library and `wire` are all that it may import.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A job is one JSON object on the standard input, with a nonce that the result rep
 The result goes to what was the standard output; the tests' own output goes to the standard error. Test source is a
 dataset's, so it runs here, in a sandbox, and not in the verifier. What the program sends can only ever be a value of
 exact built-in types, compared by Python's own equality: no code of the program's runs in this process.
-This file runs inside the sandbox by its source: the standard library, `wire` and `program` are all that it may import.
+This file runs inside the sandbox: the standard library, `wire` and `program` are all that it may import.
 """
 
 from __future__ import annotations

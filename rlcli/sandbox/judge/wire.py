@@ -9,7 +9,7 @@ JSON's own types stand for themselves; every other value is an object with one k
 `encode` makes subclasses (Counter, namedtuple, IntEnum, NumPy's scalars and arrays) their base type, and iterators,
 ranges and views lists, on the side that sends. `decode` builds exact types only, whatever it is sent: no pickle, no
 look-up of classes.
-This file runs inside the sandbox too, by its source: the standard library is all that it may import.
+This file runs inside the sandbox: the standard library is all that it may import.
 """
 
 from __future__ import annotations
