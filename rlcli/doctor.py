@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import __version__
+from rlcli.errors import SetupError
 from rlcli.extras import INSTALL, TRAINING, missing
+from rlcli.sandbox import backend_name, open_sandbox
 
 GIB = 1 << 30
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is not known to."""
-BWRAP_TRIAL = ("--unshare-all", "--ro-bind", "/", "/", "true")
 
 _running: set[int] = set()
 """Ids of the processes that are being waited for."""
@@ -164,15 +165,24 @@ def check_ray() -> Finding:
 
 
 def check_sandbox() -> Finding:
-    """bubblewrap is there and may start: verifiers that run code need it, the others do not."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        return Finding("sandbox", Status.WARN, "bwrap is not installed", "apt install bubblewrap (to verify code)")
-    code, _, said = _run([bwrap, *BWRAP_TRIAL], timeout_s=10)
-    if code == 0:
-        return Finding("sandbox", Status.PASS, f"{bwrap} starts")
-    mend = "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0), to verify code"
-    return Finding("sandbox", Status.WARN, f"{bwrap} does not start: {said}", mend)
+    """Code can be locked in, by bubblewrap or else by Landlock: verifiers that run code need one of them."""
+    asked = backend_name()
+    if asked.startswith(("http://", "https://")):
+        return Finding("sandbox", Status.PASS, f"{asked} (RLCLI_SANDBOX; not tried)")
+    if asked == "unsafe":
+        mend = "unset RLCLI_SANDBOX where strangers' models are trained"
+        return Finding("sandbox", Status.WARN, "unsafe (RLCLI_SANDBOX): code may read and write every file", mend)
+    refused = []
+    for name in ("bwrap", "landlock") if asked == "auto" else (asked,):
+        try:
+            sandbox = open_sandbox(name)
+        except SetupError as error:
+            refused.append(error)
+        else:
+            others = "".join(f"; {error}" for error in refused)
+            return Finding("sandbox", Status.PASS, f"{sandbox.name} ({sandbox.version}){others}")
+    detail, mend = "; ".join(error.message for error in refused), "; or ".join(error.mend for error in refused)
+    return Finding("sandbox", Status.WARN, f"no code can be verified: {detail}", mend)
 
 
 def check_disk(name: str, path: Path, fail_below: int = GIB, warn_below: int = 10 * GIB) -> Finding:

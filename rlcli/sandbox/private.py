@@ -26,8 +26,11 @@ class PrivateFolder:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def exceeds(self, disk_bytes: int, pid: int) -> bool:
-        """Whether it holds more than `disk_bytes`, `MAX_FILES` or `MAX_FOLDERS`. Files that `pid` holds open without a name count;
-        a folder made so that it cannot be looked into (too deep, or closed to its owner) is more than is allowed."""
+        """Whether it holds more than `disk_bytes`, `MAX_FILES` or `MAX_FOLDERS`.
+
+        Files that `pid` holds open without a name count. A folder made so that it cannot be looked into (too deep, or
+        closed to its owner) is more than is allowed.
+        """
         size = files = folders = 0
         try:
             for status in _walk(self.path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -245,24 +247,54 @@ def test_a_probe_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     assert dies(note.read_text())
 
 
+@pytest.fixture
+def no_backend_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLCLI_SANDBOX", raising=False)
+
+
+@pytest.mark.usefixtures("tool", "no_backend_asked_for")
+def test_no_bwrap_is_named_with_its_package() -> None:
+    found = doctor.check_sandbox()
+    assert "bwrap is not installed" in found.detail
+    assert "apt install bubblewrap" in found.detail + found.mend
+
+
+@pytest.mark.usefixtures("no_backend_asked_for")
+def test_a_bwrap_that_may_not_start_is_named_with_its_reason(tool: Tool) -> None:
+    tool("bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
+    found = doctor.check_sandbox()
+    assert "Permission denied" in found.detail
+    assert "user namespaces" in found.detail + found.mend
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.usefixtures("no_backend_asked_for")
+def test_a_bwrap_that_starts_passes_with_its_version() -> None:
+    found = doctor.check_sandbox()
+    assert found.status is Status.PASS
+    assert re.fullmatch(r"bwrap \(\d+\.\d+.*\)", found.detail)
+
+
 @pytest.mark.usefixtures("tool")
-def test_no_bwrap_is_a_warning_with_the_package() -> None:
+def test_a_backend_that_is_asked_for_and_absent_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCLI_SANDBOX", "bwrap")
     found = doctor.check_sandbox()
     assert found.status is Status.WARN
     assert "apt install bubblewrap" in found.mend
 
 
-def test_a_bwrap_that_may_not_start_is_a_warning_with_its_reason(tool: Tool) -> None:
-    tool("bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
+def test_unsafe_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCLI_SANDBOX", "unsafe")
     found = doctor.check_sandbox()
     assert found.status is Status.WARN
-    assert "Permission denied" in found.detail
-    assert "user namespaces" in found.mend
+    assert "RLCLI_SANDBOX" in found.mend
 
 
-def test_a_bwrap_that_starts_passes(tool: Tool) -> None:
-    tool("bwrap", '[ "$*" = "--unshare-all --ro-bind / / true" ]')
-    assert doctor.check_sandbox().status is Status.PASS
+def test_an_endpoint_is_named_and_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLCLI_SANDBOX", "http://203.0.113.1:8080")
+    found = doctor.check_sandbox()
+    assert found.status is Status.PASS
+    assert "http://203.0.113.1:8080" in found.detail
 
 
 def test_disk_space_is_taken_where_the_folder_will_be(tmp_path: Path) -> None:

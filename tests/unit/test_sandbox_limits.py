@@ -210,7 +210,8 @@ def owner_of(sandbox: Sandbox, main: str, how: str) -> tuple[subprocess.Popen[st
 
 
 @pytest.mark.parametrize(
-    "main", ["while True: pass", "import os, time; os.closerange(0, 200); time.sleep(600)", "import time; time.sleep(99)"]
+    "main",
+    ["while True: pass", "import os, time; os.closerange(0, 200); time.sleep(600)", "import time; time.sleep(99)"],
 )
 def test_a_program_dies_with_an_owner_that_is_killed(sandbox: Sandbox, folders: Path, main: str) -> None:
     owner, pid = owner_of(sandbox, main, "start(); time.sleep(600)")
