@@ -155,6 +155,11 @@ def native(request: VerifyRequest, *, need: str, times: int = 1, among: tuple[st
     return Verdict(float(right), Outcome.OK if right else Outcome.WRONG, answer=repr((need, times, among, loud)))
 
 
+def native_with_defaults(request: VerifyRequest, need: str = "a", *, times: int = 1) -> Verdict:
+    """Its options may be positional, as long as they may be left out."""
+    return Verdict(1.0, Outcome.OK, answer=need * times)
+
+
 def choosy(request: VerifyRequest) -> Verdict | None:
     """Takes the rows that say so."""
     if request.ground_truth != "mine":

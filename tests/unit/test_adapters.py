@@ -130,6 +130,8 @@ def test_options_reach_the_verifier_as_it_annotates_them(pool: ScoringPool) -> N
     )
     assert verdict.answer == repr(("ab", 2, ("ab", "cd"), True))
     assert said(verdict) == (1.0, Outcome.OK)
+    assert ask(pool, "native_with_defaults").answer == "a"
+    assert ask(pool, "native_with_defaults(need=b, times=2)").answer == "bb"
 
 
 @pytest.mark.parametrize(

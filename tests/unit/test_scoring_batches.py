@@ -49,22 +49,20 @@ def test_a_batch_verifier_may_pass_rows_and_may_await(pool: ScoringPool) -> None
 
 
 @pytest.mark.parametrize(
-    ("bad", "outcome", "says"),
+    ("verifier", "bad", "outcome", "says"),
     [
-        ("raise", Outcome.CRASH, "LookupError: no such thing"),
-        ("exit", Outcome.CRASH, "exit status 3"),
-        ("hang", Outcome.TIMEOUT, "killed after 1 s"),
-        ("short", Outcome.CRASH, "it returned 0 verdicts for 1 requests"),
+        ("batch", "raise", Outcome.CRASH, "LookupError: no such thing"),
+        ("batch", "exit", Outcome.CRASH, "exit status 3"),
+        ("batch", "hang", Outcome.TIMEOUT, "killed after 1 s"),
+        ("batch", "short", Outcome.CRASH, "it returned 0 verdicts for 1 requests"),
+        ("awaited", "raise", Outcome.CRASH, "LookupError: no such thing"),
+        ("awaited", "exit", Outcome.CRASH, "SystemExit: 4"),
+        ("awaited", "hang", Outcome.TIMEOUT, "killed after 1 s"),
     ],
 )
-@pytest.mark.parametrize("verifier", ["batch", "awaited"])
 def test_a_bad_request_in_a_batch_costs_itself_alone(
     pool: ScoringPool, verifier: str, bad: str, outcome: Outcome, says: str
 ) -> None:
-    if verifier == "awaited":
-        if bad == "short":
-            pytest.skip("of batches alone")
-        says = "SystemExit: 4" if bad == "exit" else says
     completions = [f"right:{i}" for i in range(4)] + [bad] + [f"right:{i}" for i in range(4, 8)]
     verdicts = ask_all(pool, f"{NAME}{verifier}", completions)
     assert [verdict.answer for verdict in verdicts] == [text if text != bad else None for text in completions]
