@@ -12,13 +12,13 @@ from rlcli.cli import console
 from rlcli.cli.progress import progress
 
 if TYPE_CHECKING:
-    from rlcli.scoring.audit.report import Report, Surprise
+    from rlcli.scoring.audit.report import Report, Surprise, Tally
 
 SHOWN = 20
 """Unexpected verdicts that are printed."""
 
 SHOWN_OF_KIND = 3
-END_CHARS = 60
+LINE_CHARS = 100
 
 
 def audit_verifier(
@@ -72,28 +72,31 @@ def _print(report: Report) -> None:
         f"audit of {report.verifier} on {report.data}: {report.rows:,}{of_all} rows, {report.verifications:,} "
         f"verifications in {report.seconds:.1f} s ({report.per_second:,.0f}/s)"
     )
-    rows = [
-        (
-            tally.kind,
-            tally.group,
-            f"{tally.tried:,}",
-            f"{tally.as_expected:,}",
-            f"{_floored(tally.share)}",
-            tally.failed or "",
-        )
-        for tally in report.tallies
-    ]
-    console.show(console.table(["kind", "group", "tried", "as expected", "share", "crash or timeout"], rows))
+    _print_tallies(report.tallies)
     if report.surprises:
         _print_surprises(report.surprises)
     latency = report.latency
     console.plain(
-        f"latency: p50 {_ms(latency.p50)}, p90 {_ms(latency.p90)}, p99 {_ms(latency.p99)}, max {_ms(latency.max)}\n"
+        f"\nlatency: p50 {_ms(latency.p50)}, p90 {_ms(latency.p90)}, p99 {_ms(latency.p99)}, max {_ms(latency.max)}\n"
         f"determinism: {report.determinism.checked} asked again, {len(report.determinism.differing)} differ"
     )
     for line in [*(f"note: {note}" for note in report.notes), *(f"warning: {warning}" for warning in report.warnings)]:
         console.plain(line)
     console.plain("PASS" if report.passed else f"FAIL: {'; '.join(report.faults)}")
+
+
+def _print_tallies(tallies: tuple[Tally, ...]) -> None:
+    """A table by kind, under the name of each group."""
+    width = max(len(tally.kind) for tally in tallies) + 4
+    console.plain(f"\n{'':{width}}{'tried':>9}{'as expected':>13}{'share':>9}")
+    group = None
+    for tally in tallies:
+        if tally.group is not group:
+            group = tally.group
+            console.plain(f"{group}: {group.rule}")
+        failed = f"  {tally.failed:,} crashed or timed out" if tally.failed else ""
+        line = f"  {tally.kind:{width - 2}}{tally.tried:>9,}{tally.as_expected:>13,}{_floored(tally.share):>9}"
+        console.plain(line + failed)
 
 
 def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
@@ -106,23 +109,17 @@ def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
         of_kind[one.kind] += 1
         if of_kind[one.kind] <= SHOWN_OF_KIND and len(shown) < SHOWN:
             shown.append(one)
-    table = console.table(
-        ["row", "kind", "ground truth", "response's end", "said"],
-        [
-            (
-                one.row,
-                f"{one.group}: {one.kind}",
-                printable(one.ground_truth[-END_CHARS:]),
-                printable(one.response_end[-END_CHARS:]),
-                printable(f"{one.score:g} {one.outcome} {one.extracted or ''} {one.detail}".strip()[: 2 * END_CHARS]),
-            )
-            for one in shown
-        ],
-    )
-    console.plain("not as expected:")
-    console.show(table)
+    console.plain("\nnot as expected:")
+    for one in shown:
+        said = printable(f"{one.score:g} {one.outcome} {one.extracted or ''}".strip()[:LINE_CHARS]).replace("\n", " ")
+        truth = printable(one.ground_truth[:LINE_CHARS]).replace("\n", "⏎")
+        ending = printable(one.response_end[-LINE_CHARS:]).replace("\n", "⏎")
+        console.plain(f"  row {one.row}, {one.group}, {one.kind}: {said}")
+        console.plain(f"    truth {truth}, response …{ending}")
+        if one.detail:
+            console.plain(f"    {printable(one.detail[: 2 * LINE_CHARS])}".replace("\n", " "))
     if len(surprises) > len(shown):
-        console.plain(f"and {len(surprises) - len(shown):,} more: --json and --html have them\n")
+        console.plain(f"and {len(surprises) - len(shown):,} more, in --json")
 
 
 def _floored(share: float) -> str:

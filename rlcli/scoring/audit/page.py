@@ -18,11 +18,11 @@ MOST_SHOWN = 200
 
 _HERE = Path(__file__).parent
 _TITLES = {
-    Group.GOLD: ("Gold answers", "must be accepted"),
-    Group.EQUIVALENT: ("Equivalent forms", "must be accepted"),
-    Group.NEAR_MISS: ("Near-misses", "must be rejected"),
-    Group.HEDGE: ("Hedges", "should be rejected"),
-    Group.EXPLOIT: ("Exploits", "must be rejected"),
+    Group.GOLD: "Gold answers",
+    Group.EQUIVALENT: "Equivalent forms",
+    Group.NEAR_MISS: "Near-misses",
+    Group.HEDGE: "Hedges",
+    Group.EXPLOIT: "Exploits",
 }
 # Characters that steer how others are drawn, shown by name: a response could else look like another one.
 _RANGES = ((0, 9), (11, 32), (127, 160), (0x200B, 0x2010), (0x2028, 0x202F), (0x2060, 0x2070), (0xD800, 0xE000))
@@ -112,11 +112,10 @@ def _reasons(report: Report) -> str:
 def _tile(group: Group, tallies: Iterable[Tally]) -> str:
     kinds = [tally for tally in tallies if tally.group is group]
     tried, right = sum(tally.tried for tally in kinds), sum(tally.as_expected for tally in kinds)
-    title, rule = _TITLES[group]
     share = _percent(right, tried) if tried else "–"
     return (
-        f'<div class="tile {_state(group, right, tried)}"><h3>{title}</h3><p class="figure">{share}</p>'
-        f"<p>{right:,} of {tried:,}<br>{rule}</p></div>"
+        f'<div class="tile {_state(group, right, tried)}"><h3>{_TITLES[group]}</h3><p class="figure">{share}</p>'
+        f"<p>{right:,} of {tried:,}<br>{group.rule}</p></div>"
     )
 
 
@@ -133,8 +132,7 @@ def _table(group: Group, tallies: Iterable[Tally]) -> str:
             f'<td class="bar"><span style="width:{100 * tally.share:.2f}%"></span></td>'
             f"<td>{_percent(tally.as_expected, tally.tried)}</td><td>{tally.as_expected:,} of {tally.tried:,}</td></tr>"
         )
-    title, rule = _TITLES[group]
-    return f"<section><h2>{title} <small>{rule}</small></h2><table>{''.join(rows)}</table></section>"
+    return f"<section><h2>{_TITLES[group]} <small>{group.rule}</small></h2><table>{''.join(rows)}</table></section>"
 
 
 def _state(group: Group, right: int, tried: int) -> str:

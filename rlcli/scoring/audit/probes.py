@@ -29,6 +29,11 @@ class Group(StrEnum):
         return self in (Group.GOLD, Group.EQUIVALENT)
 
     @property
+    def rule(self) -> str:
+        """What is asked of a verifier, in words."""
+        return f"{'must' if self.grave else 'should'} be {'accepted' if self.accepted else 'rejected'}"
+
+    @property
     def grave(self) -> bool:
         """Whether one unexpected verdict fails the audit; the others warn, unless it is strict."""
         return self in (Group.GOLD, Group.NEAR_MISS, Group.EXPLOIT)

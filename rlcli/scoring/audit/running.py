@@ -35,6 +35,9 @@ LONG_CHARS = 100_000
 MAX_LONG_PROBES = 50
 """Of each kind of probe that is longer than LONG_CHARS, so many are tried: they are about what length does."""
 
+MOST_TIMEOUTS = 10
+"""A kind that timed out so often is tried no more: it has failed, and the rest would take hours."""
+
 RESPONSE = "the row's response"
 STATEMENT = "the answer stated"
 
@@ -145,6 +148,7 @@ class _Audit:
     seconds: list[float] = field(default_factory=list)
     sample: list[tuple[_Asked, Verdict]] = field(default_factory=list)
     untried: list[int] = field(default_factory=list)
+    timeouts: Counter[tuple[Group, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.options.seed)
@@ -195,6 +199,9 @@ class _Audit:
                 yield f"{name}: its module sets no ANSWER_KIND; what is tried was told from each ground truth"
             elif kinds[name].kind == mutations.WITHOUT_ANSWER:
                 yield f"{name}: it looks at no answer, so that nothing but its gold can be tried"
+        for (group, kind), times in self.timeouts.items():
+            if times >= MOST_TIMEOUTS and group is not Group.GOLD:
+                yield f"{kind} was given up after {times} timeouts"
         if self.untried:
             some = ", ".join(map(str, self.untried[:5]))
             yield f"{len(self.untried)} rows have no right answer to try (the first: {some})"
@@ -233,14 +240,20 @@ class _Audit:
             one, request = self.subjects[number], replace(self.requests[number], completion=right)
             answer = bare(request.ground_truth)
             form = self.forms[one.expression] if stated else None
-            made = mutations.probes(Case(request, answer, stating(form, request, answer)), one.kind)
+            case = Case(request, answer, stating(form, request, answer))
+            made = self._allowed(mutations.probes(case, one.kind), tried)
             # As many of each kind as can be had: what few rows allow goes first.
-            probes = sorted(
-                _allowed(made, tried), key=lambda probe: (tried[probe.group, probe.kind], self.random.random())
-            )
+            probes = sorted(made, key=lambda probe: (tried[probe.group, probe.kind], self.random.random()))
             for probe in probes[: self.options.mutations or None]:
                 tried[probe.group, probe.kind] += 1
                 yield _Asked(number, one, probe, replace(request, completion=probe.completion))
+
+    def _allowed(self, made: Iterable[Probe], tried: Counter[tuple[Group, str]]) -> Iterator[Probe]:
+        for probe in made:
+            kind = probe.group, probe.kind
+            long = len(probe.completion) >= LONG_CHARS and tried[kind] >= MAX_LONG_PROBES
+            if not long and self.timeouts[kind] < MOST_TIMEOUTS:
+                yield probe
 
     def _verify(self, pairs: Sequence[tuple[str, VerifyRequest]]) -> list[Verdict]:
         return [future.result() for future in [self.pool.submit(name, request) for name, request in pairs]]
@@ -264,6 +277,7 @@ class _Audit:
         right = not failed and accepted(verdict, asked.subject.composed) == probe.group.accepted
         tally.tried += 1
         tally.failed += failed
+        self.timeouts[probe.group, probe.kind] += verdict.outcome is Outcome.TIMEOUT
         tally.as_expected += right
         if not right:
             self.surprises.append(_surprise(asked, verdict))
@@ -292,12 +306,6 @@ class _Audit:
             f"{self.rows[number].ground_truth!r:.80}: {detail}{more}",
             "mend or drop that row, or name another verifier",
         )
-
-
-def _allowed(made: Iterable[Probe], tried: Counter[tuple[Group, str]]) -> Iterator[Probe]:
-    for probe in made:
-        if len(probe.completion) < LONG_CHARS or tried[probe.group, probe.kind] < MAX_LONG_PROBES:
-            yield probe
 
 
 def _surprise(asked: _Asked, verdict: Verdict) -> Surprise:
