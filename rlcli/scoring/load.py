@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,6 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _checked(verifier: str, name: str, value: Any, annotation: Any, default: Any) -> Any:
     """`value` as the option's annotation, or else the type of its default, wants it."""
-    import json
-
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 

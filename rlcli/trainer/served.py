@@ -81,6 +81,7 @@ def _record(prompt: Prompt, sample: int, result: ChatResult, verdict: Verdict) -
         "answer": verdict.answer,
         "score": verdict.score,
         "outcome": str(verdict.outcome),
+        "detail": verdict.detail,
         "response_tokens": result.completion_tokens,
         "finish_reason": result.finish_reason,
     }

@@ -38,6 +38,13 @@ def test_a_new_folder_has_the_layout_and_the_environment(tmp_path: Path) -> None
         assert found["platform"]
 
 
+def test_what_is_known_of_a_run_stands_beside_what_it_ran_on(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", facts={"sandbox": "bwrap"}) as folder:
+        found = json.loads((folder.path / "environment.json").read_text())
+    assert found["sandbox"] == "bwrap"
+    assert found["python"]
+
+
 def test_the_environment_names_the_commit_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
