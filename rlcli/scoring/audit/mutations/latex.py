@@ -41,7 +41,7 @@ def equivalents(answer: str, prompt: str) -> Iterator[Named]:
         yield "as a fraction", f"{'-' if over < 0 else ''}\\frac{{{abs(over)}}}{{{under}}}"
     else:
         yield from ((kind, text) for kind, text in plain_equivalents(known) if kind in ("trailing zeros", "unit"))
-        yield "fraction over one", f"\\frac{{{known.value}}}{{1}}"
+        yield "fraction over one", f"{'-' if known.value < 0 else ''}\\frac{{{abs(known.value)}}}{{1}}"
         yield "unit in \\text", f"{known.core} \\text{{ units}}"
     if known.value.denominator == 1 and abs(known.value) >= 1000 and not dressed:
         for kind, separator in (("", ","), (" in braces", "{,}"), (" with a thin space", ",\\!")):
