@@ -83,7 +83,12 @@ class Child:
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._live, name="rlcli-sandbox", daemon=True)
         _living.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the owner may have no more threads
+            _living.discard(self)
+            launch.close()
+            raise SetupError(f"the sandbox did not start: {error}") from None
         self._begun.wait()
         if self._failure is not None:
             self._thread.join()

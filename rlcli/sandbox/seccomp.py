@@ -36,8 +36,11 @@ OWN_PID = 0x52C11D00
 
 _CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020000
 _O_TRUNC, _O_ACCMODE, _MAP_HUGETLB, _AF_UNIX = 0x200, 0x3, 0x40000, 1
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY, _F_SETPIPE_SZ = 8, 10, 15, 1026, 1031
-_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP = 0x5412, 0x541C, 0x8901, 0x8902
+_FCNTL_HARMLESS = (*range(8), 9, 11, 36, 37, 38, 1030, 1032, 1034)
+"""Copies, flags and locks of descriptors; not the signals to others of F_SETOWN and F_SETSIG, nor larger pipes."""
+_IOCTL_HARMLESS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)
+"""Whether it is a terminal, of which size, what is to read, whether to wait and to inherit. Others type into terminals,
+signal strangers, or change a file that was opened for reading."""
 _PRCTL_HARMLESS = (2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41)
 """Reading flags, naming a thread or a mapping, and no_new_privs, which is set already."""
 
@@ -86,6 +89,8 @@ def _judgement(name: str, keep_metadata: bool) -> list[_Row]:
     """What decides on a call by its arguments, all of which the kernel too reads as 32 bits, but for an address."""
     if name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"):
         return _only(0, OWN_PID)
+    if name in ("prlimit64", "sched_setaffinity"):
+        return _only(0, 0, OWN_PID)
     if name == "clone":
         thread = [(_JUMP_ANY, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, _REFUSE)]
         return [_argument(0), *thread, (_JUMP_ANY, 0, 1, _CLONE_NEW), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
@@ -96,12 +101,10 @@ def _judgement(name: str, keep_metadata: bool) -> list[_Row]:
         return _truncation(1 if name == "open" else 2) if keep_metadata else []
     if name == "prctl":
         return _only(0, *_PRCTL_HARMLESS)
-    if name == "prlimit64":
-        return _only(0, 0, OWN_PID)
-    if name == "fcntl":  # signals to others, and more memory for a pipe
-        return _none_of(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY, _F_SETPIPE_SZ)
-    if name == "ioctl":  # typing into a terminal, and signals to others
-        return _none_of(1, _TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP)
+    if name == "fcntl":
+        return _only(1, *_FCNTL_HARMLESS)
+    if name == "ioctl":
+        return _only(1, *_IOCTL_HARMLESS)
     if name == "socketpair":
         return _only(0, _AF_UNIX)
     if name == "sendto":  # a datagram with an address reaches any socket of the machine, even from a pair
@@ -120,13 +123,6 @@ def _only(index: int, *values: int) -> list[_Row]:
     for value in values:
         rows += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
     return [*rows, (_RETURN, 0, 0, _REFUSE)]
-
-
-def _none_of(index: int, *values: int) -> list[_Row]:
-    rows = [_argument(index)]
-    for value in values:
-        rows += [(_JUMP_EQUAL, 0, 1, value), (_RETURN, 0, 0, _REFUSE)]
-    return [*rows, (_RETURN, 0, 0, _ALLOW)]
 
 
 def _truncation(index: int) -> list[_Row]:

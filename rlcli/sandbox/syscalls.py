@@ -25,6 +25,7 @@ PROCESSES: dict[str, tuple[int | None, int | None]] = {
     "execveat": (322, 281),
     "fork": (57, None),
     "kcmp": (312, 272),
+    "ioprio_set": (251, 30),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "pidfd_getfd": (438, 438),
@@ -35,12 +36,16 @@ PROCESSES: dict[str, tuple[int | None, int | None]] = {
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "setpriority": (141, 140),
     "setpgid": (109, 154),
     "setsid": (112, 157),
     "tkill": (200, 130),
     "vfork": (58, None),
 }
-"""New processes, programs, sessions; the memory and signals of other processes."""
+"""New processes, programs, sessions; the memory, signals and priority of other processes."""
 
 KERNEL: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),
@@ -86,6 +91,8 @@ KERNEL: dict[str, tuple[int | None, int | None]] = {
     "settimeofday": (164, 170),
     "swapoff": (168, 225),
     "swapon": (167, 224),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     "syslog": (103, 116),
     "sysfs": (139, None),
     "_sysctl": (156, None),
@@ -179,6 +186,7 @@ JUDGED: dict[str, tuple[int | None, int | None]] = {
     "prlimit64": (302, 261),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
+    "sched_setaffinity": (203, 122),
     "sendto": (44, 206),
     "socketpair": (53, 199),
     "tgkill": (234, 131),

@@ -33,7 +33,7 @@ def tried(what, *args, **kwargs):
     try: got = what(*args, **kwargs)
     except (PermissionError, FileNotFoundError, ProcessLookupError): print("refused")
     except OSError as e:
-        print("refused" if e.errno in (errno.EROFS, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENOTDIR, errno.EXDEV) else repr(e))
+        print("refused" if e.errno in (errno.EROFS, errno.ENOSYS, errno.ENOTDIR, errno.EXDEV) else repr(e))
     else: print("DONE", repr(got)[:200])
 """
 
@@ -72,13 +72,16 @@ FILES = {
     "a symbolic link to write by": "os.symlink({secret!r}, 'link'); tried(open, 'link', 'w')",
     "a hard link to a secret": "tried(os.link, {secret!r}, 'link')",
     "up from the working directory": "tried(open, '../' * 30 + {secret!r}.lstrip('/'))",
-    "listing the folder of temporary files": "tried(lambda: [f for f in os.listdir({tmp!r}) if {secret_folder!r} in f][0] if {secret_folder!r} in os.listdir({tmp!r}) else open('/no'))",
+    "listing the folder of temporary files": "tried(lambda: {at_tmp!r} in os.listdir({tmp!r}) or open({secret!r}))",
     "another process's environment": "tried(open, '/proc/{owner}/environ')",
     "the owner's memory": "tried(open, '/proc/{owner}/mem', 'r+b')",
     "the owner's descriptors": "tried(os.listdir, '/proc/{owner}/fd')",
     "the root of process 1": "tried(lambda: os.listdir('/proc/1/root' + {tmp_of_secret!r}))",
     "the working directory of process 1": "tried(os.listdir, '/proc/1/cwd/..' + {tmp_of_secret!r})",
-    "the environment of process 1": "tried(open, '/proc/1/environ') if os.getpid() != 2 else print('refused')",
+    "the memory of process 1": "tried(open, '/proc/1/mem', 'r+b')",
+    "the attributes of the standard library": (
+        "import fcntl; tried(fcntl.ioctl, os.open(os.__file__, 0), 0x40086602, b'\\x40' + bytes(7))"
+    ),
     "the kernel's settings": "tried(open, '/proc/sys/kernel/core_pattern', 'w')",
     "the magic key": "tried(open, '/proc/sysrq-trigger', 'w')",
     "control groups": "tried(os.mkdir, '/sys/fs/cgroup/rlcli-was-here')",
@@ -99,7 +102,9 @@ PROCESSES = {
     "a shell": "tried(os.system, 'true') if os.system('true') == 0 else print('refused')",
     "subprocess": "import subprocess; tried(subprocess.run, ['/bin/true'])",
     "posix_spawn": "tried(os.posix_spawn, '/bin/true', ['true'], {{}})",
-    "multiprocessing": "import multiprocessing as m; tried(lambda: m.get_context('fork').Process(target=print).start())",
+    "multiprocessing": (
+        "import multiprocessing as m; tried(lambda: m.get_context('fork').Process(target=print).start())"
+    ),
     "a terminal of its own": "tried(open, '/dev/ptmx')",
     "exec": "tried(os.execv, '/bin/true', ['true'])",
     "exec of a file of its own": "open('x', 'wb').write(open('/bin/true', 'rb').read()); tried(os.execv, 'x', ['x'])",
@@ -122,14 +127,19 @@ PROCESSES = {
     "a session of its own": "tried(os.setsid)",
     "a group of its own": "tried(os.setpgid, 0, 0)",
     "limits of another process": "import resource; tried(resource.prlimit, {owner}, resource.RLIMIT_CORE, (0, 0))",
-    "more memory": "import resource; tried(resource.setrlimit, resource.RLIMIT_AS, (-1, -1)) if 0 else tried(sys_call, 302, 261, 0, 9, b'\\xff' * 16, 0)",
+    "more memory": "tried(sys_call, 302, 261, 0, 9, b'\\xff' * 16, 0)",
     "surviving the parent": "tried(sys_call, 157, 167, 1, 0, 0, 0, 0)",
     "hiding from the owner": "tried(sys_call, 157, 167, 4, 0, 0, 0, 0)",
     "taking orphans": "tried(sys_call, 157, 167, 36, 1, 0, 0, 0)",
     "being another user": "tried(os.setuid, 12345) if os.getpid() != 2 else tried(sys_call, 157, 167, 8, 1, 0, 0, 0)",
     "other groups": "tried(os.setgroups, [0])",
     "capabilities": "tried(sys_call, 126, 91, b'\\x22\\x05\\x08\\x20' + bytes(4), b'\\xff' * 24)",
-    "the priority of others": "tried(os.setpriority, os.PRIO_PROCESS, {owner}, 19) if os.getpid() != 2 else print('refused')",
+    "the priority of others": (
+        "tried(os.setpriority, os.PRIO_PROCESS, {owner}, 19) if os.getpid() != 2 else print('refused')"
+    ),
+    "the priority of its user": "tried(os.setpriority, os.PRIO_USER, 0, 19)",
+    "the processors of others": "tried(os.sched_setaffinity, {owner}, [0])",
+    "the scheduler of others": "tried(os.sched_setscheduler, {owner}, os.SCHED_IDLE, os.sched_param(0))",
     "a higher priority": "tried(os.nice, -10)",
 }
 
@@ -141,10 +151,19 @@ NETWORK = {
     "a netlink socket": "import socket; tried(socket.socket, socket.AF_NETLINK, socket.SOCK_RAW)",
     "a unix socket": "import socket; tried(socket.socket, socket.AF_UNIX)",
     "a listener": "import socket; tried(socket.create_server, ('127.0.0.1', 0))",
-    "a page": "import http.client; tried(http.client.HTTPConnection('127.0.0.1', {port}, timeout=2).request, 'GET', '/')",
-    "a datagram from a pair": "import socket; a, b = socket.socketpair(type=socket.SOCK_DGRAM); tried(a.sendto, b'x', '\\0{abstract}')",
-    "a message from a pair": "import socket; a, b = socket.socketpair(type=socket.SOCK_DGRAM); tried(a.sendmsg, [b'x'], [], 0, '\\0{abstract}')",
-    "connecting a pair": "import socket; a, b = socket.socketpair(type=socket.SOCK_DGRAM); tried(a.connect, '\\0{abstract}')",
+    "a page": (
+        "import http.client; tried(http.client.HTTPConnection('127.0.0.1', {port}, timeout=2).request, 'GET', '/')"
+    ),
+    "a datagram from a pair": (
+        "import socket; a, b = socket.socketpair(type=socket.SOCK_DGRAM); tried(a.sendto, b'x', '\\0{abstract}')"
+    ),
+    "a message from a pair": (
+        "import socket; a, b = socket.socketpair(type=socket.SOCK_DGRAM); tried(a.sendmsg, [b'x'], [], 0, "
+        "'\\0{abstract}')"
+    ),
+    "connecting a pair": (
+        "import socket; a, b = socket.socketpair(type=socket.SOCK_DGRAM); tried(a.connect, '\\0{abstract}')"
+    ),
     "binding a pair": "import socket; a, b = socket.socketpair(); tried(a.bind, '\\0mine')",
     "handing a descriptor on": "import socket; a, b = socket.socketpair(); tried(socket.send_fds, a, [b'x'], [0])",
     "a pair of another kind": "import socket; tried(socket.socketpair, socket.AF_INET)",
@@ -178,7 +197,9 @@ KERNEL = {
     "a queue of System V": "tried(sys_call, 68, 186, 0, 0o1600)",
     "semaphores of System V": "tried(sys_call, 64, 190, 0, 1, 0o1600)",
     "a POSIX queue": "tried(sys_call, 240, 180, b'x\\0', 0o102, 0o600, 0)",
-    "POSIX shared memory": "from multiprocessing import shared_memory; tried(shared_memory.SharedMemory, create=True, size=9)",
+    "POSIX shared memory": (
+        "from multiprocessing import shared_memory; tried(shared_memory.SharedMemory, create=True, size=9)"
+    ),
     "locked memory": "tried(lambda: libc.mlockall(3) and sys_call(151, 230, 3))",
     "huge pages": "tried(sys_call, 9, 222, 0, 1 << 21, 3, 0x40022, -1, 0)",
     "a larger pipe": "import fcntl; tried(fcntl.fcntl, os.pipe()[0], 1031, 1 << 20)",
@@ -209,7 +230,7 @@ def around(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, objec
         before = secret.stat()
         yield {
             "secret": str(secret),
-            "secret_folder": folder.name,
+            "at_tmp": folder.name,
             "tmp": tempfile.gettempdir(),
             "tmp_of_secret": str(folder),
             "at_home": at_home.name,

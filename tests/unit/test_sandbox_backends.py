@@ -205,7 +205,8 @@ def test_another_user_than_root(backend: str) -> None:
         f"sandbox = open_sandbox({backend!r})\n"
         "print(sandbox.start('import os; print(os.getuid(), os.listdir())', Limits()).wait())\n"
         "print(sandbox.start('while True: pass', Limits(wall_s=0.2)).wait().killed_for)\n"
-        'print(sandbox.start(\'import os\\nwhile True: os.mkdir("d", 0o300); os.chdir("d")\', Limits()).wait().killed_for)\n'
+        'deep = \'import os\\nwhile True: os.mkdir("d", 0o300); os.chdir("d")\'\n'
+        "print(sandbox.start(deep, Limits()).wait().killed_for)\n"
     )
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     seen = subprocess.run([*user, python, "-c", code], capture_output=True, text=True, cwd="/", env={}, check=False)

@@ -1,4 +1,4 @@
-"""The system-call filter, instruction by instruction, for both machines; and what the kernel makes of it on this one."""
+"""The system-call filter, instruction by instruction, for both machines; and what this kernel makes of it."""
 
 from __future__ import annotations
 
@@ -127,6 +127,9 @@ THREAD, FORK = 0x3D0F00, 0x1200011
         *(("fcntl", [0, command], REFUSE) for command in (8, 10, 15, 1026, 1031)),
         ("ioctl", [0, 0x5401], ALLOW),
         *(("ioctl", [0, command], REFUSE) for command in (0x5412, 0x541C, 0x8901, 0x8902, 0x5412 | 1 << 32)),
+        *(("ioctl", [0, command], REFUSE) for command in (0x40086602, 0x401C5820, 0x40806685)),  # attributes, verity
+        ("sched_setaffinity", [0], ALLOW),
+        ("sched_setaffinity", [1], REFUSE),
         ("socketpair", [1, 1], ALLOW),
         ("socketpair", [2, 1], REFUSE),
         ("socketpair", [30, 1], REFUSE),
@@ -182,7 +185,8 @@ def test_the_32_bit_interface_kills(sandbox: Sandbox) -> None:
 def test_the_process_is_locked_in_for_good(sandbox: Sandbox) -> None:
     program = (
         "import ctypes; libc = ctypes.CDLL(None)\n"
-        "print(libc.prctl(39, 0, 0, 0, 0), libc.prctl(21, 0, 0, 0, 0), [libc.prctl(23, n, 0, 0, 0) for n in range(41)])\n"
+        "print(libc.prctl(39, 0, 0, 0, 0), libc.prctl(21, 0, 0, 0, 0))\n"
+        "print([libc.prctl(23, n, 0, 0, 0) for n in range(41)])\n"
         "import resource; print(resource.getrlimit(resource.RLIMIT_CORE), resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
-    assert run(sandbox, program).stdout.decode() == f"1 2 {[0] * 41}\n(0, 0) (128, 128)\n"
+    assert run(sandbox, program).stdout.decode() == f"1 2\n{[0] * 41}\n(0, 0) (128, 128)\n"

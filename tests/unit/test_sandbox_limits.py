@@ -138,7 +138,8 @@ def test_output_up_to_the_limit_is_whole(sandbox: Sandbox) -> None:
     "main",
     [
         "i = 0\nwhile True:\n i += 1\n with open(str(i), 'wb') as f: f.write(b'x' * (1 << 20))",
-        "import tempfile\nx = []\nwhile True:\n f = tempfile.TemporaryFile(); f.write(b'x' * (1 << 20)); f.flush(); x.append(f)",
+        "import tempfile\nx = []\nwhile True:\n f = tempfile.TemporaryFile(); x.append(f)\n"
+        " f.write(b'x' * (1 << 20)); f.flush()",
         "i = 0\nwhile True:\n i += 1\n open(str(i), 'w').close()",
         "import os\ni = 0\nwhile True:\n i += 1\n os.mkdir(str(i))",
         "import os\nwhile True:\n os.mkdir('d' * 200); os.chdir('d' * 200)",
@@ -242,7 +243,8 @@ def test_an_owner_that_leaves_takes_its_programs_and_their_folders_along(sandbox
 
 
 def test_an_owner_with_little_memory_of_its_own(sandbox: Sandbox) -> None:
-    how = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30)); start(); print(keep[0].wait().status)"
+    how = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))"
+    how += "; start(); print(keep[0].wait().status)"
     owner, _ = owner_of(sandbox, "bytearray(300 << 20)", how)
     assert owner.communicate()[0] == "0\n"
 
