@@ -1,4 +1,4 @@
-"""A probe is never wrong about its own truth: what is called another answer is one, what is called the same is the same."""
+"""A probe is never wrong about its own truth: another answer is another one, and the same is the same."""
 
 from __future__ import annotations
 
