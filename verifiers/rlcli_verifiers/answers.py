@@ -6,9 +6,8 @@ import re
 
 from rlcli.types import Outcome, Verdict
 
-_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
-_UNESCAPED_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_TOKEN = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace is text
 
 
 def judged(right: bool, answer: str, detail: str = "") -> Verdict:
@@ -33,14 +32,17 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     [(0, 19, '\\frac{1}{2}'), (23, 32, '3')]
     """
     found: list[tuple[int, int, str]] = []
-    position = 0
-    while opening := _BOX.search(text, position):
-        closing = _closing(text, opening.end())
-        if closing is None:
-            position = opening.end()  # cut off here; a later one may be whole
-            continue
-        found.append((opening.start(), closing + 1, text[opening.end() : closing].strip()))
-        position = closing + 1
+    opened: list[tuple[int, int]] = []
+    for token in _TOKEN.finditer(text):
+        is_box = len(token[0]) > 2
+        if is_box or token[0] == "{":
+            opened.append((token.start() if is_box else -1, token.end()))
+        elif token[0] == "}" and opened:
+            start, inside = opened.pop()
+            if start >= 0:
+                while found and found[-1][0] > start:  # it was inside this one
+                    found.pop()
+                found.append((start, token.end(), text[inside : token.start()].strip()))
     return found
 
 
@@ -59,13 +61,3 @@ def last_tag(text: str) -> str | None:
 def last_line(text: str) -> str | None:
     """The last line that is not empty, without the white space around it; None where there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Where the group that was opened just before `start` closes; `\\{` and `\\}` are text."""
-    depth = 1
-    for brace in _UNESCAPED_BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return brace.start()
-    return None

@@ -118,8 +118,9 @@ def _same_one(gold: str, answer: str) -> bool:
     said = words(gold)
     if said is not None:  # math-verify would take a word for a product of letters, and its anagrams for equal
         return said == words(answer)
-    if "=" in gold or "=" in answer:
-        return _same_equation(split(gold, _EQUALS), split(answer, _EQUALS))
+    sides, others = split(gold, _EQUALS), split(answer, _EQUALS)
+    if max(len(sides), len(others)) > 1:
+        return _same_equation(sides, others)
     span, other = _span(gold), _span(answer)
     if span and other:
         return _same_span(span, other)

@@ -7,7 +7,7 @@ import re
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import symbolic
 from rlcli_verifiers.answers import boxes, judged, no_answer
-from rlcli_verifiers.latex import equal
+from rlcli_verifiers.latex import MAX_CHARS, equal
 from rlcli_verifiers.notation import clean, number
 
 ANSWER_KIND = "latex"
@@ -91,7 +91,7 @@ def extract(text: str) -> list[str]:
     formula = _DOLLARS.fullmatch(last)
     if formula:
         return [_inside(formula)]
-    return [last] if number(clean(last).rstrip("% ").removesuffix("\\")) else []
+    return [last] if len(last) <= MAX_CHARS and number(clean(last).rstrip("% ").removesuffix("\\")) else []
 
 
 def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:

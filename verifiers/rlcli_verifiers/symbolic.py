@@ -32,8 +32,11 @@ MAX_CELLS = 64
 MAX_POWER_DIGITS = 5000
 """Digits that a power of a plain number may have."""
 
-MAX_EXPANSION = 200
-"""Product of all exponents that stand over a bracket or a group."""
+MAX_EXPANSION = (200, 60, 30)
+"""Product of all exponents over brackets and functions, in a formula of no unknown, of one, of two."""
+
+MAX_EXPANSION_OF_MANY = 12
+"""The same where there are more unknowns, or trigonometric functions, whose identities take long to try."""
 
 MAX_FACTORIAL = 999
 
@@ -41,8 +44,8 @@ _COMMANDS = frozenset(
     re.findall(
         r"\w+",
         """frac sqrt pi infty cdot times div pm mp binom le leq ge geq ne neq lt gt in cup cap setminus mathbb emptyset
-        varnothing begin end left right lfloor rfloor lceil rceil triangle angle overline vec log ln exp sin cos tan cot
-        sec csc arcsin arccos arctan sinh cosh tanh alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa
+        varnothing begin end left right lfloor rfloor lceil rceil triangle angle overline vec log ln sin cos tan cot
+        sec csc arcsin arccos arctan alpha beta delta epsilon varepsilon zeta eta theta iota kappa
         lambda mu nu xi rho sigma tau upsilon phi varphi chi psi omega Delta Theta Lambda Sigma Phi Omega""",
     )
 )
@@ -50,13 +53,13 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(\w+)\}")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _NUMBER = re.compile(r"[0-9]+")
 _PLAIN = re.compile(r"[A-Za-z0-9\s.+\-*/^_=<>!|,;()\[\]{}&\\]*")
-_FACTORIAL = re.compile(r"(?P<of>[0-9]{1,3}|\([0-9]{1,3}\)|[a-z]|\([a-z]\s*[+-]\s*[0-9]{1,3}\))\s*!(?!\s*!)")
+_FACTORIAL = re.compile(r"(?<![0-9])(?P<of>[0-9]{1,3}|\([0-9]{1,3}\)|[a-z]|\([a-z]\s*[+-]\s*[0-9]{1,3}\))\s*!(?!\s*!)")
 _BINOMIAL = re.compile(r"\\binom\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}\s*\{\s*(?:[0-9]{1,3}|[a-z])\s*\}")
 _POWER = re.compile(
     r"(?P<base>[0-9]+|[A-Za-z]|\\[A-Za-z]+|[)}\]|!]|^|.)\s*\^\s*(?P<exponent>\{|\(|\\?\w+|-\w+|.)", re.S
 )
+_TRIGONOMETRIC = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
 _SUBSCRIPT = re.compile(r"_\s*(?:\{\s*\w{1,8}\s*\}|\w)")
-_SMALL = re.compile(r"[-+]?\s*(?:[0-9]{1,4}|[0-9]{0,2}[A-Za-z])")
 
 
 @lru_cache(maxsize=8192)
@@ -121,10 +124,21 @@ def _powers_are_tame(text: str) -> bool:
             if not _exponent_fits(base, exponent):
                 return False
         elif not base.isalpha():
+            if "^" in exponent or "!" in exponent:
+                return False
             expansion += [int(number[:5]) for number in _NUMBER.findall(exponent)]
-        elif any(len(number) > 4 for number in _NUMBER.findall(exponent)):
+        elif not _tower_fits(exponent):
             return False
-    return found == text.count("^") and prod(max(1, number) for number in expansion) <= MAX_EXPANSION
+    unknowns = len(set(re.findall("[A-Za-z]", _COMMAND.sub(" ", text))))
+    many = unknowns >= len(MAX_EXPANSION) or (unknowns and _TRIGONOMETRIC.search(text))
+    bound = MAX_EXPANSION_OF_MANY if many else MAX_EXPANSION[unknowns]
+    return found == text.count("^") and prod(max(1, number) for number in expansion) <= bound
+
+
+def _tower_fits(exponent: str) -> bool:
+    """Whether the exponent of a letter is small enough: `e^{9999}`, `e^{x^2}`, but no tower of three."""
+    digits = max(map(len, _NUMBER.findall(exponent)), default=0)
+    return digits <= 4 if "^" not in exponent else exponent.count("^") == 1 and digits <= 1
 
 
 def _exponent_fits(base: str, exponent: str) -> bool:
