@@ -31,8 +31,7 @@ def actor(tmp_path: Path) -> Iterator[Any]:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     (tmp_path / "own.py").write_text(OWN)
 
-    @ray.remote(num_cpus=0)
-    class Actor:
+    class Owner:
         def __init__(self, own: str) -> None:
             from rlcli.scoring.pool import ScoringPool
 
@@ -46,7 +45,7 @@ def actor(tmp_path: Path) -> Iterator[Any]:
             return [future.result() for future in [self.pool.submit(self.verifier, request) for request in requests]]
 
     try:
-        yield Actor.remote(str(tmp_path / "own.py"))
+        yield ray.remote(num_cpus=0)(Owner).remote(str(tmp_path / "own.py"))
     finally:
         ray.shutdown()
 

@@ -58,8 +58,8 @@ def test_trls_function_is_given_text_and_only_what_it_asks_for(pool: ScoringPool
 
 @pytest.mark.parametrize("completion", ["<think>x</think>", ""])
 def test_trls_function_that_reads_messages_is_given_messages(pool: ScoringPool, completion: str) -> None:
-    gold = {"extra_info": {"solution": "think"}}
-    assert ask(pool, "accuracy_reward", completion, **gold).score == (1.0 if completion else 0.0)
+    verdict = ask(pool, "accuracy_reward", completion, extra_info={"solution": "think"})
+    assert verdict.score == (1.0 if completion else 0.0)
     assert ask(pool, "format_reward_func", completion).score == (0.5 if completion else 0.0)
 
 
@@ -101,7 +101,8 @@ def test_prime_intellects_functions_are_given_arguments_by_name(pool: ScoringPoo
 
 def test_prime_intellects_rubric_is_a_weighted_sum(pool: ScoringPool) -> None:
     verdict = ask(pool, "rubric", "<answer>42</answer>")
-    assert said(verdict) == (pytest.approx(1.0 + 0.2 * 1.0), Outcome.OK)
+    assert verdict.score == pytest.approx(1.0 + 0.2 * 1.0)
+    assert verdict.outcome is Outcome.OK
     assert verdict.parts == {"parsed": 1.0, "exact_match": 0.0, "from_state": 1.0}
     assert said(ask(pool, "older_rubric", "42")) == (2.0, Outcome.OK)
 
