@@ -61,7 +61,7 @@ def test_a_built_in_passes_on_good_data(tmp_path: Path) -> None:
     assert not missed(report, Group.EQUIVALENT)
     assert {"the row's response", "the answer stated", "thousands separators", "off by one digit"} <= tried(report)
     assert {"sign flipped", "retracted", "prompt injection", "Python as the answer", "long padding"} <= tried(report)
-    assert report.determinism.checked == min(report.verifications, 200)
+    assert report.determinism.checked == report.verifications // 10
     assert not report.determinism.differing
     assert 0 < report.latency.p50 <= report.latency.p99 <= report.latency.max
 

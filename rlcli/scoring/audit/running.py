@@ -29,7 +29,9 @@ CALIBRATION_ROWS = 12
 """Rows on which the forms of an answer are tried."""
 
 REPEATED_PROBES = 200
-"""Verifications that are done again."""
+"""Verifications that are done again, at most; but no more than REPEATED_SHARE of them."""
+
+REPEATED_SHARE = 0.1
 
 LONG_CHARS = 100_000
 MAX_LONG_PROBES = 50
@@ -178,8 +180,10 @@ class _Audit:
 
     def again(self, pool: ScoringPool) -> Determinism:
         """Ask some of it again: the other way round, in another process."""
-        chosen = list(reversed(self.sample))
-        verdicts = [pool.submit(asked.subject.expression, asked.request).result() for asked, _ in chosen]
+        chosen = self.sample[: max(1, int(REPEATED_SHARE * len(self.seconds)))][::-1]
+        verdicts = [
+            verdict for _, verdict in self._verdicts((asked for asked, _ in chosen), "determinism", len(chosen), pool)
+        ]
         differing = [
             _surprise(asked, verdict)
             for (asked, before), verdict in zip(chosen, verdicts, strict=True)
@@ -258,12 +262,14 @@ class _Audit:
     def _verify(self, pairs: Sequence[tuple[str, VerifyRequest]]) -> list[Verdict]:
         return [future.result() for future in [self.pool.submit(name, request) for name, request in pairs]]
 
-    def _verdicts(self, asked: Iterable[_Asked], what: str, total: int) -> Iterator[tuple[_Asked, Verdict]]:
+    def _verdicts(
+        self, asked: Iterable[_Asked], what: str, total: int, pool: ScoringPool | None = None
+    ) -> Iterator[tuple[_Asked, Verdict]]:
         """The verdicts, in order, with a bounded number of requests in the pool."""
         waiting: deque[tuple[_Asked, Future[Verdict]]] = deque()
         for done, one in enumerate(asked):
             self.on_progress(what, done, total)
-            waiting.append((one, self.pool.submit(one.subject.expression, one.request)))
+            waiting.append((one, (pool or self.pool).submit(one.subject.expression, one.request)))
             if len(waiting) >= IN_FLIGHT:
                 first, future = waiting.popleft()
                 yield first, future.result()
