@@ -33,9 +33,21 @@ EPILOG = """Examples:
   rlcli eval --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k
 """
 
+
+class Root(Group):
+    """Lists its commands panel by panel, where Typer would list those that are groups themselves last."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        place = {panel: number for number, panel in enumerate((TRAIN, DATA, MACHINE))}
+        return sorted(
+            self.commands,
+            key=lambda name: place.get(str(getattr(self.commands[name], "rich_help_panel", "")), len(place)),
+        )
+
+
 app = typer.Typer(
     name="rlcli",
-    cls=Group,
+    cls=Root,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
