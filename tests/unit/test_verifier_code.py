@@ -6,6 +6,7 @@ import ast
 import gzip
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -64,6 +65,16 @@ def fenced(program: str, language: str = "python") -> str:
 )
 def test_the_program_is_the_last_fenced_block(completion: str, program: str | None) -> None:
     assert code.extract(completion) == program
+
+
+@pytest.mark.parametrize(
+    "unit", ["```", "\n", " ", "```a", "a", "```python\n", "```\n``", "a ", "\t", "`" * 500 + "x\n"]
+)
+def test_no_text_makes_the_search_for_a_program_long(unit: str) -> None:
+    start = time.process_time()
+    for tail in ("", "`", "!"):
+        code.extract(unit * (1_000_000 // len(unit)) + tail)
+    assert time.process_time() - start < 3.0
 
 
 def test_a_right_program_scores_one_and_is_the_answer() -> None:

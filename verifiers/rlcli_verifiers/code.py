@@ -18,12 +18,15 @@ NEEDS_SANDBOX = True
 MAX_OUTPUT_BYTES = 8 << 20
 """Of one program, and of one case where it writes to standard output: tests with outputs of megabytes do exist."""
 
+# Possessive, so that no text takes these patterns more than a few passes.
 _FENCE = re.compile(
-    r"^[ ]{0,3}(?P<marks>`{3,})[ ]*(?P<language>[\w+-]*)[^`\n]*\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*[ ]*$|\Z)",
+    r"^[ ]{0,3}(?P<marks>`{3,}+)[ ]*+(?P<language>[\w+-]*+)[^`\n]*+\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*+[ ]*+$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 _LANGUAGES = ("", "python", "python3", "py")
-_STATEMENT = re.compile(r"^\s*(?:def |class |import |from \w|for |while |if |print\(|\w[\w, .\[\]]*=)", re.MULTILINE)
+_STATEMENT = re.compile(
+    r"^[ \t]*+(?:def |class |import |from \w|for |while |if |print\(|\w[\w, .\[\]]*+=)", re.MULTILINE
+)
 
 
 def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 512, score: str = "all") -> Verdict:
