@@ -16,6 +16,7 @@ from rlcli.sandbox.limits import Limits
 from rlcli.sandbox.private import MAX_FILES, PrivateFolder, sweep
 
 _NOBODY = "65534"
+_SIGNALS = 64
 _INSTALL = "apt install bubblewrap (or dnf, pacman, zypper, apk)"
 _ALLOW_NAMESPACES = (
     "allow unprivileged user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0 or "
@@ -46,7 +47,7 @@ class Bubblewrap(base.Sandbox):
             environment={},
             cwd="/",
             pass_fds=pass_fds,
-            status=lambda status: 128 - status if status > 128 else status,
+            status=lambda status: 128 - status if 128 < status <= 128 + _SIGNALS else status,
             exceeds_disk=exceeds_disk,
             close=lambda: folder.remove() if folder else None,
         )

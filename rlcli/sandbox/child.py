@@ -73,7 +73,7 @@ class Child:
     def __init__(self, launch: Launch, limits: Limits) -> None:
         self._launch = launch
         self._limits = limits
-        self._lock = threading.Lock()
+        self._lock, self._waiting = threading.Lock(), threading.Lock()
         self._begun = threading.Event()
         self._killed_for: Excess = ""
         self._killed = False
@@ -102,16 +102,18 @@ class Child:
     def wait(self) -> Exit:
         """Close its standard input, take its output, and return when nothing of it is left, within its limits.
 
-        A second call returns the same. All three pipes are closed afterwards.
+        A second call returns the same. All three pipes are closed afterwards. Write no more than the program reads
+        before it writes, or read meanwhile: two full pipes wait for each other until its time is up.
         """
-        if self._exit is None:
-            with contextlib.suppress(BrokenPipeError, ValueError):
-                self.stdin.close()
-            stdout, stderr = self._drain()
-            self._thread.join()
-            self._exit = Exit(self._status, self._killed_for, stdout, stderr, self._seconds)
-            self._close_pipes()
-        return self._exit
+        with self._waiting:
+            if self._exit is None:
+                with contextlib.suppress(BrokenPipeError, ValueError):
+                    self.stdin.close()
+                stdout, stderr = self._drain()
+                self._thread.join()
+                self._exit = Exit(self._status, self._killed_for, stdout, stderr, self._seconds)
+                self._close_pipes()
+            return self._exit
 
     def __enter__(self) -> Self:
         return self
@@ -151,10 +153,14 @@ class Child:
 
     def _kill(self, reason: Excess) -> None:
         with self._lock:
-            if self._pidfd >= 0 and not self._killed:
+            if not self._killed:
                 self._killed, self._killed_for = True, reason
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                self._end()
+
+    def _end(self) -> None:
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _live(self) -> None:
         """The thread: start, watch, reap, clean up."""
@@ -247,6 +253,7 @@ class Child:
                 # Looking takes half of the time at most, however many files there are.
                 look_at_disk = 2 * time.monotonic() - now
             if self._killed:
+                self._end()  # the order may have come before there was anything to kill
                 poll.poll()
                 break
         self._seconds = time.monotonic() - begun
@@ -272,7 +279,8 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[io.BufferedWriter, io.File
 def _end_all() -> None:
     """An owner that leaves takes its programs along, and their folders. One that is killed leaves these to `sweep`."""
     for child in list(_living):
-        child.kill()
+        with contextlib.suppress(RuntimeError):  # its thread has not started
+            child.kill()
 
 
 def _forget_all() -> None:

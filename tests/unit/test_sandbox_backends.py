@@ -18,7 +18,7 @@ import pytest
 from sandboxes import alive, needs_root, opened, run, until
 
 from rlcli.errors import SetupError
-from rlcli.sandbox import Limits, backend_name, bubblewrap, open_sandbox
+from rlcli.sandbox import Limits, backend_name, bubblewrap, fenced, landlock, open_sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_LANDLOCK = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | 38), (0x06, 0, 0, 0x7FFF0000)]
@@ -215,6 +215,35 @@ def test_another_user_than_root(backend: str) -> None:
     assert "status=0" in ended
     assert "b'65534 []\\n'" in ended
     assert (time, disk) == ("time", "disk")
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+def test_older_versions_of_landlock_keep_every_promise(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened("landlock")
+    if landlock.version() < version:
+        pytest.skip(f"this kernel's Landlock is of version {landlock.version()}")
+    monkeypatch.setattr(landlock, "version", lambda: version)
+    program = """
+        import os, tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            open(folder + "/a", "w").write("kept"); os.ftruncate(os.open(folder + "/a", os.O_RDWR), 2)
+            print(open(folder + "/a").read())
+        def tried(what, *args):
+            try: print(what(*args))
+            except OSError as error: print(error.errno)
+        tried(os.open, os.__file__, os.O_RDONLY | os.O_TRUNC)
+        tried(os.truncate, os.__file__, 0)
+        tried(os.open, os.__file__, os.O_WRONLY)
+        tried(os.link, os.__file__, "mine")
+        tried(os.listdir, "/")
+        tried(os.open, "/etc/passwd", os.O_RDONLY)
+    """
+    ended = run(fenced.Fenced("landlock", "", fence=True), textwrap.dedent(program))
+    assert ended.stderr == b""
+    seen = ended.stdout.split()
+    assert seen[0] == b"ke"
+    assert set(seen[1:]) <= {b"1", b"13", b"18"}
+    assert len(seen) == 7
 
 
 def test_unsafe_still_filters_and_limits() -> None:

@@ -157,6 +157,26 @@ def test_one_large_file_is_refused(sandbox: Sandbox) -> None:
     assert b"No space left" in ended.stderr or b"File too large" in ended.stderr or ended.killed_for == "disk"
 
 
+def test_too_much_output_is_so_although_the_program_has_ended(sandbox: Sandbox) -> None:
+    with sandbox.start("print('x' * 9000)", Limits(wall_s=20.0, output_bytes=100)) as child:
+        assert until(lambda: not alive(child.pid))
+        ended = child.wait()
+    assert (ended.killed_for, ended.stdout) == ("output", b"x" * 100)
+
+
+def test_two_may_wait_and_get_the_same(sandbox: Sandbox) -> None:
+    child = sandbox.start("import time; time.sleep(0.2); print('x' * 200_000)", Limits(wall_s=20.0))
+    seen: list[Exit] = []
+    threads = [threading.Thread(target=lambda: seen.append(child.wait())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
+    assert len(seen[0].stdout) == 200_001
+
+
 def test_many_open_files_are_refused(sandbox: Sandbox) -> None:
     ended = run(sandbox, "x = [open('/dev/null') for _ in range(10_000)]")
     assert b"Too many open files" in ended.stderr

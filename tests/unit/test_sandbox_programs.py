@@ -143,6 +143,11 @@ def test_an_exception_is_its_traceback_and_status_one(sandbox: Sandbox) -> None:
     assert ended.stderr.endswith(b"ZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.parametrize("status", [0, 1, 128, 255])
+def test_a_status_is_told(sandbox: Sandbox, status: int) -> None:
+    assert run(sandbox, f"raise SystemExit({status})").status == status
+
+
 @pytest.mark.parametrize("number", [6, 9, 11, 15])
 def test_a_signal_is_a_negative_status(sandbox: Sandbox, number: int) -> None:
     assert run(sandbox, f"import os; os.kill(os.getpid(), {number})").status == -number
