@@ -150,6 +150,20 @@ def test_a_sum_is_audited_by_its_first_term(tmp_path: Path) -> None:
     assert list(report.forms) == ["gsm8k + 0.1 * format"]
 
 
+@pytest.mark.parametrize("name", ["length(unit=words)", "overlong(unit=words)", "repetition"])
+def test_verifiers_that_look_at_no_answer_are_asked_their_gold_only(tmp_path: Path, name: str) -> None:
+    report = audit(name, sums(tmp_path, response=""), ALL)
+    assert report.passed, report.surprises
+    assert tried(report) == {"the answer stated"}
+    assert any("looks at no answer" in note for note in report.notes)
+
+
+def test_options_that_the_gold_does_not_know_of_get_another_form(tmp_path: Path) -> None:
+    report = audit("exact(extract=box)", sums(tmp_path, ["Paris", "Rome"], response=""), ALL)
+    assert report.passed, report.surprises
+    assert list(report.forms.values()) == ["\\boxed{X}"]
+
+
 def test_the_limit_and_the_number_of_mutations_are_kept(tmp_path: Path) -> None:
     report = audit("auto", sums(tmp_path), dataclasses.replace(ALL, limit=2, mutations=5))
     assert (report.rows, report.rows_in_file, report.verifications) == (2, 3, 2 * (2 + 5))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlcli.scoring.audit.subject import Gold, Subject
-from rlcli.types import Verdict, VerifyRequest
+from rlcli.types import Outcome, Verdict, VerifyRequest
 
 OWN = "the verifier's own gold"
 
@@ -51,9 +51,9 @@ def choose(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify) -> F
         return forms[0]
     best, most = None, (0, 0.0)
     for form in forms:
-        asked = [replace(row, completion=text) for row in rows if (text := form.right(row)) is not None]
+        asked = [replace(row, completion=text) for row in rows if (text := _tried(form, row)) is not None]
         verdicts = verify([(subject.expression, request) for request in asked])
-        good = [verdict.score for verdict in verdicts if accepted(verdict, subject.composed)]
+        good = [verdict.score for verdict in verdicts if accepted(verdict, subject)]
         # Of a sum the score decides, as long as the answer is read; a form that few rows accept is no form.
         rank = (len(good), round(sum(good), 6))
         if rank > most and 2 * len(good) >= len(rows):
@@ -61,9 +61,9 @@ def choose(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify) -> F
     return best
 
 
-def accepted(verdict: Verdict, composed: bool) -> bool:
-    """Whether a verdict says that the answer is right: OK, and the full score where there is such a thing."""
-    return verdict.outcome.value == "ok" and (composed or verdict.score >= 1.0)
+def accepted(verdict: Verdict, subject: Subject) -> bool:
+    """Whether a verdict says that the answer is right: OK, and with a score of 1 where there is such a thing."""
+    return verdict.outcome is Outcome.OK and (verdict.score >= 1.0 or not subject.full_score)
 
 
 def bare(ground_truth: str) -> str:
@@ -91,6 +91,14 @@ def stating(form: Form | None, request: VerifyRequest, answer: str) -> Callable[
         return before + other + after if found and right.count(answer) == 1 else form.other(request, other)
 
     return state
+
+
+def _tried(form: Form, row: VerifyRequest) -> str | None:
+    """The row's right answer in a form that may not suit it: a gold does not know of the verifier's options."""
+    try:
+        return form.right(row)
+    except Exception:
+        return None
 
 
 def _of_template(name: str, text: str) -> Form:

@@ -164,7 +164,7 @@ class _Audit:
         failed: dict[int, str] = {}
         for asked, verdict in self._verdicts(self._golds(), "gold answers", 2 * len(self.rows)):
             self._count(asked, verdict)
-            if accepted(verdict, asked.subject.composed):
+            if accepted(verdict, asked.subject):
                 # A statement is short and plain: it is what probes are best made of.
                 stated = asked.probe.kind == STATEMENT
                 if stated or asked.row not in self.rights:
@@ -280,7 +280,7 @@ class _Audit:
         probe = asked.probe
         tally = self.tallies.setdefault((probe.group, probe.kind), Tally(probe.group, probe.kind))
         failed = verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
-        right = not failed and accepted(verdict, asked.subject.composed) == probe.group.accepted
+        right = not failed and accepted(verdict, asked.subject) == probe.group.accepted
         tally.tried += 1
         tally.failed += failed
         self.timeouts[probe.group, probe.kind] += verdict.outcome is Outcome.TIMEOUT

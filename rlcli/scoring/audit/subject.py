@@ -31,6 +31,11 @@ class Subject:
     has_options: bool
     composed: bool
 
+    @property
+    def full_score(self) -> bool:
+        """Whether a right answer scores 1: neither a sum nor a penalty does that."""
+        return not self.composed and self.kind != "length"
+
 
 def subject(composition: Composition) -> Subject:
     """Import the first verifier of `composition`. Raises `VerifierError` where that fails or its kind is unknown."""
