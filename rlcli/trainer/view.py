@@ -20,6 +20,8 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_STEPS = 40
 ETA_STEPS = 20
 SILENCE_S = 30.0
+SETTLED_S = 5.0
+"""A phase has a pace that tells how long it will take once it has gone on for so long."""
 SAMPLE_CHARACTERS = 1500
 TITLE_CHARACTERS = 32
 
@@ -95,7 +97,9 @@ class View:
 
     def progress(self, done: int, total: int) -> None:
         """How many of the phase's responses are there. Plain output tells it now and then."""
-        self._progress = f"{done}/{total}"
+        spent = self._clock() - self._since
+        left = f" · {duration(spent / done * (total - done))} left" if 0 < done < total and spent > SETTLED_S else ""
+        self._progress = f"{done}/{total}{left}"
         if self._live is None and self._clock() - self._spoke > SILENCE_S:
             self._print(f"… {self._phase} {self._progress}")
 

@@ -198,6 +198,7 @@ def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytes
         (["arithmetic", "--min-prompt-chars", "9", "--max-prompt-chars", "8"], ConfigError, "= 9 is more than"),
         (["arithmetic", "--ngram", "8"], ConfigError, "are of --decontaminate"),
         (["arithmetic", "--decontaminate", "x", "--split", "test"], ConfigError, "--split = test"),
+        (["jsonl", "--verifier", "f.py:g"], ConfigError, "--verifier = f.py:g: rows may name installed verifiers only"),
         (["arithmetic", "--split", "dev"], DataError, "--split = dev: arithmetic has only train, test"),
         (["arithmetic", "--max-prompt-chars", "2"], DataError, r"no row .*train.* is left \(read: 4096, length: 0\)"),
         (["arithmetic", "--decontaminate", "none.parquet"], DataError, "no such file or folder: none.parquet"),

@@ -112,7 +112,11 @@ def test_plain_output_is_not_silent_for_long(plain: View, clock: Clock) -> None:
     for done in range(1, 66):
         clock.now += 1
         plain.progress(done, 65)
-    assert shown(plain).splitlines() == ["… evaluate", "… evaluate 31/65", "… evaluate 62/65"]
+    assert shown(plain).splitlines() == [
+        "… evaluate",
+        "… evaluate 31/65 · 0:34 left",
+        "… evaluate 62/65 · 0:03 left",
+    ]
 
 
 def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> None:
