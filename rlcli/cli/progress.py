@@ -14,7 +14,10 @@ REDRAW_S = 0.1
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function to call with what is done, how much of it and how much there is (None: unknown); shows a bar with the time left."""
+    """A function to call with what is done, how much of it, and how much there is (None: unknown).
+
+    It shows a bar with the time left.
+    """
     terminal = console.stderr()
     # Not `is_terminal`: FORCE_COLOR, which many a CI sets, makes that true of a log file.
     if not terminal.file.isatty() or terminal.is_dumb_terminal:
