@@ -159,7 +159,7 @@ def test_any_text_gets_a_verdict(text: str) -> None:
     assert outcome(text, r"\text{never this}") in (Outcome.WRONG, Outcome.NO_ANSWER)
 
 
-@pytest.mark.parametrize("answer", [*TOWERS, *FACTORIALS, "9" * 399, "1" * 4301], ids=lambda answer: answer[:20])
+@pytest.mark.parametrize("answer", [*TOWERS, *FACTORIALS, "9" * 399, "7" * 62], ids=lambda answer: answer[:20])
 def test_what_would_take_for_ever_never_reaches_sympy(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
     monkeypatch.setattr(symbolic, "MAX_CHARS", 1 << 21)  # it is not for being long
     monkeypatch.setattr(latex, "MAX_CHARS", 1 << 21)

@@ -6,7 +6,7 @@ import re
 
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import symbolic
-from rlcli_verifiers.answers import boxes, judged, no_answer
+from rlcli_verifiers.answers import boxes, judged, last_box, no_answer
 from rlcli_verifiers.latex import MAX_CHARS, equal
 from rlcli_verifiers.notation import clean, number
 
@@ -107,7 +107,7 @@ def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
     other = _OR.match(text, found[-1][1])
     if other and other["other"].strip() not in said:
         said.append(other["other"].strip())
-    return [one for one in said if one]
+    return [last_box(one) or one for one in said if one]
 
 
 def _corrected(after: str) -> str | None:
