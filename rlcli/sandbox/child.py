@@ -68,7 +68,7 @@ class Child:
     stdin: io.BufferedWriter
     stdout: io.FileIO
     stderr: io.FileIO
-    _failure: SetupError | None = None
+    _failure: Exception | None = None
 
     def __init__(self, launch: Launch, limits: Limits) -> None:
         self._launch = launch
@@ -131,25 +131,30 @@ class Child:
 
     def _drain(self) -> tuple[bytes, bytes]:
         """What the two output pipes hold until they end or the program has, `output_bytes` together at most."""
-        taken = {pipe.fileno(): bytearray() for pipe in (self.stdout, self.stderr) if not pipe.closed}
+        pipes = [pipe for pipe in (self.stdout, self.stderr) if not pipe.closed]
+        taken = {pipe.fileno(): bytearray() for pipe in pipes}
         room = self._limits.output_bytes
-        open_fds = list(taken)
-        while open_fds:
+        poll = select.poll()  # not select.select, which knows no descriptor above 1023
+        for fd in taken:
+            poll.register(fd, select.POLLIN)
+        left = len(taken)
+        while left:
             # A process forked elsewhere in the owner may hold a pipe open: the program's own end is an end too.
             ended = not self._thread.is_alive()
-            ready, _, _ = select.select(open_fds, [], [], 0 if ended else TICK_S)
-            for fd in ready:
+            ready = poll.poll(0 if ended else TICK_S * 1000)
+            for fd, _ in ready:
                 data = os.read(fd, _READ_BYTES)
                 if not data:
-                    open_fds.remove(fd)
+                    poll.unregister(fd)
+                    left -= 1
                 if len(data) > room:
                     self._kill("output")
                 taken[fd] += data[:room]
                 room -= min(room, len(data))
             if ended and not ready:
                 break
-        both = [bytes(taken.get(pipe.fileno(), b"")) if not pipe.closed else b"" for pipe in (self.stdout, self.stderr)]
-        return both[0], both[1]
+        stdout, stderr = (b"" if pipe.closed else bytes(taken[pipe.fileno()]) for pipe in (self.stdout, self.stderr))
+        return stdout, stderr
 
     def _kill(self, reason: Excess) -> None:
         with self._lock:
@@ -171,7 +176,7 @@ class Child:
             except OSError as error:
                 self._failure = SetupError(f"the sandbox did not start: {error}")
                 return
-            except SetupError as error:
+            except Exception as error:
                 self._failure = error
                 return
             finally:
@@ -226,11 +231,12 @@ class Child:
         ours.sendall(b"!")
 
     def _not_up(self, error: BaseException) -> SetupError:
-        """Why the sandbox did not come up, in its own last words; its pipes are closed."""
+        """Why the sandbox did not come up: what `inside.py` said, or the last words before it. Closes the pipes."""
         os.set_blocking(self.stderr.fileno(), False)
         last = (self.stderr.read(_READ_BYTES) or b"").decode(errors="replace").strip().splitlines()[-1:]
         self._close_pipes()
-        return SetupError(f"the sandbox did not start: {(last or [str(error) or type(error).__name__])[0]}")
+        said = str(error) if isinstance(error, OSError) and error.errno is None else ""
+        return SetupError(f"the sandbox did not start: {said or ''.join(last) or repr(error)}")
 
     def _watch(self) -> None:
         """Return when the program has ended; kill it when it breaks a limit."""

@@ -346,6 +346,20 @@ def test_folders_of_dead_owners_are_swept_and_those_of_the_living_are_not(
     living.remove()
 
 
+def test_an_owner_with_many_open_files(sandbox: Sandbox) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2048:
+        pytest.skip(f"the hard limit of open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert run(sandbox, "print(input())", stdin=b"x").stdout == b"x\n"
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_no_limit_of_the_owner_changes(sandbox: Sandbox) -> None:
     kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
     before = [resource.getrlimit(kind) for kind in kinds]
