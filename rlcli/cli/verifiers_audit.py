@@ -23,7 +23,7 @@ LINE_CHARS = 100
 
 def audit_verifier(
     name: Annotated[str, typer.Argument(help="Name, file.py:function, expression, or auto: what each row names.")],
-    data: Annotated[Path, typer.Option(help="A parquet file, or a folder with train.parquet.")],
+    data: Annotated[Path, typer.Option(help="A parquet file, or a folder with train.parquet or test.parquet.")],
     limit: Annotated[int, typer.Option(min=0, help="The first N rows only; 0: all.")] = 0,
     mutations: Annotated[int, typer.Option(min=0, help="Mutations tried per row; 0: all that there are.")] = 12,
     seed: Annotated[int, typer.Option(help="Seed of which mutations a row gets.")] = 0,
