@@ -48,11 +48,13 @@ class Part:
 @dataclass(frozen=True)
 class Scorer:
     """What an expression has become. verify: the verdict, or what was raised, of each request. at_once: most requests
-    that it is given at once. needs_sandbox: whether one of its verifiers runs programs."""
+    that it is given at once. needs_sandbox: whether one of its verifiers runs programs. patience_s: how long its
+    verifiers themselves wait, all together, by their option `timeout_s`."""
 
     verify: Callable[[Sequence[VerifyRequest]], list[Verified]]
     at_once: int
     needs_sandbox: bool
+    patience_s: float
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -61,11 +63,12 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     is_sum: whether scores are weighted or added, so that each verifier's is a part of its own. Raises `WrongOption`,
     and `NotLoaded` for whatever the modules raise and for what is no verifier.
     """
-    loaded, sandbox = [], False
+    loaded, sandbox, patience_s = [], False, 0.0
     for index, part in enumerate(parts):
         try:
             module, function = find(part.target)
-            loaded.append(adapt(function, _options(function, part)))
+            options = _options(function, part)
+            loaded.append(adapt(function, options))
             if preload := getattr(module, "preload", None):
                 preload()
         except WrongOption:
@@ -73,13 +76,21 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
         except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
             raise NotLoaded(index) from error
         sandbox = sandbox or bool(getattr(module, "NEEDS_SANDBOX", False))
+        patience_s += _patience_s(function, options)
     weights = {part.name: part.weight for part in parts} if is_sum else None
 
     def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
         columns = [one.verify(requests) for one in loaded]
         return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
 
-    return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox)
+    return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s)
+
+
+def _patience_s(function: Any, options: Mapping[str, Any]) -> float:
+    """The `timeout_s` that a verifier was given, or else has as its default; 0 where it has no such option."""
+    declared = {} if is_rubric(function) else options_of(function)[0]
+    value = options.get("timeout_s", declared["timeout_s"].default if "timeout_s" in declared else 0)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def find(target: str) -> tuple[ModuleType, Any]:

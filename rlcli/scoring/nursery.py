@@ -31,10 +31,12 @@ _START = (
 
 class Facts(NamedTuple):
     """What is known of an expression once its verifiers are loaded. at_once: most requests that it is given at once.
-    needs_sandbox: whether it runs programs."""
+    needs_sandbox: whether it runs programs. patience_s: how long its verifiers themselves wait, by their option
+    `timeout_s`: less than the deadline at which they are killed, or they cannot tell what took so long."""
 
     at_once: int
     needs_sandbox: bool
+    patience_s: float
 
 
 class Nursery:

@@ -6,7 +6,7 @@ It is a fresh interpreter with a single thread, so that forking it is safe; the 
 never forked. One control message is one JSON object in one datagram, answered before the next is read:
 
     {"load": "math + 0.1 * format", "is_sum": true, "parts": [{"name": "math", "target": "package.module:function",
-     "options": {}, "weight": 1.0}, …]}   import them, answer {"at_once": 1, "needs_sandbox": false}; or {"error": …}
+     "options": {}, "weight": 1.0}, …]}   import them, answer with the fields of `nursery.Facts`; or {"error": …}
     {"start": 0} and a socket             kill and reap worker 0 if there is one, fork another that reads the socket,
                                           answer {"status": exit status of the former, negative for a signal, or null}
 
@@ -109,7 +109,7 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
         return {"error": _describe(error.__cause__ or error), "index": error.index}
     scorers[message["load"]] = scorer
     gc.freeze()  # what is loaded stays shared with the workers: their collector must not write to it
-    return {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox}
+    return {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox, "patience_s": scorer.patience_s}
 
 
 def _end(pid: int) -> int:

@@ -20,6 +20,9 @@ MOST_TIMEOUTS = 0.5
 
 EXAMPLES = 3
 
+SPARE_S = 0.5
+"""What a verifier needs beside its own `timeout_s`, to start a program and to say how it ended."""
+
 
 def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[tuple[str, ...], str]:
     """Load what the rows name, in a process of its own, as others' code never runs here, and open the sandbox where one
@@ -27,7 +30,7 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
 
     Returns the expressions, each once, and the name of the sandbox's backend, seen to work here; empty where nobody
     needs it. Raises `VerifierError` for one that is not there or does not load, `ConfigError` for an option that it
-    does not take, and `SetupError` where the sandbox cannot be had.
+    does not take or a `timeout_s` that its deadline cuts short, and `SetupError` where the sandbox cannot be had.
     """
     first = {row.verifier: row.id for row in reversed(rows)}
     compositions = {expression: parse(expression) for expression in sorted(first)}
@@ -36,6 +39,13 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
     backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
     with contextlib.closing(Nursery(backend)) as nursery:
         facts = [nursery.load(composition) for composition in compositions.values()]
+    for expression, one in zip(compositions, facts, strict=True):
+        if one.patience_s and one.patience_s + SPARE_S > section.deadline_s:
+            raise ConfigError(
+                f"the verifier '{expression}' waits {one.patience_s:g} s (its timeout_s) and would be killed at "
+                f"verifier.deadline_s = {section.deadline_s:g}, before it can say that a program took too long",
+                f"give --set verifier.deadline_s={one.patience_s + SPARE_S:g} or more, or a lower timeout_s",
+            )
     return tuple(compositions), _opened(backend) if any(one.needs_sandbox for one in facts) else ""
 
 

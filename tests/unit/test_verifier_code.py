@@ -133,6 +133,8 @@ SHAPES: list[tuple[str, Any, dict[str, Any]]] = [
     (SOLUTION, [{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}], {"func_name": "f"}),
     (SUM, {"kind": "asserts", "asserts": ["assert f(1, 2) == 3"], "setup": "import math"}, {}),
     (SUM, {"kind": "asserts", "asserts": ["assert f(1, 2) == 3"]}, {}),
+    (SUM, {"functional": "def check(candidate):\n    assert candidate(1, b=2) == 3\n\n\ncheck(f)\n"}, {}),
+    (SOLUTION, {"functional": "def check(g):\n    assert g([1, 2], 3) == [4, 5]\n\ncheck(Solution().f)"}, {}),
 ]
 
 

@@ -52,6 +52,12 @@ def test_a_verifier_that_cannot_be_had_is_refused(verifier: str, error: type[Exc
         check_verifiers(rows("gsm8k", verifier), VerifierSection())
 
 
+@pytest.mark.parametrize(("verifier", "deadline_s"), [("code", 4.2), ("code(timeout_s=10) + 0.1 * format", 5.0)])
+def test_a_deadline_that_cuts_a_verifiers_own_short_is_refused(verifier: str, deadline_s: float) -> None:
+    with pytest.raises(ConfigError, match=r"\(its timeout_s\) and would be killed at verifier.deadline_s = "):
+        check_verifiers(rows(verifier), VerifierSection(deadline_s=deadline_s))
+
+
 def test_the_sandbox_is_opened_for_verifiers_that_run_programs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLCLI_SANDBOX", raising=False)
     assert check_verifiers(rows("gsm8k", "code + 0.1 * format"), VerifierSection())[1] == backend

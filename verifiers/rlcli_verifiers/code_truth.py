@@ -5,23 +5,27 @@
     {"kind": "stdio", "cases": [{"input": "1 2\\n", "output": "3\\n"}]}
     {"kind": "functional", "entry_point": "f", "cases": [{"input": [1, 2], "output": 3}]}
     {"inputs": […], "outputs": […], "fn_name": "f"}
+    {"functional": "def check(candidate): …\n\ncheck(Solution().f)"}
     [{"input": "…", "output": "…", "testtype": "functional"}]
 
 HumanEval's shape (a `setup` may come before its test); MBPP's; standard input and output; calls of a function, or of a
-method of class `Solution`; that of APPS, TACO and verl (without fn_name: standard input and output); LiveCodeBench's
-(testtype "stdin" or "functional", and then the function's name is in extra_info "func_name"). Arguments and results
-that are text in the last two shapes are JSON, one argument a line. Where APPS has them as lists, it wraps each result
-in a list of one: there the result itself is right too.
+method of class `Solution`; that of APPS, TACO and verl (without fn_name: standard input and output); Code-R1's of
+LeetCode; LiveCodeBench's (testtype "stdin" or "functional", and then the function's name is in extra_info "func_name").
+In the shapes of APPS and LiveCodeBench, arguments and results that are text are JSON, one argument a line. Where APPS
+has them as lists, it wraps each result in a list of one: there the result itself is right too.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlcli.sandbox.judge import Job
+
+_CHECK = re.compile(r"check\((?:Solution\(\)\.)?(?P<name>[A-Za-z_]\w*)\)")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
         return _of_livecodebench(truth, extra_info)
     if isinstance(truth, dict) and "inputs" in truth and "outputs" in truth:
         return _of_apps(truth)
+    if isinstance(truth, dict) and isinstance(truth.get("functional"), str):
+        return _of_code_r1(truth["functional"])
     kind = truth.get("kind") if isinstance(truth, dict) else None
     if kind == "check":
         return Job(kind="check", setup=_text(truth, "setup", ""), test=_text(truth, "test"), entry_point=_entry(truth))
@@ -66,6 +72,14 @@ def _of_livecodebench(tests: list[Any], extra_info: Mapping[str, Any]) -> Job | 
     if not isinstance(name, str):
         raise ValueError('tests of a function, but no extra_info "func_name" says which')
     return _cases(name, [{"input": _arguments(s["input"]), "output": _json(s["output"])} for s in scripts])
+
+
+def _of_code_r1(source: str) -> Job:
+    test, _, call = source.rstrip().rpartition("\n")
+    match = _CHECK.fullmatch(call.strip())
+    if match is None:
+        raise ValueError(f"the ground truth's 'functional' does not end in check(…) of a function: {call[:80]!r}")
+    return Job(kind="check", setup="", test=test, entry_point=match["name"])
 
 
 def _of_apps(truth: Mapping[str, Any]) -> Job | Scripts:
