@@ -1,6 +1,6 @@
 """The first code that runs in a sandboxed interpreter: it locks the process in, says so, and becomes `main`.
 
-This file is never imported: its text is handed to a bare interpreter (`-S`: no site-packages yet) whose only argument
+Nobody imports this file: its text is handed to a bare interpreter (`-S`: no site-packages yet) whose only argument
 is the number of a socket to the owner. Down the socket come four bytes of length and a marshalled dictionary (the
 owner's own, so it is trusted); up goes b"ready", or what went wrong. The owner then lets go with one byte. If the owner
 died meanwhile, that byte never comes, and nothing runs.
@@ -104,4 +104,5 @@ def become(main: types.CodeType) -> None:
     exec(main, module.__dict__)
 
 
-become(enter())
+if __name__ == "__main__":
+    become(enter())
