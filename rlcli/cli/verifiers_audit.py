@@ -54,14 +54,14 @@ def audit_verifier(
     options = Options(limit, seed, mutations, processes or cores(), deadline, sandbox, strict)
     with progress() as on_progress:
         report = audit(name, data, options, on_progress)
-    if html:
-        from rlcli.scoring.audit.page import write_page
-
-        write_page(html, report)
     if as_json:
         console.emit_json(report.as_dict())
     else:
         _print(report)
+    if html:  # last: a place that cannot be written must not cost the report
+        from rlcli.scoring.audit.page import write_page
+
+        write_page(html, report)
     if not report.passed:
         raise typer.Exit(1)
 

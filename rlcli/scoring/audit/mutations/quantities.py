@@ -94,7 +94,7 @@ def tricks(known: Quantity) -> Iterator[Named]:
 def plain_equivalents(known: Quantity) -> Iterator[Named]:
     """Other ways to write this number without LaTeX."""
     plain = decimal(known.value)
-    if plain is None or known.in_base:
+    if plain is None or known.in_base or known.suffix.strip().endswith("%"):
         return
     yield "plain digits", plain
     yield "trailing zeros", plain + ("0" if "." in plain else ".00")
