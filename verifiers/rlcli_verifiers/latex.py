@@ -25,7 +25,7 @@ _EQUALS = re.compile(r"(?<![<>!\\])=")
 _RELATION = re.compile(r"\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
 _MEMBER = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*\\in(?![A-Za-z])\s*")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
-_BASE = re.compile(r"\(?([0-9A-Z]+)\)?_\{?(\d{1,2}|\\text\{\w+\})\}?", re.ASCII)
+_BASE = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d{1,2}|\\text\{\w+\})\}?", re.ASCII)
 _TIME = re.compile(r"(\d+):(\d+(?::\d+)?)(?:\\text\{)?([ap]?)\.?m?\.?\}?", re.ASCII | re.IGNORECASE)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _WORD_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}")
@@ -207,9 +207,13 @@ def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
 def _same_quantity(gold: Measure, answer: Measure) -> bool:
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
+    if (gold.percent and answer.unit) or (answer.percent and gold.unit):
+        return False
     base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))
     if base or other_base:
-        return _same_numeral(base, other_base, squeezed(gold.body), squeezed(answer.body))
+        return not (gold.unit or answer.unit) and _same_numeral(
+            base, other_base, squeezed(gold.body), squeezed(answer.body)
+        )
     one_percent = gold.percent != answer.percent
     ours, theirs = number(gold.body), number(answer.body)
     if ours and theirs:

@@ -166,7 +166,8 @@ def measured(text: str) -> Measure:
                 text, unit = text[: found.start()].strip(), _unit(found[1], found[2]) or unit
         shorter = _PERCENT.sub("", text)
         percent, text = percent or shorter != text, shorter
-        text = _DEGREES.sub("", text).strip().rstrip(".")
+        shorter = _DEGREES.sub("", text)
+        unit, text = ("deg" if shorter != text else unit), shorter.strip().rstrip(".")
         if text == before:
             break
     return Measure(text, percent, unit, bool(approximate))
