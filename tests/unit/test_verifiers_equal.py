@@ -14,6 +14,8 @@ from rlcli_verifiers.notation import clean, number
 from rlcli.types import Outcome, VerifyRequest
 
 SAME = [
+    (r"(-\infty,\infty)", r"\mathbb{R}"),
+    (r"\emptyset", r"\varnothing"),
     ("x = 1 or x = 2", "2, 1"),
     ("1,2", r"x=1 \text{ or } x=2"),
     (r"\frac12", "0.5"),

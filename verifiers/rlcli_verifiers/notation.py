@@ -73,7 +73,8 @@ def clean(text: str) -> str:
     text = _GROUPED.sub("", _GROUPED.sub("", text))
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text.replace(r"\$", "\\text{$}")).replace("\\text{ }", " ")
-    return _braced(text).strip().rstrip(".").strip()
+    text = _braced(text).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
+    return r"(-\infty,\infty)" if text == r"\mathbb{R}" else text
 
 
 def _braced(text: str) -> str:
