@@ -15,7 +15,8 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
     """The verdict of an expression out of those of its terms, or what one of them raised.
 
     weights: by the name of each term's part, in order; None where the only term's verdict is the whole. The outcome,
-    the answer and the detail are those of the first term that takes the row; terms that do not are left out.
+    the answer and the detail are those of the first term that takes the row; terms that do not are left out. A term
+    that says of itself that it crashed or timed out speaks for the whole.
 
     >>> right, long = Verdict(1.0, Outcome.OK, answer="42"), Verdict(0.5, Outcome.WRONG)
     >>> both = combine("math - 0.5 * length", {"math": 1.0, "length": -0.5}, [right, long])
@@ -36,6 +37,8 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
     _, first = there[0]
     if weights is None:
         return first
+    if broken := next((one for _, one in there if one.outcome in (Outcome.CRASH, Outcome.TIMEOUT)), None):
+        return Verdict(0.0, broken.outcome, detail=broken.detail)
     scores = {name: float(one.score) for name, one in there}
     total = math.fsum(weights[name] * score for name, score in scores.items())
     return Verdict(total, first.outcome, first.answer, scores, first.detail)

@@ -22,10 +22,9 @@ import json
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rlcli.scoring.combine import Verified
@@ -55,7 +54,7 @@ def main(control_fd: int, owner: int) -> None:
     try:
         while True:
             # A stray fork of the owner could hold the socket open, hence the look at the parent.
-            readable, _, _ = select.select([control], [], [], _PARENT_CHECK_S)
+            readable = wait([control], _PARENT_CHECK_S)
             if os.getppid() != owner:
                 break
             if not readable:
@@ -134,12 +133,16 @@ def _work(connection: Connection, scorers: dict[str, Scorer], nursery: int) -> N
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    worker = os.getpid()
     while True:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        connection.send_bytes(_verify(message, scorers))
+        reply = _verify(message, scorers)
+        if os.getpid() != worker:  # a verifier forked: two replies to one message would give others its score
+            return
+        connection.send_bytes(reply)
 
 
 def _verify(message: bytes, scorers: dict[str, Scorer]) -> bytes:

@@ -88,5 +88,7 @@ _DEEDS = {
     "infinite part": lambda request: Verdict(1.0, Outcome.OK, parts={"speed": float("inf")}),
     "long": lambda request: Verdict(1.0, Outcome.OK, parts={str(i): 1.0 for i in range(100_000)}),
     "odd outcome": lambda request: Verdict(1.0, "splendid"),  # type: ignore[arg-type]
+    "fork": lambda request: (os.fork(), _right(request))[1],
+    "own crash": lambda request: Verdict(1.0, Outcome.CRASH, answer="42", detail="the service is down"),
     "print": lambda request: (print("noise"), _right(request))[1],
 }

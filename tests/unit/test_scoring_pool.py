@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -138,6 +139,33 @@ def test_a_worker_that_died_idle_costs_nobody_a_verdict() -> None:
         os.kill(pid, signal.SIGKILL)
         assert until(lambda: not alive(pid), 1.0)
         assert ask(one, "right").result().score == 1.0
+
+
+def test_a_verifier_that_forks_gives_nobody_anothers_verdict() -> None:
+    with ScoringPool(1, DEADLINE_S, ["misbehave"]) as one:
+        asked = [ask(one, f"fork:{number}") for number in range(8)]
+        assert [future.result().answer for future in asked] == [f"fork:{number}" for number in range(8)]
+
+
+def test_a_verdict_that_says_it_crashed_is_the_whole_sums(scoring: ScoringPool) -> None:
+    request = VerifyRequest(completion="own crash", ground_truth="42")
+    verdict = scoring.submit("0.1 * format + misbehave", request).result()
+    assert (verdict.score, verdict.outcome, verdict.detail) == (0.0, Outcome.CRASH, "the service is down")
+
+
+def test_a_pool_starts_in_an_owner_with_more_than_1024_open_files() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limits[1] < 1200:
+        pytest.skip("no more than 1,024 files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 1200), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with ScoringPool(1, DEADLINE_S, ["misbehave"]) as many:
+            assert ask(many, "right").result().outcome is Outcome.OK
+    finally:
+        for one in opened:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_children_of_a_killed_verifier_die_with_it(scoring: ScoringPool, tmp_path: Path) -> None:
