@@ -17,4 +17,4 @@ def blocks(page: str, language: str) -> list[str]:
 def commands(page: str) -> list[list[str]]:
     """The words of each command line in the page's `bash` blocks."""
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines]
+    return [shlex.split(line, comments=True) for line in lines if line.strip()]
