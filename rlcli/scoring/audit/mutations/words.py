@@ -42,7 +42,7 @@ def wrong_texts(answer: str) -> Iterator[Named]:
     text = answer.strip()
     others = [("letter appended", f"{text}x"), ("cut short", text[:-1])]
     if text.replace(" ", "").isalpha():  # a formula may mean the same backwards
-        others += [("said twice", f"{text} {text}"), ("backwards", text[::-1])]
+        others.append(("backwards", text[::-1]))
     for kind, other in others:
         if _letters(other) != _letters(text) and _letters(other):
             yield kind, other
