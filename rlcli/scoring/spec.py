@@ -177,8 +177,11 @@ class _Reader:
     def reference(self) -> str:
         quoted = _QUOTED.match(self.text, self.at)
         if quoted:
+            ref = _toml_value(quoted[0])
+            if ref is None:
+                raise self.error("a \\ in double quotes starts an escape: put this in single quotes")
             self.skip(quoted.end())
-            return str(tomllib.loads(f"ref = {quoted[0]}")["ref"])
+            return str(ref)
         word = _WORD.match(self.text, self.at)
         if word is None or word[0].startswith("-"):
             raise self.error("expected a verifier or a number")

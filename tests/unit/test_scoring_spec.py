@@ -83,6 +83,7 @@ def test_options_are_toml_values_or_bare_words(options: str, values: dict[str, A
         ("1e400 * math", "must be a finite number"),
         ("math + 0.5 * math", "names math twice; name it once, with the sum of the weights"),
         ("auto(strict=true)", "auto takes no options"),
+        (r'"C:\x.py:f"', "single quotes.* at character 1"),
         ("__import__('os').system('id')", "expected option=value"),
     ],
 )

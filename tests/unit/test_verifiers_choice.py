@@ -115,6 +115,8 @@ def test_exact_wants_the_very_text() -> None:
     assert score("<answer>Paris</answer> no: <answer> Straße 1 </answer>.", extract="tag") == 1.0
     assert score(r"it is \boxed{Straße 1}!", extract="box") == 1.0
     assert exact.verify(VerifyRequest("it is Straße 1", "Straße 1"), extract="tag").outcome is Outcome.NO_ANSWER
+    for place, text in (("tag", "<answer>Straße 1</answer>"), ("box", r"\boxed{Straße 1}"), ("line", "Straße 1")):
+        assert score(f"<think>{text}</think>", extract=place) == 0.0
     with pytest.raises(ValueError, match="extract='page' is none of all, tag, line, box"):
         score("x", extract="page")
     with pytest.raises(ValueError, match="empty"):

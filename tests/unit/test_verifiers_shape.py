@@ -34,6 +34,12 @@ def test_length_with_slack_and_by_words() -> None:
     assert "3 words" in length.verify(VerifyRequest("one two three", ""), target=2, unit="words").detail
 
 
+def test_a_row_may_have_its_own_target_or_none() -> None:
+    for own, score in ((4, 1.0), (2, 0.0), (None, 0.0)):
+        request = VerifyRequest("a b c d", "", extra_info={"target_length": own})
+        assert length.verify(request, target=2, unit="words").score == score
+
+
 @pytest.mark.parametrize("module", [length, overlong])
 def test_tokens_that_nobody_counted_are_an_error(module: object) -> None:
     with pytest.raises(ValueError, match="give unit=words"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -81,8 +82,27 @@ def test_gsm8k_ground_truths() -> None:
     assert score("#### 1,234", "He has <<2+2=4>>4.\n#### 1,234").score == 1.0
     assert score("#### 1234", "1,234").score == 1.0
     assert score("#### -3", "-3").score == 1.0
-    with pytest.raises(ValueError, match="'none' is no number"):
-        score("#### 1", "none")
+    assert score("#### 42", " 42 apples ").score == score("#### 42", r"42\%").score == 1.0
+
+
+@pytest.mark.parametrize(
+    "truth", ["none", "1/2", "3 1/2", "10^5", "1e5", "3:30", r"\sqrt{2}", r"5\pi", "2 hours 15", ""]
+)
+def test_gsm8k_takes_no_number_out_of_a_ground_truth_that_is_another(truth: str) -> None:
+    with pytest.raises(ValueError, match="is no number"):
+        score("#### 2", truth)
+
+
+def test_gsm8k_reads_no_number_of_the_reasoning() -> None:
+    for extra in ({}, FLEXIBLE):
+        assert score("<think>#### 42</think> I do not know", **extra).outcome is Outcome.NO_ANSWER
+        assert score("<think>#### 41</think>\n#### 42", **extra).score == 1.0
+
+
+def test_gsm8k_reads_a_long_row_of_groups_in_no_time() -> None:
+    started = time.monotonic()
+    assert score("1," + "111," * 100_000 + "1111", **FLEXIBLE).outcome is not Outcome.OK
+    assert time.monotonic() - started < 2.0
 
 
 @given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "{}.00", "{}."]), st.booleans())

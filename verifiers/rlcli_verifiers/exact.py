@@ -7,20 +7,20 @@ from rlcli_verifiers.answers import after_thinking, judged, last_box, last_line,
 
 ANSWER_KIND = "text"
 
-_PLACES = {"all": after_thinking, "tag": last_tag, "line": last_line, "box": last_box}
+_PLACES = {"all": str, "tag": last_tag, "line": last_line, "box": last_box}
 
 
 def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ignore_case: bool = False) -> Verdict:
-    """The response, or the part of it that `extract` names, is the ground truth, character by character.
+    """What follows </think>, or the part of it that `extract` names, is the ground truth, character by character.
 
-    extract: "all" (what follows </think>), "tag" (the last <answer>…</answer>), "line" (the last line), "box" (the last
-    \\boxed{}); not given, the row's extra_info answer_format, else "all". strip: leave out the white space around both.
-    ignore_case: Straße equals STRASSE. Raises `ValueError` for an unknown place and for an empty ground truth.
+    extract: "all", "tag" (the last <answer>…</answer>), "line" (the last line), "box" (the last \\boxed{}); not given,
+    the row's extra_info answer_format, else "all". strip: leave out the white space around both. ignore_case: Straße
+    equals STRASSE. Raises `ValueError` for an unknown place and for an empty ground truth.
     """
     place = extract or str(request.extra_info.get("answer_format") or "all")
     if place not in _PLACES:
         raise ValueError(f"extract={place!r} is none of {', '.join(_PLACES)}")
-    truth, answer = request.ground_truth, _PLACES[place](request.completion)
+    truth, answer = request.ground_truth, _PLACES[place](after_thinking(request.completion))
     if strip:
         truth, answer = truth.strip(), answer and answer.strip()
     if not truth:

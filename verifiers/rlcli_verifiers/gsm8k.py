@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import judged, no_answer
+from rlcli_verifiers.answers import after_thinking, judged, no_answer
 
 ANSWER_KIND = "number"
 
@@ -17,11 +17,13 @@ MAX_DIGITS = 100
 # `-1,234.50`, `$5`, `-$5`; a minus counts only where it cannot be a subtraction.
 _NUMBER = (
     r"(?:\\?\$)?(?P<sign>(?<![\w)])-)?(?:\\?\$)?"
-    r"(?P<digits>(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
+    r"(?P<digits>(?:\d{1,3}(?:,\d{3}){1,40}+(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
 )
 # Possessive digits and no operator after them: `#### 42/2` must not read as 42, nor as 4.
 _MARKED = re.compile(rf"####\s*{_NUMBER}(?![.,]?\d|[ \t]*[/*×^+=]|[ \t]+-[ \t]*\d|-\d|\w)", re.ASCII)
 _ANYWHERE = re.compile(_NUMBER, re.ASCII)
+# Nothing beside it but a unit: "1/2", "10^5" and "5 1/2" hold numbers and are none of them.
+_BARE = re.compile(rf"\s*{_NUMBER}\.?(?:\s*(?:\\?[$%])|\s+[A-Za-z]+)?\s*", re.ASCII)
 # What may stand between two numbers of which one is to be picked by the reader.
 _BETWEEN = re.compile(r"[^\d\n]{0,30}?(?:\bor\b|\band\b|\bto\b|[,;|/~&])[^\d\n.]{0,20}", re.ASCII | re.IGNORECASE)
 _EITHER = re.compile(r"\W*(?:\w+\W+){0,2}?or\W+(?:maybe|perhaps|possibly)?\W*", re.ASCII | re.IGNORECASE)
@@ -30,19 +32,21 @@ _EITHER = re.compile(r"\W*(?:\w+\W+){0,2}?or\W+(?:maybe|perhaps|possibly)?\W*", 
 def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = "") -> Verdict:
     """The number after the last #### equals the ground truth; in mode flexible, the last number of the response does.
 
-    mode: "strict" or "flexible"; not given, the row's extra_info answer_format, else strict. The ground truth is the
-    bare number or a GSM8K answer that ends in `#### N`; `42.00`, `$42` and `42.` equal `42`. Two numbers to choose from
-    (`#### 42 or 43`) are WRONG. Raises `ValueError` where the ground truth holds no number, which is the row's fault.
+    mode: "strict" or "flexible"; not given, the row's extra_info answer_format, else strict. Only what follows
+    </think> is read. The ground truth is the bare number or a GSM8K answer that ends in `#### N`; `42.00`, `$42` and
+    `42.` equal `42`. Two numbers to choose from (`#### 42 or 43`) are WRONG. Raises `ValueError` where the ground truth
+    is no number, which is the row's fault.
     """
     mode = mode or request.extra_info.get("answer_format") or "strict"
     if mode not in ("strict", "flexible"):
         raise ValueError(f"mode={mode!r} is neither strict nor flexible")
     right = _truth(request.ground_truth)
-    match = _marked(request.completion) if mode == "strict" else _last(request.completion)
+    text = after_thinking(request.completion)
+    match = _marked(text) if mode == "strict" else _last(text)
     answer = _value(match)
     if match is None or answer is None:
         return no_answer("no number after ####" if mode == "strict" else "no number")
-    other = _alternative(request.completion, match, mode)
+    other = _alternative(text, match, mode)
     if other is not None and other != answer:
         return judged(False, f"{answer:f}, {other:f}", "two numbers to choose from")
     return judged(answer == right, f"{answer:f}")
@@ -54,7 +58,7 @@ def gold(request: VerifyRequest) -> str:
 
 
 def _truth(text: str) -> Decimal:
-    value = _value(_marked(text) if "####" in text else _last(text))
+    value = _value(_marked(text) if "####" in text else _BARE.fullmatch(text))
     if value is None:
         raise ValueError(f"the ground truth {text!r} is no number")
     return value

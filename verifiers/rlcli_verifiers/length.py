@@ -25,7 +25,8 @@ def verify(
     shortest and longest of its group (Kimi k1.5) needs the whole group and belongs to the advantage. Raises
     `ValueError` where tokens are asked for and unknown, and for a target below 1.
     """
-    target = int(request.extra_info.get("target_length", target))
+    own = request.extra_info.get("target_length")  # None where the rows of a file have it, but not this one
+    target = target if own is None else int(own)
     if target < 1 or slack < 0:
         raise ValueError(f"target={target} and slack={slack}: the target is at least 1, the slack at least 0")
     if shape not in ("linear", "cosine"):
