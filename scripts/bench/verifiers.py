@@ -14,6 +14,7 @@ import json
 import os
 import random
 import statistics
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -121,21 +122,28 @@ def beside_a_busy_thread(pool: ScoringPool, seconds: float) -> Rate:
         thread.join()
 
 
+HANGS = "def verify(request):\n    while True:\n        pass\n"
+
+
 def storm(processes: int) -> dict[str, float | dict[str, int]]:
-    """80 hostile answers under a deadline of 0.5 s, then ordinary ones."""
-    with ScoringPool(processes, 0.5, ["math"]) as pool:
-        asked = [VerifyRequest(rf"\boxed{{{HOSTILE[i % len(HOSTILE)]}}}", "x^2+1") for i in range(80)]
+    """80 hostile answers, 40 verifications that hang, under a deadline of 0.25 s; then ordinary ones."""
+    with tempfile.TemporaryDirectory() as folder, ScoringPool(processes, 0.25, ["math"]) as pool:
+        hangs = Path(folder, "hangs.py")
+        hangs.write_text(HANGS)
+        asked = [("math", VerifyRequest(rf"\boxed{{{HOSTILE[i % len(HOSTILE)]}}}", "x^2+1")) for i in range(80)]
+        asked += [(f"{hangs}:verify", VerifyRequest("", ""))] * 40
+        random.Random(0).shuffle(asked)
         started = time.perf_counter()
-        verdicts: list[Verdict] = [future.result() for future in [pool.submit("math", request) for request in asked]]
+        verdicts: list[Verdict] = [future.result() for future in [pool.submit(*one) for one in asked]]
         seconds = time.perf_counter() - started
         after = [pool.submit("math", VerifyRequest(r"\boxed{42}", "42")) for _ in range(100)]
-        killed = [verdict.latency_s - 0.5 for verdict in verdicts if verdict.outcome == "timeout"]
+        killed = [1000 * (verdict.latency_s - 0.25) for verdict in verdicts if verdict.outcome == "timeout"]
         return {
             "seconds": seconds,
             "scored": sum(verdict.score for verdict in verdicts),
             "outcomes": dict(Counter(str(verdict.outcome) for verdict in verdicts)),
-            "replacement_ms_median": 1000 * statistics.median(killed) if killed else 0.0,
-            "replacement_ms_worst": 1000 * max(killed, default=0.0),
+            "replacement_ms_median": statistics.median(killed),
+            "replacement_ms_worst": max(killed),
             "right_afterwards_of_100": sum(future.result().score for future in after),
         }
 
@@ -173,7 +181,7 @@ def main() -> None:
     print(f"{'verifier':<44} {'a second':>9} {'p50':>9} {'p99':>9}")
     for rate in found:
         print(f"{rate.name:<44} {rate.per_s:>9,.0f} {rate.p50_ms:>6.2f} ms {rate.p99_ms:>6.2f} ms")
-    print("\na storm of 80 hostile answers under a deadline of 0.5 s:")
+    print("\na storm of 80 hostile answers and 40 verifications that hang, under a deadline of 0.25 s:")
     for name, value in stormed.items():
         print(f"  {name.replace('_', ' ')}: {value if isinstance(value, dict) else round(value, 1)}")
     figures = {"processes": options.processes, "cores": os.cpu_count(), "load_before": load}
