@@ -45,6 +45,15 @@ def choose(completion: str, truth: str = "B") -> Verdict:
         "The answer is A. No wait, the answer is B",
         "The answer is A.\nActually, it's B.",
         "I choose option B.",
+        "The answer is C. No wait, B.",
+        "The answer is A. Scratch that: (B)",
+        "The answer is B. No doubt about it.",
+        "The answer is B. Wait times do not matter.",
+        "A. London\nB. Paris\nC. Rome\nD. Oslo\nB",
+        "A. London\nB. Paris\nC. Rome\nD. Oslo\n\nB. Paris",
+        r"\boxed{A} is what I had, but it is \boxed{B}",
+        r"\boxed{B} \boxed{B}",
+        r"<answer>\boxed{B}</answer>",
     ],
 )
 def test_the_last_choice_stated_is_read(completion: str) -> None:
@@ -69,6 +78,12 @@ def test_the_last_choice_stated_is_read(completion: str) -> None:
         "The answer is B. Actually, it's C.",
         "The answer is B. The answer is C.",
         r"\boxed{B} \boxed{C}",
+        r"$\boxed{C}$, $\boxed{B}$",
+        "<answer>A</answer>\n<answer>B</answer>",
+        "The answer is B. No wait, C.",
+        "(A)\n(B)",
+        "A. London\nB. Paris",
+        "London\nParis",
         "E",
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import after_thinking, judged, last_box, last_line, last_tag, no_answer
 
 ANSWER_KIND = "text"
 
-_PLACES = {"all": str, "tag": last_tag, "line": last_line, "box": last_box}
+_PLACES: dict[str, Callable[[str], str | None]] = {"all": str, "tag": last_tag, "line": last_line, "box": last_box}
 
 
 def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ignore_case: bool = False) -> Verdict:

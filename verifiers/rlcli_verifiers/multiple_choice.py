@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, boxes, judged, last_line, no_answer
+from rlcli_verifiers.answers import after_thinking, boxes, judged, no_answer
 
 ANSWER_KIND = "choice"
 
@@ -17,7 +17,10 @@ LETTERS = "ABCDEFGHIJ"
 _PHRASE = re.compile(
     r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
     r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
-    r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?)"
+    r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?"
+    # What takes an answer back, where a letter alone follows.
+    r"|\b(?:no|wait|sorry|correction|scratch\s+that|on\s+second\s+thought)\b[,.:;!\s—–-]*(?:(?:it|that)(?:'s|\s+is))?"
+    r"(?=[\s*(]*[A-J][)*]*\s*(?:[.,;!\n]|\Z)))"
     r"[\s:*]*(?:(?:option|choice|letter)\s+)?(?=\S)",
     re.IGNORECASE,
 )
@@ -35,19 +38,22 @@ def verify(
     """The letter that the response states last, or the text of that choice, is the right one.
 
     Read are `\\boxed{B}`, `<answer>B</answer>`, "Answer: B", "the answer is (B)", else a last line of `B`, `(B)`, `B.`,
-    `**B**` or `B. Paris`. Several letters to choose from are WRONG. The choices are extra_info["choices"], a list of
-    texts; else there are `count`, up to 10, without texts. truth: whether the ground truth is a letter (or the text of
-    a choice) or an index from 0 or from 1. Raises `ValueError` for a ground truth that is none of the choices.
+    `**B**` or `B. Paris`. Several letters to choose from, or boxes or lines of a list, are WRONG. The choices are
+    extra_info["choices"], a list of texts; else there are `count`, up to 10, without texts. truth: whether the ground
+    truth is a letter (or the text of a choice) or an index from 0 or from 1. Raises `ValueError` for a ground truth
+    that is none of the choices.
     """
     choices = _choices(request)
     letters = LETTERS[: len(choices) or count]
     right = _right(request.ground_truth, choices, letters, truth)
-    said = _statement(after_thinking(request.completion))
-    if said is None:
+    said = _statements(after_thinking(request.completion))
+    if not said:
         return no_answer("no choice is stated")
-    letter = _read(said, choices)
+    letter = _read(said[-1], choices)
     if letter is None:
-        return no_answer(f"{said[:80]!r} is no choice")
+        return no_answer(f"{said[-1][:80]!r} is no choice")
+    others = [_read(one, choices) for one in said[:-1]]
+    letter = "".join(dict.fromkeys([*(one for one in others if one and len(one) == 1), *letter]))
     return judged(letter == right, letter, "several choices" if len(letter) > 1 else "")
 
 
@@ -81,16 +87,26 @@ def _right(ground_truth: str, choices: list[str], letters: str, truth: str) -> s
     raise ValueError(f"the ground truth {ground_truth!r} is none of the choices {', '.join(letters)}")
 
 
-def _statement(text: str) -> str | None:
-    """What the last statement of an answer says; else the last line."""
-    found = [(end, content) for _, end, content in boxes(text)]
-    found += [(match.end(), match[1]) for match in _TAG.finditer(text)]
+def _statements(text: str) -> list[str]:
+    """What the last statement of an answer says, else the last line; before it, what stands beside it in its form."""
+    marked = [(end, start, content) for start, end, content in boxes(text)]
+    marked = sorted(marked + [(match.end(), match.start(), match[1]) for match in _TAG.finditer(text)])
+    found = [(end, content) for end, _, content in marked[-1:]]
     heads = list(_PHRASE.finditer(text))
     for head, following in zip_longest(heads, heads[1:]):
         said = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
         if "boxed" not in said and "<answer>" not in said.lower():  # those are read by themselves
             found.append((head.end(), said))
-    return max(found)[1] if found else last_line(text)
+    if not found:
+        lines = [line.strip() for line in text.rstrip().splitlines()[-2:]]
+        alike = len({len(line.strip("*(). ")) == 1 for line in lines}) == 1  # both are a letter, or both more
+        return [line for line in (lines if alike else lines[-1:]) if line]
+    at, last = max(found)
+    if len(marked) > 1 and at == marked[-1][0]:
+        (before_end, _, before), (_, start, _) = marked[-2:]
+        if before_end <= start and not text[before_end:start].strip(" \n$,;."):
+            return [before, last]
+    return [last]
 
 
 def _read(said: str, choices: list[str]) -> str | None:
