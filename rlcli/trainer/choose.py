@@ -151,9 +151,9 @@ def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[Rank
 
 
 def _parts(samples: Sequence[Sample], rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
-    """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one, and last what shaping adds,
-    if anything; the reward itself where the verifiers name no parts. With them the weight of each, 1 where none is
-    given."""
+    """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one, and last what they leave
+    out, if anything: what shaping adds, and the whole reward of a sample without parts. With them the weight of each, 1
+    where none is given."""
     import torch
 
     names = sorted({name for s in samples for name in s.verdict.parts})
@@ -161,5 +161,6 @@ def _parts(samples: Sequence[Sample], rewards: Tensor, part_weights: Mapping[str
         return rewards[:, None], [1.0]
     parts = torch.tensor([[s.verdict.parts.get(name, 0.0) for name in names] for s in samples], dtype=torch.float64)
     weights = [part_weights.get(name, 1.0) for name in names]
-    added = rewards - torch.tensor([s.verdict.score for s in samples], dtype=torch.float64)
-    return (torch.cat([parts, added[:, None]], dim=1), [*weights, 1.0]) if added.any() else (parts, weights)
+    told = [s.verdict.score if s.verdict.parts else 0.0 for s in samples]
+    rest = rewards - torch.tensor(told, dtype=torch.float64)
+    return (torch.cat([parts, rest[:, None]], dim=1), [*weights, 1.0]) if rest.any() else (parts, weights)

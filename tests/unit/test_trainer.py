@@ -172,6 +172,16 @@ def test_what_shaping_adds_is_a_part_of_its_own(samples: Sequence[Sample]) -> No
     assert shaped.columns["advantages"][2] > 0 > shaped.columns["advantages"][3]  # all alike but for their lengths
 
 
+def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum_of_them(samples: Sequence[Sample]) -> None:
+    """An advantage made of the verdict's parts would else see nothing of the first group."""
+    judged = [
+        replace(s, verdict=replace(s.verdict, parts={"math": s.verdict.score} if s.prompt else {})) for s in samples
+    ]
+    chosen, _ = chosen_of(judged, algorithm={"advantage": "gdpo"})
+    assert chosen.columns["parts"].tolist() == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    assert chosen.columns["advantages"][0] > 0 > chosen.columns["advantages"][1]
+
+
 def test_the_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts_in_their_order(
     samples: Sequence[Sample],
 ) -> None:
