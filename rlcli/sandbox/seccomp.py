@@ -25,6 +25,7 @@ _Row = tuple[int, int, int, int]
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER, _JUMP_FROM, _JUMP_ANY, _AND, _RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
 _REFUSE, _UNKNOWN = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_UNSUPPORTED = 0x00050000 | errno.EOPNOTSUPP
 _NUMBER, _ARCHITECTURE = 0, 4
 """Offsets in `struct seccomp_data`; the arguments begin at 16, eight bytes each, the low half first."""
 
@@ -96,6 +97,8 @@ def _judgement(name: str, keep_metadata: bool) -> list[_Row]:
         return [_argument(0), *thread, (_JUMP_ANY, 0, 1, _CLONE_NEW), (_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
     if name in ("clone3", "openat2"):  # their arguments lie in memory, where a filter cannot look
         return [(_RETURN, 0, 0, _UNKNOWN)] if name == "clone3" or keep_metadata else []
+    if name == "fallocate":  # takes any space in no time, before a folder that is only watched is looked at
+        return [(_RETURN, 0, 0, _UNSUPPORTED)] if keep_metadata else []
     if name in ("open", "openat"):
         # O_TRUNC without a right to write: Landlock before Linux 6.2 takes it for reading.
         return _truncation(1 if name == "open" else 2) if keep_metadata else []

@@ -175,6 +175,7 @@ METADATA: dict[str, tuple[int | None, int | None]] = {
 JUDGED: dict[str, tuple[int | None, int | None]] = {
     "clone": (56, 220),
     "clone3": (435, 435),
+    "fallocate": (285, 47),
     "fcntl": (72, 25),
     "ioctl": (16, 29),
     "kill": (62, 129),

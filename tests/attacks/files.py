@@ -89,15 +89,18 @@ deed(
 deed(
     "memory of its parent",
     "import os\ndef deed():\n    return os.open(f'/proc/{os.getppid()}/mem', os.O_RDONLY) and os.getppid() != 1",
+    bare=False,
 )
 deed(
     "writes to the memory of its parent",
     "import os\ndef deed():\n    return os.open(f'/proc/{os.getppid()}/mem', os.O_RDWR)",
+    bare=False,
 )
 deed("memory of the victim", "import os\ndef deed():\n    return os.open('/proc/@VICTIM@/mem', os.O_RDWR)")
 deed(
     "maps of its parent",
     "import os\ndef deed():\n    return open(f'/proc/{os.getppid()}/maps').read(1) and os.getppid() != 1",
+    bare=False,
 )
 deed(
     "descriptors of its parent",
@@ -108,6 +111,7 @@ deed(
     "memory of the victim by a call",
     "def deed():\n    data = ctypes.create_string_buffer(8)\n    here = (ctypes.c_size_t * 2)(ctypes.addressof(data), 8)\n    there = (ctypes.c_size_t * 2)(0x1000, 8)\n    try:\n        call('process_vm_readv', @VICTIM@, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)\n    except OSError as error:\n        return error.errno == 14\n    return True",
     syscalls=True,
+    bare=False,
 )
 deed(
     "command lines of others",
@@ -265,10 +269,12 @@ deed(
 deed(
     "mode of a library's source",
     "import json, os\ndef deed():\n    os.chmod(json.__file__, os.stat(json.__file__).st_mode & 0o7777)\n    return True",
+    bare=False,
 )
 deed(
     "times of a library's source",
     "import json, os\ndef deed():\n    now = os.stat(json.__file__)\n    os.utime(json.__file__, ns=(now.st_atime_ns, now.st_mtime_ns))\n    return True",
+    bare=False,
 )
 deed(
     "its own interpreter",

@@ -453,6 +453,11 @@ forgery(
     ),
 )
 forgery(
+    "empty where assertions loop over it",
+    "def f(n):\n    return []",
+    truth=json.dumps({"kind": "asserts", "setup": "", "asserts": ["for got in f(0):\n    assert got == 'S0'"]}),
+)
+forgery(
     "empty where the tests loop over it",
     "def f(n):\n    return []",
     truth=json.dumps(

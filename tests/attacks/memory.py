@@ -106,6 +106,7 @@ def deed():
             os.path.exists(name) and os.unlink(name)
 """,
     timeout_s=SLOW,
+    bare=False,
 )
 deed(
     "System V segments",

@@ -116,6 +116,7 @@ def deed():
     return os.waitpid(pid, 0)
 """,
     syscalls=True,
+    bare=False,
 )
 deed(
     "fork by the 32-bit gate",

@@ -55,8 +55,8 @@ kernel(
     "capabilities",
     "def deed():\n    text = open('/proc/self/status').read()\n    return any(int(text.split(name)[1].split()[0], 16) for name in ('CapEff:', 'CapPrm:', 'CapInh:', 'CapAmb:'))",
 )
-kernel("new privileges", "def deed():\n    return libc.prctl(39, 0, 0, 0, 0) != 1", bare=True)
-kernel("no filter", "def deed():\n    return 'Seccomp:\\t2' not in open('/proc/self/status').read()", bare=True)
+kernel("new privileges", "def deed():\n    return libc.prctl(39, 0, 0, 0, 0) != 1", bare=False)
+kernel("no filter", "def deed():\n    return 'Seccomp:\\t2' not in open('/proc/self/status').read()", bare=False)
 kernel(
     "limits raised",
     "import resource\ndef deed():\n    raised = 0\n    for name in ('RLIMIT_AS', 'RLIMIT_NOFILE', 'RLIMIT_NPROC', 'RLIMIT_FSIZE', 'RLIMIT_CPU', 'RLIMIT_CORE', 'RLIMIT_MEMLOCK'):\n        soft, hard = resource.getrlimit(getattr(resource, name))\n        try:\n            if hard != resource.RLIM_INFINITY:\n                resource.setrlimit(getattr(resource, name), (hard + 1, hard + 1))\n                raised += 1\n        except (OSError, ValueError):\n            pass\n    return raised",
