@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.errors import ConfigError, DataError
+from rlcli.errors import ConfigError, DataError, RunFailed
+from rlcli.types import Outcome
 
 if TYPE_CHECKING:
     from rlcli.trainer.evaluate import EvalReport
@@ -69,6 +70,7 @@ def filter_prompts(
     }
     config = resolve(RECIPE, flags, sets or []).config
     report, rates, all_rows = _served(config, endpoint) if endpoint else _local(config)
+    _refuse_crashes(report, config.verifier.max_crash_rate)
     counted = {
         "rows": all_rows,
         "too_long": all_rows - len(rates),
@@ -113,6 +115,17 @@ def _refuse(
         )
     if target.exists() and target.samefile(file):
         raise ConfigError(f"--out: {target} is the data itself", "give another folder")
+
+
+def _refuse_crashes(report: EvalReport, most: float) -> None:
+    """A prompt whose verifier fails would else be taken for one that the model never solves, and left out."""
+    share = report.outcomes[Outcome.CRASH]
+    if share > most:
+        raise RunFailed(
+            f"{share:.1%} of the verifications crashed, more than verifier.max_crash_rate = {most:g}; the first: "
+            f"«{report.crash}»",
+            "mend the verifier or the rows, or raise verifier.max_crash_rate with --set",
+        )
 
 
 def _local(config: Any) -> tuple[EvalReport, dict[int, float], int]:

@@ -19,13 +19,15 @@ from rlcli.workers.rollout_role import RolloutCall
 @dataclass(frozen=True)
 class EvalReport:
     """passes: pass@k with intervals. outcomes: share of each. truncated: share of responses cut at the limit.
-    pass_rates: the share of each prompt's samples that passed, in the prompts' order."""
+    pass_rates: the share of each prompt's samples that passed, in the prompts' order. crash: what the first crash of a
+    verifier says; empty where none crashed."""
 
     passes: PassReport
     outcomes: dict[str, float]
     mean_response_tokens: float
     truncated: float
     pass_rates: tuple[float, ...]
+    crash: str
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers, for trackers."""
@@ -99,6 +101,7 @@ def report_of(results: Iterable[tuple[int, Verdict, int | None, bool]], prompts:
         mean_response_tokens=sum(counted) / len(counted) if counted else float("nan"),
         truncated=sum(cut for _, _, _, cut in results) / n,
         pass_rates=tuple(sum(row) / len(row) for row in passed),
+        crash=next((verdict.detail for _, verdict, _, _ in results if verdict.outcome == Outcome.CRASH), ""),
     )
 
 

@@ -49,3 +49,17 @@ def test_a_served_model_filters_too_and_keeping_nothing_is_an_error(
     assert f"kept {len(rows)} of 64" in done.stdout
     assert {row["extra_info"]["pass_rate"] for row in rows} == {1.0}
     assert all(int(row["prompt"][0]["content"].split("+")[0]) % 2 for row in rows)
+
+
+def test_a_verifier_that_crashes_is_no_model_that_fails(
+    cli: Cli,
+    endpoint: str,  # noqa: F811
+    sums: Path,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "broken.py").write_text("def verify(request):\n    raise LookupError('no such thing')\n")
+    words = ("prep", "filter", "--data", sums, "--endpoint", endpoint, "--samples", "2", "--out", tmp_path / "kept")
+    done = cli(*words, "--keep", "0:0", "--verifier", f"{tmp_path / 'broken.py'}:verify", expect=1)
+    assert "100.0% of the verifications crashed" in done.stderr
+    assert "LookupError: no such thing" in done.stderr
+    assert not (tmp_path / "kept").exists()
