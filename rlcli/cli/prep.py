@@ -230,7 +230,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     converter = converter_named(name)
     _refuse_unread(name, converter, options)
     if options.verifier is not None:
-        _refuse_code(options.verifier)
+        _refuse_verifier(options.verifier)
     if "source" in converter.options and not (options.source and Path(options.source).expanduser().exists()):
         offline_unless_reachable(lambda note: typer.echo(note, err=True))
     with progress() as on_progress:
@@ -265,16 +265,19 @@ def _refuse_unread(name: str, converter: Converter, options: ConvertOptions) -> 
             raise ConfigError(f"{flag(field)}: {name} does not read it", f"its options are: {reads}")
 
 
-def _refuse_code(verifier: str) -> None:
-    """Refuse a verifier that no row may name: a file of data must not say what code is run."""
+def _refuse_verifier(verifier: str) -> None:
+    """Refuse a verifier that no row may name: code, as a file of data must not say what is run, and one that there is
+    not."""
+    from rlcli.scoring.registry import target
     from rlcli.scoring.spec import parse
 
-    code = next((term.ref for term in parse(verifier).terms if ":" in term.ref), None)
-    if code:
-        raise ConfigError(
-            f"--verifier = {verifier}: rows may name installed verifiers only, and {code} is code",
-            f"name an installed one here (rlcli verifiers list), and when training --verifier '{code}'",
-        )
+    for term in parse(verifier).terms:
+        if ":" in term.ref:
+            raise ConfigError(
+                f"--verifier = {verifier}: rows may name installed verifiers only, and {term.ref} is code",
+                f"name an installed one here (rlcli verifiers list), and when training --verifier '{term.ref}'",
+            )
+        target(term.ref)
 
 
 def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class EvaluationSet:
         for index, tokens in enumerate(tokens_of(texts)):
             for gram in set(_grams(tokens.own, n)):
                 found[gram].append(index)
-            for whole in (tokens.all, tokens.own):
+            for whole in (tokens.all, tokens.own or tokens.all):  # nothing of its own: no two such are equal
                 self._whole.setdefault(whole, index)
         self._holders = {gram: holders for gram, holders in found.items() if len(holders) <= MOST_PROMPTS}
         self._sizes = Counter(index for holders in self._holders.values() for index in holders)

@@ -66,17 +66,17 @@ def by_tokens(rows: Rows, most: int, tokenizer: str, on_progress: OnProgress) ->
 
 def without_duplicates(rows: Rows) -> Outcome:
     """The first of equal prompts; of a prompt that is in another split too, the other split's and not train's."""
-    seen: dict[str, Row] = {}
+    seen: dict[str, tuple[str, Row]] = {}
     dropped: set[int] = set()
     removed: Counter[str] = Counter()
     examples: list[str] = []
     for split in sorted(rows, key=lambda split: split == TRAIN):
         for row in rows[split]:
-            first = seen.setdefault(normalised(question(row.prompt)), row)
+            where, first = seen.setdefault(normalised(question(row.prompt)), (split, row))
             if first is row:
                 continue
             dropped.add(id(row))
-            why = "repeated" if first.prompt.extra_info["split"] == split else "in another split"
+            why = "repeated" if where == split else "in another split"
             other = first.prompt.ground_truth != row.prompt.ground_truth
             removed[f"{why} with another answer" if other else why] += 1
             if len(examples) < EXAMPLES:

@@ -47,6 +47,10 @@ def test_short_prompts_are_compared_whole_signs_included() -> None:
     assert found(asked, ["What is 2-2?", "What is 2+2?", "What is 2+2+1?"]) == [None, Match(0, 1.0), None]
 
 
+def test_prompts_that_are_no_more_than_the_beginning_of_all_others_are_not_thereby_equal() -> None:
+    assert found(["What is 2", "What is 2 times 3"], ["Add", "Add 3 and 4"]) == [None, None]
+
+
 def test_a_form_that_many_evaluation_prompts_share_is_no_question() -> None:
     form = "Using each of the following numbers at most once find an expression with the value that is asked for:"
     asked = [f"{i}. {form} {i} {i + 1} {i + 2}, never mind {i}" for i in range(20)]

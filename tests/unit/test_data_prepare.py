@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ def test_equal_prompts_are_kept_once_and_rather_in_test() -> None:
     step = last_step(converter, dedup=True, check=False)
     assert step.removed == {"repeated": 1, "in another split": 1, "repeated with another answer": 1}
     assert "train.jsonl, line 2 repeats train.jsonl, line 1" in step.examples
+
+
+def test_a_column_called_split_does_not_say_which_of_two_equal_prompts_is_in_which_split() -> None:
+    converter = of(train=[("asked?", "1"), ("asked?", "1")])
+    named = replace(
+        converter,
+        prompt=lambda row, options: replace(converter.prompt(row, options), extra_info={"split": "weird"}),
+    )
+    assert last_step(named, dedup=True, check=False).removed == {"repeated": 1}
 
 
 def test_a_shuffle_depends_on_the_seed_alone_and_a_limit_counts_what_it_takes() -> None:

@@ -199,6 +199,8 @@ def test_the_output_shows_rows_and_an_example(tmp_path: Path, monkeypatch: pytes
         (["arithmetic", "--ngram", "8"], ConfigError, "are of --decontaminate"),
         (["arithmetic", "--decontaminate", "x", "--split", "test"], ConfigError, "--split = test"),
         (["jsonl", "--verifier", "f.py:g"], ConfigError, "--verifier = f.py:g: rows may name installed verifiers only"),
+        (["jsonl", "--verifier", "mathh", "--no-check"], UnknownName, "did you mean math"),
+        (["jsonl", "--verifier", "auto", "--no-check"], ConfigError, "name a verifier"),
         (["arithmetic", "--split", "dev"], DataError, "--split = dev: arithmetic has only train, test"),
         (["arithmetic", "--max-prompt-chars", "2"], DataError, r"no row .*train.* is left \(read: 4096, length: 0\)"),
         (["arithmetic", "--decontaminate", "none.parquet"], DataError, "no such file or folder: none.parquet"),
