@@ -50,6 +50,7 @@ def fenced(program: str, language: str = "python") -> str:
         (fenced("x = 1", "Python"), "x = 1\n"),
         (fenced("x = 1") + fenced("x = 2"), "x = 2\n"),
         (fenced("x = 1") + fenced("1", "text"), "x = 1\n"),
+        (fenced("x = 1") + "It prints:\n" + fenced("1", ""), "x = 1\n"),
         (f"<think>{fenced('x = 1')}</think>{fenced('x = 2')}", "x = 2\n"),
         ("<think>x = 1</think>\nx = 2", "\nx = 2"),
         ("def f(): pass", "def f(): pass"),

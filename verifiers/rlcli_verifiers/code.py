@@ -23,7 +23,7 @@ _FENCE = re.compile(
     r"^[ ]{0,3}(?P<marks>`{3,}+)[ ]*+(?P<language>[\w+-]*+)[^`\n]*+\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*+[ ]*+$|\Z)",
     re.DOTALL | re.MULTILINE,
 )
-_LANGUAGES = ("", "python", "python3", "py")
+_LANGUAGES = ("python", "python3", "py")
 _STATEMENT = re.compile(
     r"^[ \t]*+(?:def |class |import |from \w|for |while |if |print\(|\w[\w, .\[\]]*+=)", re.MULTILINE
 )
@@ -32,7 +32,8 @@ _STATEMENT = re.compile(
 def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 512, score: str = "all") -> Verdict:
     """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
 
-    The program is the last fenced block of Python after </think>; where nothing is fenced, all that follows </think>.
+    The program is the last fenced block of Python after </think>, else the last one that names no language; where
+    nothing is fenced, all that follows </think>.
     It imports what it uses, but for the names of `typing`, and in tests of calls (functional) what LeetCode lends.
     timeout_s: wall-clock seconds for all tests together; keep it below the pool's deadline. memory_mb: resident memory
     of the program. score: "all" (1 where every test passes, else 0) or "share" (the share of the tests that pass, which
@@ -82,6 +83,8 @@ def extract(completion: str) -> str | None:
     text = after_thinking(completion)
     blocks = list(_FENCE.finditer(text))
     if blocks:
-        programs = [block["code"] for block in blocks if block["language"].lower() in _LANGUAGES]
-        return programs[-1] if programs and programs[-1].strip() else None
+        named = [block["code"] for block in blocks if block["language"].lower() in _LANGUAGES]
+        nameless = [block["code"] for block in blocks if not block["language"]]  # beside a program: what it prints
+        program = (named or nameless or [""])[-1]
+        return program if program.strip() else None
     return text if _STATEMENT.search(text) else None
