@@ -83,8 +83,8 @@ def _request(row: Row, gold: Gold | None) -> VerifyRequest | str:
     return VerifyRequest(completion, prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
 
 
-def _problem(verdict: Verdict | None) -> str:
-    if verdict is None or verdict.outcome is Outcome.OK:
+def _problem(verdict: Verdict) -> str:
+    if verdict.outcome is Outcome.OK:
         return ""
     return f"{verdict.outcome}" + (f", {verdict.detail}" if verdict.detail else "")
 
