@@ -131,6 +131,33 @@ SAME = [
     (r"\text{Wednesday}", "wednesday"),
     (r"\frac{2}{3}", r"\frac{4}{6}"),
     (r"20\%", r"\frac{1}{5}"),
+    ("5", r"\text{5}"),
+    ("5", r"\mathbf{5}"),
+    ("42", r"\text{(42)}"),
+    ("5", r"\text{x = 5}"),
+    ("5", "\u200b5"),
+    (r"\text{(A)}", r"\textbf{(A)}"),
+    (r"\text{A, C}", r"\text{A and C}"),
+    (r"\text{No}", "no"),
+    (r"\text{June}", r"\mathsf{June}"),
+    (r"10:30 \text{ a.m.}", r"\text{10:30 a.m.}"),
+    ("18", r"18\,\text{m}"),
+    (r"\frac{5}{7}", r"\frac{5}{7}\;\text{m}"),
+    ("3+4i", r"3+4\mathrm{i}"),
+    (r"\frac{1}{3}", r"0.\overline{3}"),
+    (r"0.1\overline{6}", r"\frac16"),
+    (r"0.\overline{12}", r"\frac{4}{33}"),
+    (r"x \ge 3", r"x \geqslant 3"),
+    ("(1,3]", r"1 < x \leqslant 3"),
+    (r"2\sqrt{3}", r"2\sqrt{3} \approx 3.46"),
+    ("3.46", r"x = 2\sqrt{3} \approx 3.46"),
+    ("5", r"x \approx 5"),
+    (r"2\sqrt{3}", "2√(3)"),
+    (r"\frac{5}{7}", r"P(A\mid B) = \frac{5}{7}"),
+    (r"\frac{5}{7}", r"f^{-1}(2) = \frac{5}{7}"),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\left[\begin{array}{c}1\\2\end{array}\right]"),
+    (r"\emptyset", r"\{ \}"),
+    (r"\mathbb{R}", r"x \in \mathbb R"),
 ]
 
 DIFFERENT = [
@@ -216,6 +243,22 @@ DIFFERENT = [
     (r"\frac{1}{3}", r"\frac{33333333333333}{100000000000000}"),
     (r"\pi", r"\frac{314159265358979323846}{100000000000000000000}"),
     (r"\sqrt{2}", r"\frac{141421356237309504880}{100000000000000000000}"),
+    ("5", "5 6"),
+    ("5", r"5\ 10"),
+    ("42", r"42 \quad 43"),
+    ("42", "42\n43"),
+    (r"x \le 3", r"x \geqslant 3"),
+    (r"\frac{1}{3}", "0.333"),
+    (r"\frac{1}{3}", r"0.\overline{34}"),
+    (r"0.\overline{12}", r"0.1\overline{2}"),
+    ("5", r"5 \approx 6"),
+    ("5", r"6 \approx 5"),
+    (r"2\sqrt{3}", r"2\sqrt{3} \approx 5"),
+    (r"\text{No}", "on"),
+    (r"\text{no}", "yes"),
+    ("12", r"\text{1}2_3"),
+    (r"x^2+y^2=1", "0=0"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}"),
 ]
 
 RIGHT = [
@@ -230,6 +273,22 @@ RIGHT = [
     ("the answer is 42. I am sure.", "42"),
     ("The final answer is 3.14.", "3.14"),
     (r"\boxed{x=1 \text{ or } x=2}", "1,2"),
+    ("**Final Answer:**\n\n$x = 5$", "5"),
+    ("The final answer is:\n\n$$\n5\n$$", "5"),
+    ("The answer is:\n5", "5"),
+    ("The answer is **5** apples.", "5"),
+    ('The answer is "5".', "5"),
+    ("The answer is 5, as required.", "5"),
+    ("The answer is 5, 2 of which are red.", "5"),
+    ("The answer is 5 and we are done.", "5"),
+    ("The answer is 1, 2, and 3.", "1,2,3"),
+    ("The answer is $1$ and $2$.", "1,2"),
+    (r"$\boxed{0.75}$ or $75\%$", "0.75"),
+    ("<think>hm</think>\n<answer>\n$5$\n</answer>", "5"),
+    ("<think>hm</think><answer>x = 5</answer>", "5"),
+    (r"<think>\boxed{4}</think><answer>The answer is \boxed{5}.</answer>", "5"),
+    ("<answer>Tuesday</answer>", r"\text{Tuesday}"),
+    (r"<think>\boxed{4}</think>The answer is 5.", "5"),
 ]
 
 WRONG = [
@@ -245,6 +304,19 @@ WRONG = [
     ("the answer is $42$ or $43$", "42"),
     ("the answer is 42, or 43.", "42"),
     (r"\boxed{A, B, C, D}", "A"),
+    ("The answer is 5 and 6.", "5"),
+    ("The answer is 5, 6, 7", "5"),
+    ("The answer is 5; 6", "5"),
+    ("The answer is 5 to 6.", "5"),
+    ("The answer is 5 (or 6).", "5"),
+    ("The answer is 5, maybe 6.", "5"),
+    ("The answer is $5$, $6$", "5"),
+    ("The answer is $5$ and $6$.", "5"),
+    ("The answer is 5 6", "5"),
+    ("<answer>5</answer><answer>6</answer>", "5"),
+    ("<answer>5\nor 6</answer>", "5"),
+    (r"\boxed{5} <answer>6</answer>", "5"),
+    (r"<think>\boxed{5}</think>The answer is 6.", "5"),
 ]
 
 
@@ -266,6 +338,14 @@ def test_the_last_statement_counts(completion: str, truth: str) -> None:
 @pytest.mark.parametrize(("completion", "truth"), WRONG)
 def test_hedges_and_answers_taken_back_are_wrong(completion: str, truth: str) -> None:
     assert verify(VerifyRequest(completion, truth)).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [r"<think>\boxed{5}</think>I do not know.", r"<think>\boxed{5}</think>", r"\boxed{5}<answer></answer>"],
+)
+def test_what_is_only_thought_is_no_answer(completion: str) -> None:
+    assert verify(VerifyRequest(completion, "5")).outcome is Outcome.NO_ANSWER
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,19 @@ MAX_ITEMS = 40
 ROUNDED_PLACES = 4
 """A ground truth with as many decimals, or with `\\approx`, is rounded: an exact answer that rounds to it is right."""
 
-_NAME = re.compile(r"[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?|\([a-z](?:\s*,\s*[a-z])+\)|\|[A-Za-z]{2,}\|")
+_NAME = re.compile(
+    r"(?!\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?"
+    r"|\([a-z](?:\s*,\s*[a-z])+\)|\|[A-Za-z]{2,}\|"
+)
 _LIST = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:cup|lor|vee)(?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
-_RELATION = re.compile(r"\\(?:leqslant|geqslant|leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
+_RELATION = re.compile(r"\\(?:leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
 _MEMBER = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*\\in(?![A-Za-z])\s*")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BASE = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d{1,2}|\\text\{\w+\})\}?", re.ASCII)
 _TIME = re.compile(r"(\d+):(\d+(?::\d+)?)(?:\\text\{)?([ap]?)\.?m?\.?\}?", re.ASCII | re.IGNORECASE)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
-_WORD_LIST = re.compile(r"\\text\{([^{}]*,[^{}]*)\}")
+_ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
 _CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
 
 
@@ -59,6 +62,22 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def _readings(text: str) -> list[str]:
+    r"""What a text may stand for: of `\frac13 \approx 0.333`, either side, if that is so."""
+    sides = split(text, _ABOUT)
+    if len(sides) != 2 or not all(sides):
+        return _with_thousands(text)
+    if _is_about(*sides):
+        return [reading for side in sides for reading in _with_thousands(side)]
+    return _with_thousands(sides[1]) if _NAME.fullmatch(sides[0]) else [text]
+
+
+def _is_about(exact: str, shown: str) -> bool:
+    """Whether a decimal is the value of a formula, or of the last side of an equation, rounded."""
+    value, rounded = symbolic.decimal(split(exact, _EQUALS)[-1]), number(measured(shown).body)
+    return bool(value is not None and rounded and abs(value - rounded[0]) * 2 * 10 ** rounded[1] <= 1)
+
+
+def _with_thousands(text: str) -> list[str]:
     """`1,234` is a number, and may be a list of two; in brackets it is always a list."""
     joined = list(text)
     for match in _THOUSANDS.finditer(mask(text)):
@@ -98,8 +117,6 @@ def _items(text: str) -> list[str]:
         text = text[2:-2]
     elif text.startswith("{") and text.endswith("}") and "\0" * len(text) == mask(text):
         text = text[1:-1]
-    elif listed := _WORD_LIST.fullmatch(text):
-        text = listed[1]
     items: list[str] = []
     for item in split(text, _LIST):
         if len(_PLUS_MINUS.findall(item)) == 1:

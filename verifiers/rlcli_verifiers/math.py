@@ -6,7 +6,7 @@ import re
 
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import symbolic
-from rlcli_verifiers.answers import boxes, judged, last_box, no_answer
+from rlcli_verifiers.answers import after_thinking, boxes, judged, last_box, last_line, last_tag, no_answer
 from rlcli_verifiers.latex import MAX_CHARS, equal
 from rlcli_verifiers.notation import clean, number
 
@@ -15,16 +15,26 @@ ANSWER_KIND = "latex"
 TAIL_CHARS = 8000
 """The answer is looked for in this many characters at the end of a response."""
 
-_PHRASE = re.compile(r"(?:\banswer(?:\s+is\b|\s*[:=]|\**:)|####)[ :*]*(?=[^\n])", re.IGNORECASE)
-_DOLLARS = re.compile(r"(?<!\\)\$\$?(?P<dollars>[^$\n]+)(?<!\\)\$\$?|\\\((?P<round>.+?)\\\)|\\\[(?P<square>.+?)\\\]")
+_PHRASE = re.compile(r"(?:\banswer(?:\s+is\b|\s*[:=]|\**:)|####)[\s:*]*(?=\S)", re.IGNORECASE)
+_DOLLARS = re.compile(
+    r"\$\$(?P<double>[^$]+)\$\$|(?<!\\)\$\$?(?P<dollars>[^$\n]+)(?<!\\)\$\$?|\\\((?P<round>.{1,400}?)\\\)"
+    r"|\\\[(?P<square>[\s\S]{1,400}?)\\\]"
+)
 _NUMBER_AND_UNIT = re.compile(
     r"\\?\$?(-?[\d.,/]*\d\s?\\?%?)(?=\.?$|[.,;!]?\s+[a-z]{2}|[.;!,]\s)", re.IGNORECASE | re.ASCII
 )
 # Between two boxes, or after one: what makes them alternatives of one answer, and what takes the first back.
 _ALTERNATIVE = re.compile(r"[\s$*().,;/]*(?:(?:or|and)\b[^.\n!?]{0,40})?", re.IGNORECASE)
-_OR = re.compile(
-    r"[\s$*\\)\]]*,?\s*or\s+(?:maybe\s+|possibly\s+|perhaps\s+|else\s+)?\\?\(?\$?(?P<other>-?[\d.]*\d|[^$\n]{1,40}(?=\$))",
-    re.IGNORECASE,
+_CLOSED = r"[\s$*\\)\]]*"
+_OTHER = (
+    r"\(?(?:or|and|maybe|possibly|perhaps|else|\s)*"
+    r"(?:\$(?P<formula>[^$\n]{1,40})\$|\\\((?P<round>[^\n]{1,40}?)\\\)|\\?\$?(?P<number>-?[\d.,/]*\d(?:\s?\\?%)?))"
+)
+_OR = re.compile(rf"{_CLOSED},?\s*\(?or\b{_OTHER}", re.IGNORECASE | re.ASCII)
+# In a sentence also "5 and 6", "5 to 6", "5, 6, 7"; but not "5, 2 of which".
+_LISTED = re.compile(
+    rf"{_CLOSED}(?:(?P<mark>[,;/~])|,?\s*\(?(?:or|and|to)\b){_OTHER}(?(mark)(?=\W*(?:$|or\b|and\b|\d)))",
+    re.IGNORECASE | re.ASCII,
 )
 _TAKEN_BACK = re.compile(
     r"\b(?:no|not|wait|actually|rather|instead|sorry|correction|mistake|wrong|incorrect|check)\b", re.IGNORECASE
@@ -40,6 +50,7 @@ _CORRECTED = re.compile(
 def verify(request: VerifyRequest) -> Verdict:
     """The last \\boxed{} (else what follows "the answer is", else a last line of mathematics) equals the ground truth.
 
+    It is looked for after the last </think>, and in the last <answer> tag where there is one.
     Equal is: the same text, the same number, the same elements of a list, point or interval, or the same value by
     math-verify. Units may be left out; decimals are exact, unless the ground truth is itself rounded. What a response
     takes back does not count; several boxes joined by "or" are one list, so hedging is WRONG. The ground truth is the
@@ -76,23 +87,27 @@ def _truth(request: VerifyRequest) -> list[str]:
 def extract(text: str) -> list[str]:
     """The final answer that a text states; several where it offers alternatives; none where it states nothing.
 
-    What comes last counts: a text may correct itself.
+    What comes last counts: a text may correct itself. Only what follows the last `</think>` does, and where an
+    `<answer>` is closed, only what the last one holds.
     """
+    text = after_thinking(text)
+    tagged = last_tag(text)
+    if tagged is not None:
+        text = tagged
     found = boxes(text)
     if found:
-        after = text[found[-1][1] :]
-        corrected = _corrected(after)
+        corrected = _corrected(text[found[-1][1] :])
         return [corrected] if corrected is not None else _boxed(text, found)
     phrases = list(_PHRASE.finditer(text))
     if phrases:
         after = text[phrases[-1].end() :]
         corrected = _corrected(after)
-        return [corrected] if corrected is not None else _of_sentence(after.partition("\n")[0].strip())
-    last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
-    formula = _DOLLARS.fullmatch(last)
-    if formula:
+        return [corrected] if corrected is not None else _of_sentence(after)
+    last = (last_line(text) if tagged is None else tagged) or ""
+    if formula := _DOLLARS.fullmatch(last):
         return [_inside(formula)]
-    return [last] if len(last) <= MAX_CHARS and number(clean(last).rstrip("% ").removesuffix("\\")) else []
+    is_number = len(last) <= MAX_CHARS and number(clean(last).rstrip("% ").removesuffix("\\"))
+    return [last] if is_number or tagged else []
 
 
 def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
@@ -105,8 +120,8 @@ def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
         if content not in said:
             said.insert(0, content)
     other = _OR.match(text, found[-1][1])
-    if other and other["other"].strip() not in said:
-        said.append(other["other"].strip())
+    if other and _inside(other) not in said:
+        said.append(_inside(other))
     return [last_box(one) or one for one in said if one]
 
 
@@ -119,18 +134,28 @@ def _corrected(after: str) -> str | None:
     return _inside(formula) if formula else said[-1]
 
 
-def _of_sentence(rest: str) -> list[str]:
-    """The answer in what follows "the answer is": its first formula, or a number before words, or all of it."""
+def _of_sentence(after: str) -> list[str]:
+    """The answer in what follows "the answer is": its first formula, or a number before words, or all of the line.
+
+    Where the sentence goes on with more numbers or formulas ("5 or 6", "$5$, $6$"), these too.
+    """
+    displayed = _DOLLARS.match(after)  # it may have several lines
+    start = displayed.end() if displayed else 0
+    rest = after[:start] + re.sub(r"\*\*(?!\d)", "", after[start:].partition("\n")[0].rstrip())
     formula, plain = _DOLLARS.search(rest), _NUMBER_AND_UNIT.match(rest)
-    if plain and not (formula and formula.start() == 0):
+    if plain and not displayed:
         said, end = plain[1], plain.end()
     elif formula:
         said, end = _inside(formula), formula.end()
     else:
-        said, end = rest.rstrip(" .*"), len(rest)
-    other = _OR.match(rest, end)
-    return [one for one in (said, other["other"].strip() if other else "") if one]
+        said, end = rest.strip(' .*`"'), len(rest)
+    stated = [said] if said else []
+    while other := _LISTED.match(rest, end):
+        stated.append(_inside(other))
+        end = other.end()
+    return stated
 
 
-def _inside(formula: re.Match[str]) -> str:
-    return next(group for group in formula.groups() if group is not None).strip()
+def _inside(match: re.Match[str]) -> str:
+    """What stands between the dollars or brackets; of a number without any, the number."""
+    return next(text for name, text in match.groupdict().items() if text is not None and name != "mark").strip()

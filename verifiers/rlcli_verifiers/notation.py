@@ -13,6 +13,7 @@ _SIGNS = str.maketrans(
         **{"×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "÷": r"\div ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "},
         **{"π": r"\pi ", "√": r"\sqrt ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≠": r"\ne ", "°": r"^\circ "},
         **{"±": r"\pm ", "∅": r"\emptyset ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "\u00a0": " ", "\u202f": " "},
+        **dict.fromkeys("\u200b\u2060\ufeff", ""),
     }
 )
 _INVISIBLE = re.compile(
@@ -21,9 +22,13 @@ _INVISIBLE = re.compile(
 )
 _GROUPED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ |\\!,|\{,\}\\!)(?=\d{3}(?!\d))")
 _JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(,?)\s*(or|and)\s*\}")
-_FONT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
+_FONT = re.compile(  # of one letter, but `5\text{m}` has a unit
+    r"(?!(?<=[\d}\s,;~!])\\(?:text|mathrm|mbox)\s*\{[ghlms]\})\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
 )
+_WRAPPED = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf)|mbox|boldsymbol|underline)\s*\{([^{}]*)\}"
+)
+_ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|\s]*\}(.*?)\\end\{array\}\s*[)\]]")
 _WORDY = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 
@@ -36,6 +41,9 @@ _SCIENTIFIC = re.compile(
     rf"{_SIGN}(?:(?P<left>{_DIGITS})(?:\\times|\\cdot|\*))?10\^\{{?(?P<exponent>-?\d{{1,4}})\}}?"
     rf"|(?P<esign>[-+]?)(?P<eleft>{_DIGITS})[eE](?P<eexponent>[-+]?\d{{1,3}})",
     re.ASCII,
+)
+_REPEATING = re.compile(
+    rf"{_SIGN}(?P<whole>\d*)\.(?P<fixed>\d*)\\(?:overline|bar)(?:\{{(?P<period>\d+)\}}|(?P<digit>\d))", re.ASCII
 )
 
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%|\\%)\s*\}|\bpercent)\s*$")
@@ -73,12 +81,16 @@ def clean(text: str) -> str:
     text = _GROUPED.sub("", _GROUPED.sub("", text))
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text.replace(r"\$", "\\text{$}")).replace("\\text{ }", " ")
+    text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = _braced(text).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
-    return r"(-\infty,\infty)" if text == r"\mathbb{R}" else text
+    if whole := _WRAPPED.fullmatch(text):
+        text = whole[1].strip()
+    text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", text)
+    return re.sub(r"^(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*(?:R|\{R\})$", r"(-\\infty,\\infty)", text)
 
 
 def _braced(text: str) -> str:
-    r"""Braces around each argument of `\frac` and `\sqrt`: `\frac1{2}`, `\frac 3 8`, `\sqrt3`."""
+    r"""Braces around each argument of `\frac` and `\sqrt`: `\frac1{2}`, `\frac 3 8`, `\sqrt3`, `\sqrt(3)`."""
     parts, start = [], 0
     for match in re.finditer(r"\\(frac|sqrt)(?![A-Za-z])\s*(\[[^\]]*\])?", text):
         if match.start() < start:
@@ -93,13 +105,13 @@ def _braced(text: str) -> str:
 
 
 def _argument(text: str, at: int) -> tuple[str, int]:
-    """The argument that TeX would read at a position, and where it ends."""
+    """The argument that TeX would read at a position, or what is in parentheses there, and where it ends."""
     while at < len(text) and text[at] == " ":
         at += 1
-    if at < len(text) and text[at] == "{":
-        depth = 0
+    if at < len(text) and text[at] in "{(":
+        opening, closing, depth = text[at], "})"[text[at] == "("], 0
         for end in range(at, len(text)):
-            depth += (text[end] == "{") - (text[end] == "}")
+            depth += (text[end] == opening) - (text[end] == closing)
             if depth == 0:
                 return text[at + 1 : end].strip(), end + 1
         return text[at + 1 :], len(text)
@@ -109,9 +121,8 @@ def _argument(text: str, at: int) -> tuple[str, int]:
 
 
 def squeezed(text: str) -> str:
-    """Without white space and what stands for it."""
-    text = re.sub(r"(?<=\d)\s+(?=\d)", "_", text.replace("\\text{$}", ""))  # `4 2` is not 42
-    return "".join(text.split()).rstrip(".")
+    """Without white space and what stands for it, except between digits: `4 2` is not 42."""
+    return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.replace("\\text{$}", "").split())).rstrip(".")
 
 
 def mask(text: str) -> str:
@@ -142,7 +153,7 @@ def words(text: str) -> str | None:
     ('october 30', None, 'even')
     """
     plain = " ".join(_WORDY.sub(r" \1 ", text).split())
-    if not re.search(r"[A-Za-z]{3}", plain) or re.search(r"[\\^_=+*/<>|{}&]", plain):
+    if not re.search(r"[A-Za-z]{3}|^no$", plain, re.IGNORECASE) or re.search(r"[\\^_=+*/<>|{}&]", plain):
         return None
     if _WORDY.sub("", text).strip(" .,'") and re.match(r"[-+.\d(\[]", plain):
         return None  # a number and its unit
@@ -200,7 +211,8 @@ def _unit(said: str, power: str | None) -> str:
 def number(text: str) -> tuple[Fraction, int] | None:
     r"""The exact value of a plain number, and how many decimals it shows; None for all else.
 
-    Read are `-1.50`, `3/4`, `\frac{3}{4}`, mixed numbers (`3\frac{1}{2}`, `3 1/2`) and `1.5 \times 10^{3}`.
+    Read are `-1.50`, `3/4`, `\frac{3}{4}`, mixed numbers (`3\frac{1}{2}`, `3 1/2`), `1.5 \times 10^{3}` and
+    `0.1\overline{6}`.
     """
     text = text.strip()
     if mixed := _MIXED.fullmatch(text):
@@ -217,6 +229,10 @@ def number(text: str) -> tuple[Fraction, int] | None:
     if match := _SCIENTIFIC.fullmatch(text):
         left, exponent = match["left"] or match["eleft"] or "1", int(match["exponent"] or match["eexponent"])
         return _signed(match["sign"] or match["esign"] or "", Fraction(left) * Fraction(10) ** exponent), 0
+    if match := _REPEATING.fullmatch(text):
+        period = match["period"] or match["digit"]
+        tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(match["fixed"]))
+        return _signed(match["sign"], Fraction(f"{match['whole'] or 0}.{match['fixed']}0") + tail), 0
     return None
 
 
