@@ -77,13 +77,11 @@ def bubblewrap(path: str | None) -> Bubblewrap:
 def _variants(offered: set[str]) -> list[list[str]]:
     """Options to do without in the end, most first.
 
-    Inside a container the kernel may refuse a /proc, and the write to its settings by which further user namespaces are
-    disabled. No promise hangs on either: the system-call filter refuses namespaces, and without a /proc there is less.
+    Inside a container the kernel may refuse the write to its settings by which further user namespaces are disabled. No
+    promise hangs on it: the system-call filter refuses namespaces.
     """
     clear = [option for option in ("--clearenv",) if option in offered]
-    proc = ["--proc", "/proc", "--remount-ro", "/proc"]
-    variants = [[*clear, "--disable-userns", *proc], [*clear, *proc], clear]
-    return variants if "--disable-userns" in offered else variants[1:]
+    return [[*clear, "--disable-userns"], clear] if "--disable-userns" in offered else [clear]
 
 
 def _options(optional: Sequence[str]) -> list[str]:
@@ -99,6 +97,7 @@ def _options(optional: Sequence[str]) -> list[str]:
             options += ["--ro-bind", path, path]
     for path in places.DEVICES:
         options += ["--dev-bind", path, path]
+    # No /proc: by it, the memory of bubblewrap's own first process, which has no filter, could be reached.
     # The root is a tmpfs without a bound; the working directory is mounted on it afterwards.
     return [*options, "--dir", "/tmp", "--remount-ro", "/"]
 

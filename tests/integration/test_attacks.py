@@ -1,7 +1,7 @@
 """Hostile programs against the code verifier, under both backends; see `tests/attacks`.
 
-Everything runs with `-m slow` as well. The quick run leaves out what asks the same program in another way, and lets the
-attacks on the judge (which is the same under both backends) alternate between them.
+All of it runs by default; `-m "not exhaustive"` leaves out what asks the same program in another
+way, and lets the attacks on the judge (which is the same under both backends) alternate between them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def cases(pool: bool) -> Iterator[Any]:
     for turn, backend in enumerate(BACKENDS):
         for number, attack in enumerate(chosen):
             alternates = pool or attack.group in JUDGE
-            slow = attack.again or (alternates and number % 2 != turn)
-            yield pytest.param(backend, attack, id=f"{backend}-{attack.id}", marks=[pytest.mark.slow] if slow else [])
+            repeats = attack.again or (alternates and number % 2 != turn)
+            yield pytest.param(backend, attack, id=f"{backend}-{attack.id}", marks=[pytest.mark.exhaustive] if repeats else [])
 
 
 def held(backend: str) -> Campaign:

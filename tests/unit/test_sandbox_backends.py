@@ -160,9 +160,8 @@ def test_an_older_bubblewrap_keeps_every_promise(tmp_path: Path, monkeypatch: py
     assert not list(folders.iterdir())
 
 
-@pytest.mark.parametrize("denied", [["--proc"], ["--disable-userns"], ["--proc", "--disable-userns"]])
-def test_a_container_that_denies_some_options_still_runs_it(tmp_path: Path, denied: list[str]) -> None:
-    sandbox = bubblewrap.bubblewrap(wrapped(tmp_path, denied, hides=False))
+def test_a_container_that_denies_an_option_still_runs_it(tmp_path: Path) -> None:
+    sandbox = bubblewrap.bubblewrap(wrapped(tmp_path, ["--disable-userns"], hides=False))
     assert run(sandbox, PROBE).stdout == b"no file /tmp []\n1\n"
     assert run(sandbox, "while True: pass", Limits(wall_s=0.2)).killed_for == "time"
 
