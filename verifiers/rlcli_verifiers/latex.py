@@ -62,19 +62,16 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def _readings(text: str) -> list[str]:
-    r"""What a text may stand for: of `\frac13 \approx 0.333`, either side, if that is so."""
+    r"""What a text may stand for: `\frac13 \approx 0.333`, either side where it is so; of `12.5 \approx 13`, 12.5."""
     sides = split(text, _ABOUT)
     if len(sides) != 2 or not all(sides):
         return _with_thousands(text)
-    if _is_about(*sides):
-        return [reading for side in sides for reading in _with_thousands(side)]
+    value, shown = symbolic.decimal(split(sides[0], _EQUALS)[-1]), number(measured(sides[1]).body)
+    if value is not None and shown is not None:
+        rounded, places = shown
+        right = abs(value - rounded) * 2 * 10**places <= 1
+        return [reading for side in sides[: 1 + bool(places)] for reading in _with_thousands(side)] if right else [text]
     return _with_thousands(sides[1]) if _NAME.fullmatch(sides[0]) else [text]
-
-
-def _is_about(exact: str, shown: str) -> bool:
-    """Whether a decimal is the value of a formula, or of the last side of an equation, rounded."""
-    value, rounded = symbolic.decimal(split(exact, _EQUALS)[-1]), number(measured(shown).body)
-    return bool(value is not None and rounded and abs(value - rounded[0]) * 2 * 10 ** rounded[1] <= 1)
 
 
 def _with_thousands(text: str) -> list[str]:

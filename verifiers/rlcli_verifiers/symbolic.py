@@ -81,23 +81,37 @@ def same(gold: str, answer: str) -> bool:
 
 
 def _differ_in_number(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions differ in value where their unknowns are certain numbers: quicker than a proof."""
-    from sympy import Expr, Float, Symbol
+    """Whether two expressions differ in value where their unknowns are certain numbers: quicker than a proof.
 
-    if (
-        not (isinstance(ours, Expr) and isinstance(theirs, Expr))
-        or isinstance(ours, Symbol)
-        or isinstance(theirs, Symbol)
-    ):
+    Two equations differ where their sides' differences, without denominators, are not in one proportion.
+    """
+    from sympy import Eq, Expr, Symbol, together
+
+    if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
         return False
-    unknowns = sorted(ours.free_symbols | theirs.free_symbols, key=str)
-    point = {unknown: Float(1.37 + 0.2173 * i) for i, unknown in enumerate(unknowns)}
     try:
-        left, right = (complex(side.evalf(15, subs=point)) for side in (ours, theirs))
+        if isinstance(ours, Eq) and isinstance(theirs, Eq):
+            pair = tuple(together(equation.lhs - equation.rhs).as_numer_denom()[0] for equation in (ours, theirs))
+            (left, right), (other_left, other_right) = _values(pair, 1.37), _values(pair, 0.59)
+            left, right = left * other_right, right * other_left
+        elif isinstance(ours, Expr) and isinstance(theirs, Expr):
+            left, right = _values((ours, theirs), 1.37)
+        else:
+            return False
         size, distance = max(1.0, abs(left), abs(right)), abs(left - right)
-    except (TypeError, ValueError, ArithmeticError, AttributeError):
+    except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
         return False  # no number there, or one that no float holds
     return isfinite(size) and distance > 1e-6 * size
+
+
+def _values(pair: tuple[Any, ...], start: float) -> tuple[complex, complex]:
+    """The values of two expressions where the first of their unknowns is `start`."""
+    from sympy import Float
+
+    unknowns = sorted(pair[0].free_symbols | pair[1].free_symbols, key=str)
+    point = {unknown: Float(start + 0.2173 * i) for i, unknown in enumerate(unknowns)}
+    left, right = (complex(side.evalf(15, subs=point)) for side in pair)
+    return left, right
 
 
 @lru_cache(maxsize=1024)
@@ -107,7 +121,7 @@ def decimal(formula: str) -> Fraction | None:
         return None
     from sympy import Expr
 
-    if not isinstance(parsed, Expr) or parsed.free_symbols:
+    if not isinstance(parsed, Expr) or not parsed.is_number:  # of a matrix, evalf recurses without end
         return None
     value = parsed.evalf(40)
     return Fraction(str(value)) if value.is_Float and value.is_finite else None
