@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
@@ -211,6 +212,15 @@ DEADLINE_S = 10.0
 def pool() -> Any:
     with ScoringPool(1, DEADLINE_S, ["math"]) as made:
         yield made
+
+
+@pytest.mark.parametrize("before", [r"\boxed{5}", "The answer is 5", "The answer is $5$"])
+def test_long_white_space_around_an_alternative_costs_no_more_than_its_length(before: str) -> None:
+    gap = " " * 3900
+    started = time.process_time()
+    for between in ("", "or", ",", ", or"):
+        extract(f"{before}{gap}{between}{gap}x"[-8000:])
+    assert time.process_time() - started < 0.5
 
 
 def test_it_works_off_the_main_thread() -> None:

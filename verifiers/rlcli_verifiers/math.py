@@ -25,15 +25,15 @@ _NUMBER_AND_UNIT = re.compile(
 )
 # Between two boxes, or after one: what makes them alternatives of one answer, and what takes the first back.
 _ALTERNATIVE = re.compile(r"[\s$*().,;/]*(?:(?:or|and)\b[^.\n!?]{0,40})?", re.IGNORECASE)
-_CLOSED = r"[\s$*\\)\]]*"
+_CLOSED = r"[\s$*\\)\]]*+"  # possessive: long white space costs no more than its length
 _OTHER = (
-    r"\(?(?:or|and|maybe|possibly|perhaps|else|\s)*"
+    r"\(?(?:or|and|maybe|possibly|perhaps|else|\s)*+"
     r"(?:\$(?P<formula>[^$\n]{1,40})\$|\\\((?P<round>[^\n]{1,40}?)\\\)|\\?\$?(?P<number>-?[\d.,/]*\d(?:\s?\\?%)?))"
 )
-_OR = re.compile(rf"{_CLOSED},?\s*\(?or\b{_OTHER}", re.IGNORECASE | re.ASCII)
+_OR = re.compile(rf"{_CLOSED},?\s*+\(?or\b{_OTHER}", re.IGNORECASE | re.ASCII)
 # In a sentence also "5 and 6", "5 to 6", "5, 6, 7"; but not "5, 2 of which".
 _LISTED = re.compile(
-    rf"{_CLOSED}(?:(?P<mark>[,;/~])|,?\s*\(?(?:or|and|to)\b){_OTHER}(?(mark)(?=\W*(?:$|or\b|and\b|\d)))",
+    rf"{_CLOSED}(?:(?P<mark>[,;/~])|,?\s*+\(?(?:or|and|to)\b){_OTHER}(?(mark)(?=\W*(?:$|or\b|and\b|\d)))",
     re.IGNORECASE | re.ASCII,
 )
 _TAKEN_BACK = re.compile(
