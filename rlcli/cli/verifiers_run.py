@@ -47,6 +47,7 @@ def run_verifier(
 
       cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
     """
+    from rlcli.scoring.checking import check_loaded
     from rlcli.scoring.pool import ScoringPool
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
@@ -59,18 +60,17 @@ def run_verifier(
         target(term.ref)  # an unknown name, before a large file is read
     rows, skipped = read_rows(source, skip_bad)
     summary = Summary()
-    with (
-        ScoringPool(processes or cores(), deadline, [str(composition)], sandbox) as pool,
-        writing(output) if output else nullcontext() as write,
-        progress() as on_progress,
-    ):
-        for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
-            summary.add(verdict)
-            if write:
-                write(as_fields(row, verdict))
+    with ScoringPool(processes or cores(), deadline, [str(composition)], sandbox) as pool:
+        backend = check_loaded(pool.loaded, deadline, sandbox, "--deadline")
+        with writing(output) if output else nullcontext() as write, progress() as on_progress:
+            for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
+                summary.add(verdict)
+                if write:
+                    write(as_fields(row, verdict))
     said = _as_dict(summary, skipped)
     if as_json:
-        console.emit_json({"verifier": str(composition), "input": source, "output": output, **said})
+        asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
+        console.emit_json({**asked, **said})
     else:
         _print(said)
     if summary.failures:

@@ -11,14 +11,14 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
 from rlcli.errors import VerifierError
-from rlcli.scoring.nursery import Nursery
+from rlcli.scoring.nursery import Facts, Nursery
 from rlcli.scoring.nursery_main import MAX_REPLY_BYTES
 from rlcli.scoring.registry import target
 from rlcli.scoring.spec import Composition, parse
@@ -90,6 +90,11 @@ class ScoringPool:
             line.jobs.append(job)
             self._tickets.put(line)
         return job.future
+
+    @property
+    def loaded(self) -> Mapping[str, Facts]:
+        """What is known of the expressions that it was made with, and of those that were verified since."""
+        return self._nursery.loaded
 
     def close(self) -> None:
         """Kill all scoring processes. Futures without a result yet raise `CancelledError`. Harmless when repeated."""

@@ -13,10 +13,14 @@ VERIFIERS: Registry[Verifier] = Registry("verifier", "rlcli.verifiers")
 def target(ref: str) -> str:
     """Where `ref` leads: `module:attribute`, or `/path/to/file.py:attribute`. Loads nothing.
 
-    Raises `UnknownName` with the near names, and `ConfigError` for `auto`, whose row is not here.
+    Raises `UnknownName` with the near names, and `ConfigError` for `auto`, whose row is not here, and for a file alone.
     """
     if ref == AUTO:
         raise ConfigError("the verifier 'auto' stands for what a row names, and there is no row", "name a verifier")
+    if ref.endswith(".py"):
+        raise ConfigError(
+            f"the verifier '{ref}' is a file, and which function of it is not said", f"write {ref}:FUNCTION"
+        )
     return ref if ":" in ref else VERIFIERS.target(ref)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlcli.config.schema import VerifierSection
-from rlcli.errors import ConfigError, RunFailed, SetupError, UnknownName, VerifierError
-from rlcli.sandbox import Limits, backend_name, open_sandbox
+from rlcli.errors import ConfigError, RunFailed, UnknownName, VerifierError
+from rlcli.sandbox import backend_name
+from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import target
 from rlcli.scoring.spec import Composition, parse
@@ -19,9 +20,6 @@ MOST_TIMEOUTS = 0.5
 """A larger share of a step's verifications that are killed stops the run."""
 
 EXAMPLES = 3
-
-SPARE_S = 0.5
-"""What a verifier needs beside its own `timeout_s`, to start a program and to say how it ended."""
 
 
 def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[tuple[str, ...], str]:
@@ -38,15 +36,8 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
         _check_names(composition, first[expression])
     backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
     with contextlib.closing(Nursery(backend)) as nursery:
-        facts = [nursery.load(composition) for composition in compositions.values()]
-    for expression, one in zip(compositions, facts, strict=True):
-        if one.patience_s and one.patience_s + SPARE_S > section.deadline_s:
-            raise ConfigError(
-                f"the verifier '{expression}' waits {one.patience_s:g} s (its timeout_s) and would be killed at "
-                f"verifier.deadline_s = {section.deadline_s:g}, before it can say that a program took too long",
-                f"give --set verifier.deadline_s={one.patience_s + SPARE_S:g} or more, or a lower timeout_s",
-            )
-    return tuple(compositions), _opened(backend) if any(one.needs_sandbox for one in facts) else ""
+        loaded = {name: nursery.load(composition) for name, composition in compositions.items()}
+    return tuple(compositions), check_loaded(loaded, section.deadline_s, backend, "verifier.deadline_s")
 
 
 def _check_names(composition: Composition, row: str) -> None:
@@ -55,18 +46,6 @@ def _check_names(composition: Composition, row: str) -> None:
             target(term.ref)
         except UnknownName as error:
             raise VerifierError(f"{error.message} (row {row})", error.mend) from None
-
-
-def _opened(backend: str) -> str:
-    """The name of the backend that `backend` leads to, once it has run a program."""
-    if not backend.startswith(("http://", "https://")):
-        return open_sandbox(backend).name
-    from rlcli.sandbox.fusion import FusionJudge
-
-    hello = FusionJudge(backend).scripts("print('hello')", [{"input": "", "output": "hello"}], Limits(), False)
-    if not hello.right:
-        raise SetupError(f"the sandbox {backend} does not run a program: {hello.detail}", "see its own log")
-    return backend
 
 
 def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]:

@@ -75,6 +75,7 @@ def test_show_takes_a_file_and_an_expression(capsys: pytest.CaptureFixture[str])
         ("auto", "name one"),
         (f"{FAULTY}:souund", "did you mean"),
         ("no/such/file.py:verify", "there is no file"),
+        ("my/file.py", "write my/file.py:FUNCTION"),
     ],
 )
 def test_show_refuses_what_there_is_not(capsys: pytest.CaptureFixture[str], name: str, said: str) -> None:
@@ -199,6 +200,9 @@ def test_run_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixtur
         (("gsm8k", "--input", str(torn)), "cannot read"),
         (("gsm8k", "--input", source, "--output", "-", "--json"), "both want standard output"),
         (("auto", "--input", source), "auto"),
+        (("code", "--input", source, "--sandbox", "bwarp"), "no sandbox is called 'bwarp'"),
+        (("code", "--input", source, "--deadline", "4"), "killed at --deadline = 4, before"),
+        (("code(score=some)", "--input", source), "should be 'all' or 'share'"),
     ):
         assert said in rlcli(capsys, "run", *words, expect=2)[1]
 

@@ -114,8 +114,6 @@ def test_the_share_of_passed_tests_can_be_the_score() -> None:
     assert (verdict.score, verdict.outcome, verdict.parts) == (0.5, Outcome.WRONG, {"passed": 0.5})
     assert judge(fenced(RIGHT), CHECK, score="share").parts == {"passed": 1.0}
     assert judge(fenced(RIGHT), truth).score == 0.0
-    with pytest.raises(ValueError, match="score='some'"):
-        judge(fenced(RIGHT), truth, score="some")
 
 
 SUM = "def f(a, b):\n    return a + b"

@@ -32,7 +32,7 @@ def backend() -> str:
 def test_every_expression_is_loaded_once_and_no_sandbox_opened_for_those_that_run_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rlcli.trainer.verifying.open_sandbox", lambda name: pytest.fail("nobody needs it"))
+    monkeypatch.setattr("rlcli.scoring.checking.open_sandbox", lambda name: pytest.fail("nobody needs it"))
     found = check_verifiers(rows("regex(pattern=x)", "gsm8k + 0.1 * format", "gsm8k + 0.1 * format"), VerifierSection())
     assert found == (("gsm8k + 0.1 * format", "regex(pattern=x)"), "")
 
@@ -73,7 +73,7 @@ def test_a_sandbox_that_cannot_be_had_ends_the_run_at_once(monkeypatch: pytest.M
     def fails(name: str) -> Any:
         raise SetupError(f"{name} is not here", "install it")
 
-    monkeypatch.setattr("rlcli.trainer.verifying.open_sandbox", fails)
+    monkeypatch.setattr("rlcli.scoring.checking.open_sandbox", fails)
     with pytest.raises(SetupError, match="bwrap is not here; install it"):
         check_verifiers(rows("code"), VerifierSection(sandbox="bwrap"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from typing import Literal
 
 from rlcli.errors import SetupError
 from rlcli.sandbox.judge import open_judge
@@ -29,7 +30,9 @@ _STATEMENT = re.compile(
 )
 
 
-def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 512, score: str = "all") -> Verdict:
+def verify(
+    request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 512, score: Literal["all", "share"] = "all"
+) -> Verdict:
     """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
 
     The program is the last fenced block of Python after </think>, else the last one that names no language; where
@@ -43,8 +46,6 @@ def verify(request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 5
     Raises `SetupError` where no sandbox works, `ValueError` for a ground truth that cannot be read or whose tests can
     judge no program, `RuntimeError` where the sandbox fails.
     """
-    if score not in ("all", "share"):
-        raise ValueError(f"score={score!r} is neither all nor share")
     truth = read_truth(request.ground_truth, request.extra_info)
     program = extract(request.completion)
     if program is None:

@@ -17,6 +17,7 @@ from rlcli.scoring.audit.forms import OWN, Form, accepted, bare, choose, stating
 from rlcli.scoring.audit.probes import Case, Group, Probe
 from rlcli.scoring.audit.report import END_CHARS, Determinism, Latency, Report, Surprise, Tally
 from rlcli.scoring.audit.subject import Subject, subject
+from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.pool import ScoringPool
 from rlcli.scoring.registry import of_row
 from rlcli.scoring.spec import parse
@@ -75,6 +76,7 @@ def audit(
     subjects = _subjects(verifier, rows, data)
     expressions = sorted({one.expression for one in subjects})
     with ScoringPool(options.processes, options.deadline_s, expressions, options.sandbox) as pool:
+        check_loaded(pool.loaded, options.deadline_s, options.sandbox, "--deadline")
         run = _Audit(rows, subjects, pool, options, on_progress)
         run.gold()
         run.mutated()

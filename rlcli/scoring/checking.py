@@ -1,0 +1,40 @@
+"""What loaded verifiers need before they score: a deadline that lets them speak, and a sandbox for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlcli.errors import ConfigError, SetupError
+from rlcli.sandbox import Limits, backend_name, open_sandbox
+from rlcli.scoring.nursery import Facts
+
+SPARE_S = 0.5
+"""What a verifier needs beside its own `timeout_s`, to start a program and to say how it ended."""
+
+
+def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, setting: str) -> str:
+    """The name of the sandbox's backend, seen to run a program here; empty where no expression of `loaded` needs one.
+
+    sandbox: the backend that is asked for; empty: as the environment says. setting: what the user calls the deadline.
+    Raises `ConfigError` for a `timeout_s` that the deadline cuts short, `SetupError` where the sandbox cannot be had.
+    """
+    for expression, one in loaded.items():
+        if one.patience_s and one.patience_s + SPARE_S > deadline_s:
+            raise ConfigError(
+                f"the verifier '{expression}' waits {one.patience_s:g} s (its timeout_s) and would be killed at "
+                f"{setting} = {deadline_s:g}, before it can say that a program took too long",
+                f"raise it to {one.patience_s + SPARE_S:g} or more, or give a lower timeout_s",
+            )
+    return _opened(backend_name(sandbox)) if any(one.needs_sandbox for one in loaded.values()) else ""
+
+
+def _opened(backend: str) -> str:
+    """The name of the backend that `backend` leads to, once it has run a program."""
+    if not backend.startswith(("http://", "https://")):
+        return open_sandbox(backend).name
+    from rlcli.sandbox.fusion import FusionJudge
+
+    hello = FusionJudge(backend).scripts("print('hello')", [{"input": "", "output": "hello"}], Limits(), False)
+    if not hello.right:
+        raise SetupError(f"the sandbox {backend} does not run a program: {hello.detail}", "see its own log")
+    return backend
