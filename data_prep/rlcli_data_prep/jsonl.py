@@ -33,12 +33,12 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     """The question (a text, or chat messages), the ground truth (a text or number, else its JSON), and what else
     `columns` names, in `extra_info` under our name."""
     columns = dict(options.columns)
-    messages = chat(row, columns.pop("prompt", "prompt"))
+    messages = chat(row, _there(row, columns.pop("prompt", "prompt"), "prompt"))
     if options.instruction:
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
     # The question's answer, or as the written row calls it; with both, `answer` is one more column for extra_info.
-    truth = _truth(row, columns.pop("ground_truth", "") or columns.pop("answer", "answer"))
+    truth = _truth(row, _there(row, columns.pop("ground_truth", "") or columns.pop("answer", "answer"), "answer"))
     return Prompt(
         id="",
         messages=messages,
@@ -71,6 +71,14 @@ def chat(row: Mapping[str, Any], column: str) -> tuple[Message, ...]:
         if not isinstance(message, Mapping):
             raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give texts of role and content")
     return tuple({"role": text(message, "role"), "content": text(message, "content")} for message in value)
+
+
+def _there(row: Mapping[str, Any], column: str, ours: str) -> str:
+    """`column`. Raises `DataError` where the row lacks it: the mapping is then more likely to be wrong than the row."""
+    if column not in row:
+        has = ", ".join(map(str, row)) or "nothing"
+        raise DataError(f"no column '{column}' (the row has {has})", f"say which it is with --columns {ours}=THEIRS")
+    return column
 
 
 def _truth(row: Mapping[str, Any], column: str) -> str:

@@ -63,7 +63,8 @@ def _dataset(task: str, seed: int, size: int) -> Any:
     except ModuleNotFoundError as error:
         raise SetupError(f"not installed: {error.name}", "uv pip install 'rlcli[reasoning-gym]'") from error
     if task not in DATASETS:
-        raise ConfigError(f"--task = {task or 'nothing'}: no task of reasoning_gym", near(task, DATASETS))
+        said = f"--task = {task}: no task of reasoning_gym" if task else "--task is not given"
+        raise ConfigError(said, near(task, DATASETS))
     try:
         dataset = create_dataset(task, seed=seed, size=size)
         entry = dataset[0]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rlcli.types import Converter, Prompt
 
 FORMATS = ("verl", "trl")
+FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz")
 SOURCE, ROWS, OUTPUT = "The source", "Which rows", "The output"
 
 
@@ -231,7 +232,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     _refuse_unread(name, converter, options)
     if options.verifier is not None:
         _refuse_verifier(options.verifier)
-    if "source" in converter.options and not (options.source and Path(options.source).expanduser().exists()):
+    if _asks_the_hub(converter, options.source):
         offline_unless_reachable(lambda note: typer.echo(note, err=True))
     with progress() as on_progress:
         made = prepare(converter, options, plan, on_progress)
@@ -256,6 +257,14 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
     if older:
         console.plain(f"left as before in {out}: {', '.join(older)}")
     _show(example)
+
+
+def _asks_the_hub(converter: Converter, source: str | None) -> bool:
+    """Whether rows may come from there: from what is neither generated nor here nor the name of a file."""
+    if "source" not in converter.options or (source and Path(source).expanduser().exists()):
+        return False
+    name = source or converter.source
+    return "/" in name and Path(name).suffix not in FILES
 
 
 def _refuse_unread(name: str, converter: Converter, options: ConvertOptions) -> None:

@@ -305,8 +305,12 @@ def test_jsonl_and_hf_say_what_they_lack(tmp_path: Path) -> None:
             converter.read(ConvertOptions(source=str(file)))
     with pytest.raises(DataError, match="no such file or folder: openai/gsm8k; of a hub dataset, use: rlcli prep hf"):
         jsonl.read(ConvertOptions(source="openai/gsm8k", verifier="math"))
-    with pytest.raises(DataError, match=r"no text in column 'prompt' \(the row has q\)"):
+    with pytest.raises(
+        DataError, match=r"no column 'prompt' \(the row has q\); say which it is with --columns prompt="
+    ):
         prompts(jsonl.CONVERTER, file, verifier="math")
+    with pytest.raises(DataError, match=r"no column 'answer' .*--columns answer=THEIRS"):
+        prompts(jsonl.CONVERTER, file, verifier="math", columns={"prompt": "q"})
     columns = {"prompt": "q", "answer": "q", "topic": "about"}
     with pytest.raises(DataError, match=r"no column 'about' \(the row has q\)"):
         prompts(jsonl.CONVERTER, file, verifier="math", columns=columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -212,6 +213,27 @@ def test_what_prep_cannot_do_is_refused_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(kind, match=named):
         run(*words)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["jsonl", "--source", "none/rows.jsonl.gz", "--verifier", "math"], False),
+        (["gsm8k", "--source", "none.parquet"], False),
+        (["gsm8k", "--source", "some/dataset"], True),
+        (["gsm8k"], True),
+    ],
+)
+def test_the_hub_is_asked_only_where_rows_may_be_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], asked: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "", "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "rlcli.cli.main", "prep", *words]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert ("cannot be reached" in done.stderr) is asked
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -51,7 +52,8 @@ def verify(request: VerifyRequest) -> Verdict:
 
 def preload() -> None:
     """Import reasoning_gym, where it is installed, before scoring processes are forked."""
-    with contextlib.suppress(ModuleNotFoundError):  # said when a row asks for it
+    with contextlib.suppress(ModuleNotFoundError), warnings.catch_warnings():  # said when a row asks for it
+        warnings.simplefilter("ignore", SyntaxWarning)  # of one of its dependencies
         import reasoning_gym  # noqa: F401
 
 
