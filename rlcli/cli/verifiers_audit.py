@@ -36,9 +36,11 @@ def audit_verifier(
 ) -> None:
     """Try a verifier on a dataset's right answers and on what is made of them, and say whether it passes.
 
-    Right answers must score 1, in other forms too; wrong ones, retracted ones and known exploits must not. Exit code 1:
-    a right answer is refused, a wrong one or an exploit is accepted or crashes the verifier, or verdicts change when
-    asked again. Refused equivalents and accepted hedges are warnings, which --strict makes failures.
+    Right answers must score 1, in other forms too; wrong ones, retracted ones
+    and known exploits must not. Exit code 1: a right answer is refused, a wrong
+    one or an exploit is accepted or crashes the verifier, or verdicts change
+    when asked again. Refused equivalents and accepted hedges are warnings,
+    which --strict makes failures.
 
     Examples:
 

@@ -33,7 +33,7 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
     first = {row.verifier: row.id for row in reversed(rows)}
     compositions = {expression: parse(expression) for expression in sorted(first)}
     for expression, composition in compositions.items():
-        _check_names(composition, first[expression])
+        _check_names(composition, first[expression] if parse(section.name).names_rows_own else "")
     backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
     with contextlib.closing(Nursery(backend)) as nursery:
         loaded = {name: nursery.load(composition) for name, composition in compositions.items()}
@@ -41,11 +41,12 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
 
 
 def _check_names(composition: Composition, row: str) -> None:
+    """Raise `VerifierError` for a verifier that there is not. row: the first that names it; empty: the user did."""
     for term in composition.terms:
         try:
             target(term.ref)
         except UnknownName as error:
-            raise VerifierError(f"{error.message} (row {row})", error.mend) from None
+            raise VerifierError(error.message + (f" (row {row})" if row else ""), error.mend) from None
 
 
 def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]:

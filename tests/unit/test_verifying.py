@@ -52,6 +52,12 @@ def test_a_verifier_that_cannot_be_had_is_refused(verifier: str, error: type[Exc
         check_verifiers(rows("gsm8k", verifier), VerifierSection())
 
 
+def test_no_row_is_blamed_for_a_verifier_that_the_user_names() -> None:
+    with pytest.raises(VerifierError) as caught:
+        check_verifiers(rows("mathh"), VerifierSection(name="mathh"))
+    assert str(caught.value).startswith("no verifier is called 'mathh'; did you mean math")
+
+
 @pytest.mark.parametrize(("verifier", "deadline_s"), [("code", 4.2), ("code(timeout_s=10) + 0.1 * format", 5.0)])
 def test_a_deadline_that_cuts_a_verifiers_own_short_is_refused(verifier: str, deadline_s: float) -> None:
     with pytest.raises(ConfigError, match=r"\(its timeout_s\) and would be killed at verifier.deadline_s = "):
