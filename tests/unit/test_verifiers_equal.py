@@ -324,6 +324,7 @@ WRONG = [
     ("<answer>5</answer><answer>6</answer>", "5"),
     ("<answer>5\nor 6</answer>", "5"),
     (r"\boxed{5} <answer>6</answer>", "5"),
+    (r"<answer>5</answer> So \boxed{6}.", "5"),
     (r"<think>\boxed{5}</think>The answer is 6.", "5"),
 ]
 

@@ -88,10 +88,12 @@ def extract(text: str) -> list[str]:
     """The final answer that a text states; several where it offers alternatives; none where it states nothing.
 
     What comes last counts: a text may correct itself. Only what follows the last `</think>` does, and where an
-    `<answer>` is closed, only what the last one holds.
+    `<answer>` is closed and no box follows, only what the last one holds.
     """
     text = after_thinking(text)
     tagged = last_tag(text)
+    if boxes(text.rpartition("</answer>")[2]):
+        tagged = None  # a box after it is later
     if tagged is not None:
         text = tagged
     found = boxes(text)

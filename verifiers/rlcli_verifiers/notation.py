@@ -77,8 +77,7 @@ class Measure(NamedTuple):
 def clean(text: str) -> str:
     r"""One spelling: `\dfrac12` and `\tfrac 1 2` as `\frac{1}{2}`, `10{,}000` as `10000`, no sizes, no thin spaces."""
     text = text.translate(_SIGNS).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
-    text = re.sub(r"\s*(?:\{,\})\s*\\!", "{,}", text)
-    text = _GROUPED.sub("", _GROUPED.sub("", text))
+    text = _GROUPED.sub("", text)
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text.replace(r"\$", "\\text{$}")).replace("\\text{ }", " ")
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
