@@ -297,6 +297,7 @@ RIGHT = [
     (r"<think>\boxed{4}</think><answer>The answer is \boxed{5}.</answer>", "5"),
     ("<answer>Tuesday</answer>", r"\text{Tuesday}"),
     (r"<think>\boxed{4}</think>The answer is 5.", "5"),
+    (r"so $J$ must be $\boxed{120}$ (or else $J$ would have more than 16 factors).", "120"),
 ]
 
 WRONG = [
@@ -307,6 +308,7 @@ WRONG = [
     (r"\boxed{42}\boxed{41}", "42"),
     (r"\boxed{42} \boxed{41}", "41"),
     (r"\boxed{42} or 43", "42"),
+    (r"\boxed{42} or else 43", "42"),
     (r"\boxed{42}. No wait, it is 41.", "42"),
     ("the answer is 42 or 43", "42"),
     ("the answer is $42$ or $43$", "42"),

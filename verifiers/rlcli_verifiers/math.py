@@ -30,7 +30,9 @@ _OTHER = (
     r"\(?(?:or|and|maybe|possibly|perhaps|else|\s)*+"
     r"(?:\$(?P<formula>[^$\n]{1,40})\$|\\\((?P<round>[^\n]{1,40}?)\\\)|\\?\$?(?P<number>-?[\d.,/]*\d(?:\s?\\?%)?))"
 )
-_OR = re.compile(rf"{_CLOSED},?\s*+\(?or\b{_OTHER}", re.IGNORECASE | re.ASCII)
+# "120 (or else $J$ would have more factors)" gives a reason, and no other answer.
+_REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
+_OR = re.compile(rf"{_CLOSED},?\s*+\(?or\b{_REASON}{_OTHER}", re.IGNORECASE | re.ASCII)
 # In a sentence also "5 and 6", "5 to 6", "5, 6, 7"; but not "5, 2 of which".
 _LISTED = re.compile(
     rf"{_CLOSED}(?:(?P<mark>[,;/~])|,?\s*+\(?(?:or|and|to)\b){_OTHER}(?(mark)(?=\W*(?:$|or\b|and\b|\d)))",
