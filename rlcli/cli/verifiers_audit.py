@@ -84,7 +84,8 @@ def _print(report: Report) -> None:
     )
     for line in [*(f"note: {note}" for note in report.notes), *(f"warning: {warning}" for warning in report.warnings)]:
         console.plain(line)
-    console.plain("PASS" if report.passed else f"FAIL: {'; '.join(report.faults)}")
+    noted = f" (warnings: {len(report.warnings)})" if report.warnings else ""
+    console.plain(f"PASS{noted}" if report.passed else f"FAIL: {'; '.join(report.faults)}")
 
 
 def _print_tallies(tallies: tuple[Tally, ...]) -> None:
