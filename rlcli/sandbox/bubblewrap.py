@@ -35,14 +35,15 @@ class Bubblewrap(base.Sandbox):
 
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
         folder = None if self.sized_tmpfs else PrivateFolder()
+        where = working_directory()
         room = ["--bind", folder.path] if folder else ["--size", str(limits.disk_bytes), "--tmpfs"]
-        variables = [word for pair in base.environment("/tmp").items() for word in ("--setenv", *pair)]
+        variables = [word for pair in base.environment(where).items() for word in ("--setenv", *pair)]
 
         def exceeds_disk(pid: int) -> bool:
-            return folder.exceeds(limits.disk_bytes, pid) if folder else _too_many_files(f"/proc/{pid}/root/tmp")
+            return folder.exceeds(limits.disk_bytes, pid) if folder else _too_many_files(f"/proc/{pid}/root{where}")
 
         return Launch(
-            command=[*self.options, *variables, *room, "/tmp", "--chdir", "/tmp", "--", *base.interpreter()],
+            command=[*self.options, *variables, *room, where, "--chdir", where, "--", *base.interpreter()],
             order=base.order(main, limits, keep_metadata=False, bare=False),
             environment={},
             cwd="/",
@@ -99,7 +100,13 @@ def _options(optional: Sequence[str]) -> list[str]:
         options += ["--dev-bind", path, path]
     # No /proc: by it, the memory of bubblewrap's own first process, which has no filter, could be reached.
     # The root is a tmpfs without a bound; the working directory is mounted on it afterwards.
-    return [*options, "--dir", "/tmp", "--remount-ro", "/"]
+    return [*options, "--dir", working_directory(), "--remount-ro", "/"]
+
+
+@cache
+def working_directory() -> str:
+    """/tmp, which programs expect to write to; another where packages lie beneath it, which it would hide."""
+    return "/box" if any(path.startswith("/tmp/") for path in places.libraries()) else "/tmp"
 
 
 def _said(path: str, option: str) -> str:

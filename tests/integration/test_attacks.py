@@ -32,7 +32,9 @@ def cases(pool: bool) -> Iterator[Any]:
         for number, attack in enumerate(chosen):
             alternates = pool or attack.group in JUDGE
             repeats = attack.again or (alternates and number % 2 != turn)
-            yield pytest.param(backend, attack, id=f"{backend}-{attack.id}", marks=[pytest.mark.exhaustive] if repeats else [])
+            yield pytest.param(
+                backend, attack, id=f"{backend}-{attack.id}", marks=[pytest.mark.exhaustive] if repeats else []
+            )
 
 
 def held(backend: str) -> Campaign:
