@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -19,6 +20,8 @@ from rlcli.trainer.run_folder import RunFolder
 pytestmark = pytest.mark.timeout(600)
 
 DEADLINE_S = 120.0
+AGAIN = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
+"""The other signal, which takes the same way."""
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -61,7 +64,7 @@ def assert_gone(family: list[psutil.Process]) -> None:
     assert not alive, [process.cmdline() for process in alive]
 
 
-@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1")])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), AGAIN(signal.SIGTERM, "1")])
 def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
     number: signal.Signals, workers: str, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
@@ -81,7 +84,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
     assert_gone(family)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [AGAIN(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_before_the_first_step_leaves_at_once_and_the_folder_can_be_used_again(
     number: signal.Signals, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:

@@ -253,7 +253,7 @@ def outcomes(rows: list[tuple[str, str, Any]]) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize("backend", ["bwrap", "landlock"])
-@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_reference_solutions_pass_and_their_hulls_do_not(
     backend: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
