@@ -51,7 +51,7 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
     }
     known["parts"], weights = _parts(samples, rewards, batch.part_weights)
     if algorithm.needs_baselines:
-        known["baselines"] = torch.tensor([batch.baselines[s.prompt] for s in samples], dtype=torch.float64)
+        known["baselines"] = torch.tensor([batch.baselines[s.prompt].score for s in samples], dtype=torch.float64)
     if algorithm.advantages_before_tokens:
         known["advantages"] = algorithm.response_advantages({**known, "weights": weights})
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))

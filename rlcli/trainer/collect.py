@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcli.data.prompts import TokenizedPrompts
-from rlcli.types import Sample
+from rlcli.types import Sample, Verdict
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
 from rlcli.workers.work import Progress, PromptTask
@@ -23,7 +23,7 @@ class Collected:
 
     samples: ordered by prompt, then sample, whoever generated them. shards: references to their tokens, as
     `Sample.shard` counts them. generate_s: of the slowest worker; verify_s: its wait for verdicts after generation had
-    ended; both summed over rounds. baselines: prompt → score of the greedy response to it, where one was asked for.
+    ended; both summed over rounds. baselines: prompt → verdict on the greedy response to it, where one was asked for.
 
     Of a step with dynamic sampling, where the samples are not all that was generated, nor all generated now:
     rounds: of generation. generated: samples of this step in all, dropped ones and those that wait included;
@@ -38,7 +38,7 @@ class Collected:
     shards: list[Any]
     generate_s: float
     verify_s: float
-    baselines: dict[int, float] = field(default_factory=dict)
+    baselines: dict[int, Verdict] = field(default_factory=dict)
     rounds: int = 0
     generated: int = 0
     generated_score: float = 0.0
@@ -79,7 +79,7 @@ def collect(
         else:
             reports.append(item)
     samples = sorted((s for report in reports for s in report.samples), key=lambda s: (s.prompt, s.sample))
-    baselines = {prompt: score for report in reports for prompt, score in report.baselines.items()}
+    baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
     assert len(samples) + len(baselines) == total, f"of {total} responses {len(samples)} + {len(baselines)} came back"
     shards = [shard for (shard,) in workers.take_shard()]
     slowest = max(reports, key=lambda report: report.generate_s + report.verify_s)

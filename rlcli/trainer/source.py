@@ -16,7 +16,7 @@ from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
 from rlcli.trainer.verifying import Failures, part_weights
-from rlcli.types import Prompt, Sample
+from rlcli.types import Prompt, Sample, Verdict
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
 
@@ -31,12 +31,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one prompt. shard: reference to their tokens. baseline: score of the greedy response, if any.
+    """The samples of one prompt. shard: reference to their tokens. baseline: verdict on the greedy response, if any.
     step: in which they were generated."""
 
     samples: list[Sample]
     shard: Any
-    baseline: float | None
+    baseline: Verdict | None
     step: int
 
 
@@ -60,6 +60,8 @@ class _Rounds:
         self.scores += [s.verdict.score for s in round.samples]
         for s in round.samples:
             self.failures.add(prompts[s.prompt], s.verdict)
+        for prompt, verdict in round.baselines.items():
+            self.failures.add(prompts[prompt], verdict)
         self.asked += len(round.samples) + len(round.baselines)
         self.tokens += round.generated_tokens
         self.generate_s += round.generate_s

@@ -83,7 +83,7 @@ class RolloutRole:
                 said, unsaid = time.monotonic(), 0
         generated = time.monotonic()
         samples = [self._sample(item) for item in pending]
-        baselines = {prompt: verdict.result().score for prompt, verdict in greedy.items()}
+        baselines = {prompt: verdict.result() for prompt, verdict in greedy.items()}
         verified = time.monotonic()
         yield Progress(unsaid)
         self._texts = [self._record(item, sample) for item, sample in zip(pending, samples, strict=True)]

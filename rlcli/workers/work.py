@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlcli.types import Prompt, Sample
+from rlcli.types import Prompt, Sample, Verdict
 
 Role = Literal["policy", "critic", "process_reward", "engine"]
 """What a worker may host."""
@@ -33,14 +33,14 @@ class PromptTask:
 @dataclass(frozen=True)
 class RolloutReport:
     """What one worker generated and verified; its tokens are asked for apart (`Worker.take_shard`). generate_s: until
-    the last response was finished; verify_s: how long verdicts were still awaited after that. baselines: prompt → score
-    of its greedy response, where one was asked for."""
+    the last response was finished; verify_s: how long verdicts were still awaited after that. baselines: prompt →
+    verdict on its greedy response, where one was asked for."""
 
     rank: int
     samples: list[Sample]
     generate_s: float
     verify_s: float
-    baselines: dict[int, float] = field(default_factory=dict)
+    baselines: dict[int, Verdict] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

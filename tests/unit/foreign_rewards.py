@@ -38,6 +38,10 @@ def compute_score_dapo(data_source, solution_str, ground_truth, extra_info, **kw
     }
 
 
+def compute_score_with_notes(data_source, solution_str, ground_truth, extra_info=None):  # type: ignore[no-untyped-def]
+    return 1.0, {"notes": "verl takes the first"}
+
+
 async def compute_score_judged(data_source, solution_str, ground_truth, extra_info):  # type: ignore[no-untyped-def]
     await asyncio.sleep(0.05)
     return {"score": 0.5, "reason": "half right"}

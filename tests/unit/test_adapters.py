@@ -39,6 +39,11 @@ def test_verls_compute_score_gives_a_number(pool: ScoringPool) -> None:
     assert "NotImplementedError: Reward function is not implemented for data_source='elsewhere'" in unknown.detail
 
 
+def test_of_a_tuple_the_first_item_counts_as_in_verl(pool: ScoringPool) -> None:
+    verdict = ask(pool, "compute_score_with_notes")
+    assert (verdict.score, verdict.outcome) == (1.0, Outcome.OK)
+
+
 def test_verls_dict_gives_parts_answer_and_whether_it_is_right(pool: ScoringPool) -> None:
     wrong = ask(pool, "compute_score_dapo(strict_box_verify=true)", "Answer: 41")
     assert (*said(wrong), wrong.answer) == (-1.0, Outcome.WRONG, "41")

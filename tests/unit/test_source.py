@@ -45,6 +45,7 @@ class Workers:
         self.score, self.count, self.tensor_parallel = score, count, tensor_parallel
         self.version = 1
         self.outcome = Outcome.OK
+        self.greedy_outcome = Outcome.OK
         self.rounds: list[list[PromptTask]] = []
         self.calls: list[RolloutCall] = []
         self.taken: list[Shard | None] = [None] * count
@@ -74,7 +75,11 @@ class Workers:
                 )
                 samples.append(Sample(task.prompt, index, rank, row, 4, 3, "stop", verdict, self.version))
         self.shards.append(weakref.ref(shard))
-        baselines = {task.prompt: 10.0 + self.score(task.source.id, -1) for task in tasks if task.greedy}
+        baselines = {
+            task.prompt: Verdict(10.0 + self.score(task.source.id, -1), self.greedy_outcome, detail="greedy")
+            for task in tasks
+            if task.greedy
+        }
         self.taken[rank] = shard if samples else None
         return RolloutReport(rank, samples[::-1], 1.0, 0.5, baselines)
 
@@ -325,6 +330,13 @@ def test_what_is_sampled_does_not_depend_on_the_layout_of_the_workers(
         assert all(good[number(prompt_id) % 7] for *_, prompt_id, _ in samples)
 
 
+def test_a_greedy_baseline_whose_verification_crashed_is_no_zero() -> None:
+    workers = Workers(lambda prompt_id, sample: 1.0)
+    workers.greedy_outcome = Outcome.CRASH
+    with pytest.raises(RunFailed, match=r"4 of 12 verifications crashed.*«greedy»"):
+        source_of(workers, greedy=True).take(1)
+
+
 def test_greedy_baselines_stay_with_their_group() -> None:
     def score(prompt_id: str, sample: int) -> float:
         """Of the greedy response (sample −1) the row's number."""
@@ -340,8 +352,20 @@ def test_greedy_baselines_stay_with_their_group() -> None:
         on_progress=lambda done, total: heard.append((done, total)),
     )
     first, second = source.take(1), source.take(2)
-    assert (rows_of(first), first.baselines) == ([1, 3, 5, 7], {0: 11.0, 1: 13.0, 2: 15.0, 3: 17.0})
-    assert (rows_of(second), second.baselines) == ([9, 11, 13, 15], {0: 19.0, 1: 21.0, 2: 23.0, 3: 25.0})
+    assert rows_of(first) == [1, 3, 5, 7]
+    assert {prompt: verdict.score for prompt, verdict in first.baselines.items()} == {
+        0: 11.0,
+        1: 13.0,
+        2: 15.0,
+        3: 17.0,
+    }
+    assert rows_of(second) == [9, 11, 13, 15]
+    assert {prompt: verdict.score for prompt, verdict in second.baselines.items()} == {
+        0: 19.0,
+        1: 21.0,
+        2: 23.0,
+        3: 25.0,
+    }
     assert (first.generated, len(first.samples)) == (16, 8)  # 6 and 2 prompts; greedy responses are not counted
     assert heard[:4] == [(9, 18), (18, 18), (21, 24), (24, 24)]  # three responses a prompt, round after round
 
@@ -402,7 +426,7 @@ def test_a_worker_scores_the_greedy_response_and_keeps_it_out_of_samples_shard_a
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
     assert sum(item.finished for item in progress if isinstance(item, Progress)) == 5
     assert isinstance(report, RolloutReport)
-    assert report.baselines == {0: 0.0}
+    assert report.baselines == {0: Verdict(0.0, Outcome.OK)}
     assert sorted((s.prompt, s.sample) for s in report.samples) == [(0, 0), (0, 1), (3, 0), (3, 1)]
     shard = role.take_shard()
     assert shard is not None
