@@ -46,8 +46,8 @@ def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
 
 
 def _of_verl(result: Any) -> Verdict:
-    """`acc` says whether the response is right, `pred` is the answer, other numbers are parts; of a tuple verl takes the
-    first item."""
+    """`acc` says whether the response is right, `pred` is the answer, other numbers are parts. Of a tuple, verl takes
+    the first item."""
     if isinstance(result, list | tuple) and result:
         return _verdict(result[0])
     if not isinstance(result, Mapping):
