@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RlcliError(Exception):
     """A failure that the user can mend: printed as one line, without a traceback, with exit code 2.
@@ -19,7 +21,7 @@ class RlcliError(Exception):
         self.mend = mend
         super().__init__(f"{message}; {mend}" if mend else message)
 
-    def __reduce__(self) -> tuple[type[RlcliError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process boundaries (Ray, the scoring pool); the default would lose `mend`.
         return type(self), (self.message, self.mend)
 
@@ -53,6 +55,21 @@ class EndpointError(RlcliError):
 
 
 class RunFailed(RlcliError):
-    """A run that had started and had to stop: a worker died, the canary fell silent. Exit code 1."""
+    """A run that had started and had to stop: a worker died, the canary fell silent. Exit code 1.
+
+    retry: the cause is outside the run (a process was killed, a machine went), so that going on from the last
+    checkpoint may help.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, mend: str = "", *, retry: bool = False) -> None:
+        super().__init__(message, mend)
+        self.retry = retry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _run_failed, (self.message, self.mend, self.retry)
+
+
+def _run_failed(message: str, mend: str, retry: bool) -> RunFailed:
+    return RunFailed(message, mend, retry=retry)

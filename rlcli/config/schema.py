@@ -188,6 +188,11 @@ class Train(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
         default=1.0, description="Gradients are clipped to this global norm."
     )
+    deterministic: bool = Field(
+        default=False,
+        description="The same bits on every run of the same seed, on the same layout and machine: one thread a worker "
+        "on CPUs, deterministic kernels on GPUs.",
+    )
 
 
 class Lora(Section):
@@ -239,6 +244,30 @@ class Cluster(Section):
 class Checkpoint(Section):
     every: Annotated[int, Field(ge=0)] = Field(default=50, description="Steps between checkpoints; 0: only at the end.")
     keep: Positive = Field(default=2, description="Checkpoints kept, the newest first.")
+    keep_best: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Checkpoints kept besides: those with the best pass@1 in an evaluation of their step."
+    )
+    keep_every: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Checkpoints kept besides: those of every N-th step; 0: none."
+    )
+
+
+class FaultTolerance(Section):
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        default=3, description="How often a run that a process or machine has failed goes on from its last checkpoint."
+    )
+    stall_s: Annotated[float, Field(ge=1.0)] = Field(
+        default=1800.0,
+        description="Seconds without progress of a worker, after which its stack is dumped and it fails.",
+    )
+    on_bad_update: Literal["skip", "rollback", "stop"] = Field(
+        default="skip",
+        description="What follows a gradient that is not finite or above bad_grad_norm: leave out that update, go back "
+        "to the last checkpoint with other prompts, or stop. The batch is saved.",
+    )
+    bad_grad_norm: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=None, description="Gradient norm, before clipping, above which an update is bad; unset: no bound."
+    )
 
 
 class Evaluation(Section):
@@ -256,7 +285,7 @@ class Evaluation(Section):
 
 
 class Tracking(Section):
-    trackers: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+    trackers: tuple[Literal["wandb", "tensorboard", "mlflow", "swanlab", "trackio"], ...] = Field(
         default=(), description="Trackers beside metrics.jsonl."
     )
     project: str = Field(default="rlcli", description="Project name in the tracker.")
@@ -278,6 +307,7 @@ class RunConfig(Section):
     verifier: VerifierSection = VerifierSection()
     cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
+    fault_tolerance: FaultTolerance = FaultTolerance()
     evaluation: Evaluation = Evaluation()
     tracking: Tracking = Tracking()
 

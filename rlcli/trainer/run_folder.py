@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -23,8 +24,13 @@ from rlcli.files import replacing
 
 LOCK = ".lock"
 """Marks a folder as a run's; held with flock while the run lives, so it falls free however the run ends."""
+EVENTS = "events.jsonl"
+PLACE = ".place"
+"""Where the run is: step and phase, as JSON padded to PLACE_BYTES."""
+PLACE_BYTES = 256
 LAYOUT = (
     *("config.toml", "environment.json", "metrics.jsonl", "samples", "evaluations", "checkpoints", "logs"),
+    *(EVENTS, "exports", "bad-batches"),
     *("wandb", "tensorboard"),
 )
 PACKAGES = (
@@ -51,6 +57,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
         self._metrics = path / "metrics.jsonl"
+        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, 0o644)
 
     @classmethod
     def create(cls, path: Path, force: bool = False, facts: Mapping[str, Any] | None = None) -> RunFolder:
@@ -106,10 +113,23 @@ class RunFolder:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    def event(self, kind: str, **facts: Any) -> None:
+        """Add one line to events.jsonl: what happened to the run, and when (seconds since 1970)."""
+        line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
+        with (self.path / EVENTS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def at(self, step: int, phase: str) -> None:
+        """Note where the run is, for whoever finds it dead. One small write, in place."""
+        note = json.dumps({"step": step, "phase": phase, "time": round(time.time(), 3), "pid": os.getpid()})
+        with suppress(OSError):
+            os.pwrite(self._place, note.ljust(PLACE_BYTES).encode(), 0)
+
     def close(self) -> None:
         """Let go of the folder. Again is harmless."""
         if self._lock >= 0:
             os.close(self._lock)
+            os.close(self._place)
             self._lock = -1
 
     def __enter__(self) -> RunFolder:
@@ -121,12 +141,35 @@ class RunFolder:
         self.close()
 
     def _clear(self) -> None:
+        os.ftruncate(self._place, 0)
         for name in LAYOUT:
             entry = self.path / name
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink(missing_ok=True)
+
+
+def place_of(path: Path) -> dict[str, Any]:
+    """Where the run in the folder `path` is or was: step, phase, time, pid; empty where nothing is known."""
+    try:
+        found = json.loads((path / PLACE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """The events of the run in the folder `path`, oldest first; a line that a kill cut off is left out."""
+    try:
+        lines = (path / EVENTS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        with suppress(ValueError):
+            events.append(json.loads(line))
+    return events
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
