@@ -434,7 +434,9 @@ def test_ctrl_c_ends_the_doctor_at_once_and_leaves_no_probe_behind(install: Inst
     install(
         "ray", f"import os, pathlib, time; pathlib.Path({str(note)!r}).write_text(str(os.getpid())); time.sleep(60)"
     )
-    code = "import sys; from rlcli.cli.main import main; sys.exit(main(['doctor']))"
+    # A shell that starts the tests in the background has them ignore Ctrl-C, which children inherit.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code = heard + "import sys; from rlcli.cli.main import main; sys.exit(main(['doctor']))"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     while not (note.exists() and note.read_text()):
         assert process.poll() is None
