@@ -1,90 +1,129 @@
-"""A trained policy or value model as a Hugging Face folder."""
+"""Trained weights, as a checkpoint holds them, in the form of a Hugging Face folder."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-from safetensors import SafetensorError
-from torch import Tensor
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
-from rlcli.errors import ModelError, RunFailed
-from rlcli.files import by_umask
-from rlcli.model.decoder import Decoder
+from rlcli.errors import ModelError
 from rlcli.model.facts import read_config
-from rlcli.model.policy import PolicyModel, write_adapter
-from rlcli.model.value import ValueModel, read_value_config
+from rlcli.model.loading import read_model
+from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
+from rlcli.model.stored import Stored
+from rlcli.model.value import read_value_config, value_class
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+INDEX = "model.safetensors.index.json"
+
+Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
+"""Gives the tensors of these names."""
 
 
-def save_pretrained(policy: PolicyModel, tokenizer_path: str, out: Path) -> None:
-    """Write the model, its config, generation config and tokenizer to the new folder `out`.
-
-    With LoRA: the adapter and the tokenizer (`adapter_config.json` names the base model). Collective: every rank calls
-    it, rank 0 writes. `out` appears whole or not at all; `ModelError` on rank 0 where it exists already.
+def write_model(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path) -> None:
+    """Write the causal language model `stored`, trained from `base`, to the empty `folder`, with its config, generation
+    config and tokenizer. dtype: of the weights in the files. `ModelError` where base and weights do not match.
     """
-    state = policy.adapter_state() if policy.has_adapter else _gathered(policy)
-
-    def fill(folder: Path) -> None:
-        if policy.has_adapter:
-            write_adapter(policy, state, folder)
-        else:
-            config = read_config(policy.source)
-            _write_model(policy, state, config, folder)
-            _write_generation_config(policy.source, config, folder)
-
-    if _is_writer():
-        _write(fill, tokenizer_path, out)
+    config = read_config(base)
+    _write(_skeleton(AutoModelForCausalLM, config), config, stored, dtype, folder)
+    _write_generation_config(base, config, folder)
+    write_tokenizer(tokenizer, folder)
 
 
-def save_value(model: ValueModel, tokenizer_path: str, out: Path) -> None:
-    """Write the value model to the new folder `out`, as transformers' classification class of one label reads it: its
-    weights, with the head as `score.weight`, config and tokenizer. Collective and whole, like `save_pretrained`.
-    """
-    state = _gathered(model)
-    if _is_writer():
-        config = read_value_config(model.source)
-        _write(lambda folder: _write_model(model, state, config, folder), tokenizer_path, out)
+def write_value(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path) -> None:
+    """As `write_model`, for a value model: transformers' classification class of one label, the head `score.weight`."""
+    config = read_value_config(base)
+    _write(_skeleton(value_class(config), config), config, stored, dtype, folder)
+    write_tokenizer(tokenizer, folder)
 
 
-def _is_writer() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+def write_lora(stored: Stored, spec: LoraSpec, base: str, dtype: torch.dtype, folder: Path) -> None:
+    """Write the adapter `stored` as peft and vLLM read it, with the base's tokenizer; `adapter_config.json` names the
+    base."""
+    peft = _adapted(spec, base)
+    names = [name for name, _ in peft.base_model.model.named_parameters() if is_adapter(name)]
+    _check(stored, names, base)
+    state = saved_names(peft, {name: tensor.to(dtype) for name, tensor in stored.read(names).items()})
+    write_adapter(peft, state, folder)
+    write_tokenizer(base, folder)
 
 
-def _gathered(model: Decoder) -> dict[str, Tensor]:
-    """All weights on rank 0: each rank gathers every tensor, but only the writer keeps them."""
-    writer = _is_writer()
-    # A copy: what does not divide evenly over the ranks is gathered as a view of more, which safetensors refuses.
-    return {name: tensor.to("cpu", copy=True) for name, tensor in model.stream_weights() if writer}
+def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path) -> None:
+    """Write `base` with the adapter in the folder `adapter` added to its weights (in float32), like `write_model`."""
+    from peft import PeftModel
+
+    config = read_config(base)
+    lm = read_model(AutoModelForCausalLM, base, config, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload(safe_merge=True)
+    weights = dict(merged.named_parameters())  # a tied head is not among them
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    _write_weights(shapes, lambda names: {name: weights[name].detach() for name in names}, dtype, folder)
+    _write_config(config, type(merged).__name__, dtype, folder)
+    _write_generation_config(base, config, folder)
+    write_tokenizer(base, folder)
 
 
-def _write(fill: Callable[[Path], None], tokenizer_path: str, out: Path) -> None:
-    """Let `fill` write to a folder beside `out`, add the tokenizer, and put it in place."""
-    if out.exists():
-        raise ModelError(f"{out} exists already", "remove it or give another folder")
-    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
-    try:
-        partial.mkdir(parents=True)
-        fill(partial)
-        _write_tokenizer(tokenizer_path, partial)
-        by_umask(partial)
-        os.replace(partial, out)
-    except (OSError, SafetensorError) as error:
-        raise RunFailed(f"cannot write {out}: {error}", "make room or give a folder that can be written") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def write_tokenizer(path: str, folder: Path) -> None:
+    """Write the tokenizer of the model at `path`, its chat template too."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
 
 
-def _write_model(model: Decoder, state: dict[str, Tensor], config: Any, folder: Path) -> None:
-    """config: as the source has it; the live one has its dropout off and our attention."""
-    from huggingface_hub import save_torch_state_dict
+def _skeleton(auto_class: Any, config: Any) -> nn.Module:
+    """The model of `config` without weights."""
+    with init_empty_weights():
+        lm: nn.Module = auto_class.from_config(config)
+    lm.tie_weights()  # moving parameters to the meta device had parted them
+    return lm
 
-    save_torch_state_dict(state, folder)
-    config.architectures = [type(model.lm).__name__]
-    config.dtype = model.dtype
+
+def _adapted(spec: LoraSpec, base: str) -> PeftModel:
+    return add_lora(_skeleton(AutoModelForCausalLM, read_config(base)), spec, base, meta=True)
+
+
+def _write(lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path) -> None:
+    names = [name for name, _ in lm.named_parameters()]  # a tied head is not among them
+    _check(stored, names, config._name_or_path)
+    _write_weights({name: stored.shapes[name] for name in names}, stored.read, dtype, folder)
+    _write_config(config, type(lm).__name__, dtype, folder)
+
+
+def _check(stored: Stored, names: Iterable[str], base: str) -> None:
+    missing = [name for name in names if name not in stored.shapes]
+    if missing:
+        raise ModelError(
+            f"{stored.folder} holds no {missing[0]}, which {base} has ({len(missing)} such tensors)",
+            "the base model is another than when the run began: give back its files",
+        )
+
+
+def _write_weights(shapes: Mapping[str, torch.Size], read: Read, dtype: torch.dtype, folder: Path) -> None:
+    """Write safetensors files of bounded size, of which one at a time is in memory, and the index where several are."""
+    plan = split_torch_state_dict_into_shards(
+        {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    )
+    for file, names in plan.filename_to_tensors.items():
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in read(names).items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_config(config: Any, architecture: str, dtype: torch.dtype, folder: Path) -> None:
+    config.architectures = [architecture]
+    config.dtype = dtype
     config.save_pretrained(folder)
 
 
@@ -99,7 +138,68 @@ def _write_generation_config(source: str, config: Any, folder: Path) -> None:
     generation.to_json_file(folder / "generation_config.json")
 
 
-def _write_tokenizer(path: str, folder: Path) -> None:
-    from transformers import AutoTokenizer
+# --- what the trainer still calls; it goes when checkpoints are written otherwise ---
 
-    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+
+def save_pretrained(policy: Any, tokenizer_path: str, out: Path) -> None:
+    """Write the live policy to the new folder `out`. Collective; rank 0 writes."""
+    state = policy.adapter_state() if policy.has_adapter else _gathered(policy)
+
+    def fill(folder: Path) -> None:
+        if policy.has_adapter:
+            write_adapter(policy.peft, state, folder)
+        else:
+            config = read_config(policy.source)
+            _write_live(policy, state, config, folder)
+            _write_generation_config(policy.source, config, folder)
+
+    _put(fill, tokenizer_path, out)
+
+
+def save_value(model: Any, tokenizer_path: str, out: Path) -> None:
+    """Write the live value model to the new folder `out`. Collective; rank 0 writes."""
+    state = _gathered(model)
+    _put(lambda folder: _write_live(model, state, read_value_config(model.source), folder), tokenizer_path, out)
+
+
+def _is_writer() -> bool:
+    import torch.distributed as dist
+
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _gathered(model: Any) -> dict[str, Tensor]:
+    writer = _is_writer()
+    return {name: tensor.to("cpu", copy=True) for name, tensor in model.stream_weights() if writer}
+
+
+def _write_live(model: Any, state: dict[str, Tensor], config: Any, folder: Path) -> None:
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    _write_weights(shapes, lambda names: {name: state[name] for name in names}, model.dtype, folder)
+    _write_config(config, type(model.lm).__name__, model.dtype, folder)
+
+
+def _put(fill: Callable[[Path], None], tokenizer_path: str, out: Path) -> None:
+    import os
+    import shutil
+
+    from safetensors import SafetensorError
+
+    from rlcli.errors import RunFailed
+    from rlcli.files import by_umask
+
+    if not _is_writer():
+        return
+    if out.exists():
+        raise ModelError(f"{out} exists already", "remove it or give another folder")
+    partial = out.parent / f".{out.name}.partial-{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+        fill(partial)
+        write_tokenizer(tokenizer_path, partial)
+        by_umask(partial)
+        os.replace(partial, out)
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(f"cannot write {out}: {error}", "make room or give a folder that can be written") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -47,7 +47,7 @@ def load_policy(
     if not trainable:
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
-    _place(policy, lambda: _read_policy(path, config, lora), mesh, device, gradient_checkpointing and trainable)
+    _place(policy, lambda: read_policy(path, config, lora), mesh, device, gradient_checkpointing and trainable)
     return policy
 
 
@@ -68,7 +68,7 @@ def load_value(
     config = read_value_config(path)
     model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
     model.train()  # gradient checkpointing works in training mode only
-    _place(model, lambda: _read_value(path, config), mesh, device, gradient_checkpointing)
+    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing)
     return model
 
 
@@ -94,18 +94,20 @@ def _place(
     fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
 
 
-def _read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
+def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with fresh adapters where asked for."""
-    lm = _read(AutoModelForCausalLM, path, config)
+    lm = read_model(AutoModelForCausalLM, path, config)
     if lora:
         add_lora(lm, lora, path, meta=False)
     return dict(lm.state_dict())
 
 
-def _read_value(path: str, config: Any) -> dict[str, Tensor]:
+def read_value(path: str, config: Any) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with a head of zeros where the files have none."""
     with _quiet():  # transformers would report a missing head and advise to train it
-        lm, report = _read(value_class(config), path, config, output_loading_info=True, ignore_mismatched_sizes=True)
+        lm, report = read_model(
+            value_class(config), path, config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     for name, found, wanted in report["mismatched_keys"]:
         if name.startswith(f"{HEAD}."):
             raise foreign_head(path, name, list(found))
@@ -124,9 +126,10 @@ def _read_value(path: str, config: Any) -> dict[str, Tensor]:
     return dict(lm.state_dict())
 
 
-def _read(auto_class: Any, path: str, config: Any, **options: Any) -> Any:
+def read_model(auto_class: Any, path: str, config: Any, **options: Any) -> Any:
+    """The model at `path` as transformers reads it, in the dtype of its files unless `options` has another."""
     try:
-        return auto_class.from_pretrained(path, config=config, dtype="auto", **options)
+        return auto_class.from_pretrained(path, config=config, **{"dtype": "auto", **options})
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.helpers import rescale_adapter_scale
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlcli.errors import ModelError
@@ -77,6 +78,16 @@ def saved_names(peft: PeftModel, gathered: dict[str, Tensor]) -> dict[str, Tenso
     state = {_PREFIX + name: tensor for name, tensor in gathered.items()}
     renamed: dict[str, Tensor] = get_peft_model_state_dict(peft, state_dict=state, save_embedding_layers=False)
     return renamed
+
+
+def write_adapter(peft: PeftModel, state: dict[str, Tensor], folder: Path) -> None:
+    """Write `state`, whole and under the names of peft's files, and the adapter's config as peft and vLLM read them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
+    config = peft.peft_config["default"]
+    training, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(str(folder))
+    config.inference_mode = training
 
 
 def is_adapter(name: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlcli.errors import ModelError
 from rlcli.model.decoder import Decoder, whole
 from rlcli.model.logprobs import chunk_tokens, token_log_probs
-from rlcli.model.lora import is_adapter, saved_names, scaled_to_zero
+from rlcli.model.lora import is_adapter, saved_names, scaled_to_zero, write_adapter
 from rlcli.model.packed import PackedBatch
 
 if TYPE_CHECKING:
@@ -79,16 +79,4 @@ class PolicyModel(Decoder):
 
         Collective: every rank calls it and writes its own gathered copy to its own folder.
         """
-        write_adapter(self, self.adapter_state(), folder)
-
-
-def write_adapter(policy: PolicyModel, state: dict[str, Tensor], folder: Path) -> None:
-    """Write `state`, gathered already, as peft's two files. Not collective."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
-    config = policy.peft.peft_config["default"]
-    training, config.inference_mode = config.inference_mode, True
-    config.save_pretrained(str(folder))
-    config.inference_mode = training
+        write_adapter(self.peft, self.adapter_state(), folder)
