@@ -1,19 +1,151 @@
-"""Samples as people read them: one parquet file a worker and step."""
+"""Samples as people read them: parquet files of one row a response, the same for training and for evaluation."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.files import replacing
+from rlcli.types import Prompt, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PART_EVERY_S = 1.0
+PART_SHARE = 0.01
+"""A part is written a second after the last, later after one hundredth of the time that the writer has lived, so that a
+long evaluation does not leave a file for every second of it."""
 
 
-def write_samples(path: Path, step: int, rows: list[dict[str, Any]]) -> None:
-    """Write `rows` (dicts of plain values, all with the same keys) atomically, with a column `step`."""
+@dataclass(frozen=True, slots=True)
+class LogProbSummary:
+    """Of the log-probs of a response's tokens, in nats: their mean, and that of the least likely token."""
+
+    mean: float
+    least: float
+
+    @classmethod
+    def of(cls, log_probs: np.ndarray) -> LogProbSummary | None:
+        """None of a response without tokens."""
+        return cls(float(log_probs.mean()), float(log_probs.min())) if len(log_probs) else None
+
+
+def sample_row(
+    prompt: Prompt,
+    sample: int,
+    response: str,
+    verdict: Verdict,
+    *,
+    prompt_tokens: int | None,
+    response_tokens: int | None,
+    finish_reason: str,
+    log_probs: LogProbSummary | None = None,
+    version: int | None = None,
+) -> dict[str, Any]:
+    """One row. What nobody knows of a served model's response (its log-probs, the tokens of its prompt) is None.
+
+    sample: index within the prompt's group; -1 is the greedy response. version: how many weight syncs the engine had
+    seen. The perplexity is exp(-mean log-prob).
+    """
+    import math
+
+    return {
+        "prompt_id": prompt.id,
+        "sample": sample,
+        "prompt": prompt.messages[-1]["content"],
+        "response": response,
+        "ground_truth": prompt.ground_truth,
+        "answer": verdict.answer,
+        "score": verdict.score,
+        "outcome": str(verdict.outcome),
+        "detail": verdict.detail,
+        "parts": dict(verdict.parts),
+        "verify_s": verdict.latency_s,
+        "prompt_tokens": prompt_tokens,
+        "response_tokens": response_tokens,
+        "finish_reason": finish_reason,
+        "version": version,
+        "mean_log_prob": log_probs and log_probs.mean,
+        "min_log_prob": log_probs and log_probs.least,
+        "perplexity": log_probs and math.exp(-log_probs.mean),
+    }
+
+
+@cache
+def schema() -> Any:
+    """The columns, with their types: given, since a part in which nobody answered would else have none for `answer`."""
     import pyarrow as pa
+
+    text, whole, number = pa.string(), pa.int64(), pa.float64()
+    return pa.schema(
+        [
+            ("step", whole),
+            ("prompt_id", text),
+            ("sample", whole),
+            ("prompt", text),
+            ("response", text),
+            ("ground_truth", text),
+            ("answer", text),
+            ("score", number),
+            ("outcome", text),
+            ("detail", text),
+            ("parts", pa.map_(text, number)),
+            ("verify_s", number),
+            ("prompt_tokens", whole),
+            ("response_tokens", whole),
+            ("finish_reason", text),
+            ("version", whole),
+            ("mean_log_prob", number),
+            ("min_log_prob", number),
+            ("perplexity", number),
+        ]
+    )
+
+
+def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
+    """Write `rows`, each from `sample_row`, atomically, with a column `step`."""
+    import pyarrow as pa
+
+    write_table(path, pa.Table.from_pylist([{"step": step, **row} for row in rows], schema=schema()))
+
+
+def write_table(path: Path, table: Any) -> None:
+    """Write a table of samples atomically."""
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist([{"step": step, **row} for row in rows])
     with replacing(path) as beside:
         pq.write_table(table, beside)
+
+
+class PartWriter:
+    """Writes rows to files of their own as they come, so that a kill loses what was not finished and, at most, a second
+    of what was (see PART_SHARE).
+
+    pattern: their path, with `{part}` where the number of each goes.
+    """
+
+    def __init__(self, pattern: str, step: int) -> None:
+        self._pattern, self._step = pattern, step
+        self._rows: list[dict[str, Any]] = []
+        self._number = 0
+        self._began = self._wrote = time.monotonic()
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take one row, and write what is there where it is time."""
+        self._rows.append(row)
+        now = time.monotonic()
+        if now - self._wrote >= max(PART_EVERY_S, PART_SHARE * (now - self._began)):
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is there."""
+        if self._rows:
+            write_samples(Path(self._pattern.replace("{part}", f"{self._number:06d}")), self._step, self._rows)
+            self._rows = []
+            self._number += 1
+        self._wrote = time.monotonic()

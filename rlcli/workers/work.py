@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +17,8 @@ Role = Literal["policy", "critic", "process_reward", "engine"]
 class PromptTask:
     """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
     samples: how many responses. first_sample: what their indexes count from in seeds; not 0 where a step draws a prompt
-    again, so that the second group is not a copy of the first. greedy: one greedy response besides, as a baseline."""
+    again, so that the second group is not a copy of the first. greedy: one greedy response besides, as a baseline.
+    wanted: which samples of the group to generate, where some are there already; empty: all."""
 
     prompt: int
     tokens: Any
@@ -24,10 +26,16 @@ class PromptTask:
     samples: int
     first_sample: int = 0
     greedy: bool = False
+    wanted: tuple[int, ...] = ()
+
+    @property
+    def indexes(self) -> Sequence[int]:
+        """Within the group, of the samples to generate."""
+        return self.wanted or range(self.samples)
 
     @property
     def responses(self) -> int:
-        return self.samples + self.greedy
+        return len(self.indexes) + self.greedy
 
 
 @dataclass(frozen=True)
