@@ -46,6 +46,10 @@ class UnknownName(RlcliError):
     """A name that no registry entry bears."""
 
 
+class CheckpointError(RlcliError):
+    """A checkpoint that is damaged, cannot be read, or does not fit what it is to be loaded into."""
+
+
 class VerifierError(RlcliError):
     """A verifier that cannot be loaded, or that fails too often to train on."""
 

@@ -1,12 +1,14 @@
-"""Writes that a kill cannot leave half done."""
+"""Writes that a kill cannot leave half done, and what a file holds."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -71,3 +73,27 @@ def by_umask(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(0o666 & ~umask)
+
+
+def described(path: Path) -> dict[str, Any]:
+    """`{"size": bytes, "sha256": hex}` of a file. OSError where it cannot be read."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return {"size": file.tell(), "sha256": digest.hexdigest()}
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file that is on the disk, and not in a cache alone, when this returns."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Bring what a folder lists, such as a new name of a file, to the disk."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -20,6 +20,7 @@ from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
 from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
+from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -59,6 +60,7 @@ class Worker:
         self.engine: Any = None
         self.rollout_role: RolloutRole | None = None
         self.batch: TrainBatch | None = None
+        self.writer = StateWriter()
         _log_to(Path(spec.logs) / f"{spec.name}-{rank}.log")
 
     @dispatch(collect="first")
@@ -103,6 +105,7 @@ class Worker:
 
         self.spec = spec or self.spec
         self.config = self.spec.config
+        self.writer.wait()
         self.policy = self.critic = self.batch = None  # their memory goes before more is taken
         logging.disable_progress_bar()
         torch.manual_seed(self.config.train.seed)
@@ -245,6 +248,63 @@ class Worker:
         save = save_value if isinstance(self._critic, CriticRole) else save_pretrained
         save(self._critic.model, self.config.model.path, Path(folder))
 
+    @dispatch()
+    def save_state(self, folder: str) -> None:
+        """Copy all that training has changed here (what the policy and the critic train, their optimizers, random
+        states), then write it to the new folder `folder` in the background while training goes on. Collective. Waits
+        first for an earlier one."""
+        from rlcli.model.state import copied, rng_state, trained_state
+
+        self.writer.wait()  # or two copies would take memory at once
+        version = self.rollout_role.version if self.rollout_role else 0
+        self.writer.start(copied(trained_state(self._trained())), rng_state() | {"version": version}, Path(folder))
+
+    @dispatch()
+    def state_saved(self, wait: bool) -> Files | None:
+        """Of the last `save_state`: the files that this rank wrote, name (below the folder's parent) → `{"size",
+        "sha256"}`; None while it still writes. RunFailed where writing failed, on any rank: the next one may succeed.
+        """
+        return self.writer.files(wait)
+
+    @dispatch()
+    def load_state(self, folder: str) -> None:
+        """Take over what `save_state` wrote, on this number of ranks or another. CheckpointError where the folder is of
+        other models. A rank that there was not then keeps the random state of its seed."""
+        from rlcli.model.state import load_own, load_state, set_rng_state
+
+        load_state(self._trained(), Path(folder))
+        own, first = load_own(Path(folder), self.rank), load_own(Path(folder), 0)
+        if own is not None:
+            set_rng_state(own)
+        if self.rollout_role is not None and first is not None:
+            self.rollout_role.version = first["version"]
+
+    @dispatch(collect="first")
+    def write_waiting(self, path: str, shards: list[list[Any]]) -> Files:
+        """Write the shards that these references lead to, each in a list of its own, to one file; returns its size and
+        hash, under its name. Only rank 0 does it."""
+        import ray
+
+        if self.rank:
+            return {}
+        found = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for (shard,) in shards]
+        return write_waiting(Path(path), found)
+
+    @dispatch(collect="first")
+    def read_waiting(self, path: str) -> list[Any]:
+        """References to the shards that `write_waiting` wrote, in their order. Only rank 0 reads them."""
+        import ray
+
+        return [] if self.rank else [ray.put(shard) for shard in read_waiting(Path(path))]
+
+    @dispatch(collect="first")
+    def probe_log_probs(self, tokens: list[int]) -> list[float]:
+        """The trainer's log-probs of `tokens` from the second on, at temperature 1. Collective."""
+        import numpy as np
+
+        found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
+        return found
+
     def close(self) -> None:
         """End what this process holds, in order: engine, scoring processes, process group."""
         import torch.distributed as dist
@@ -256,6 +316,11 @@ class Worker:
             self._close_scorer()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _trained(self) -> dict[str, tuple[Any, Any]]:
+        """Models that learn here, with their optimizers."""
+        roles = {"policy": self.policy, "critic": self.critic}
+        return {name: (role.learner.model, role.learner.optimizer) for name, role in roles.items() if role is not None}
 
     @property
     def _policy(self) -> PolicyRole:

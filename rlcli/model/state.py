@@ -1,0 +1,184 @@
+"""What a trained model and its optimizer hold, as torch's distributed checkpoints (DCP): written by all ranks, each its
+own part, and loaded on any number of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.optim import Optimizer
+
+from rlcli.errors import CheckpointError
+from rlcli.files import described
+
+Trained = Mapping[str, tuple[nn.Module, Optimizer]]
+"""Models and what trains them, by the name that they have in the checkpoint."""
+
+
+def trained_state(trained: Trained) -> dict[str, Tensor]:
+    """The trained parameters and what the optimizers hold of them, by name: no copies, sharded as they are. Frozen ones
+    (the base beneath an adapter) are not there, and tied ones are there once."""
+    state: dict[str, Tensor] = {}
+    for owner, (model, optimizer) in trained.items():
+        for name, parameter in _parameters(model):
+            state[f"{owner}.model.{name}"] = parameter.detach()
+            for key, value in optimizer.state.get(parameter, {}).items():
+                state[f"{owner}.optimizer.{name}.{key}"] = value
+    return state
+
+
+def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy in this machine's memory, that later updates do not reach. (Of a tensor that is on the CPU already, `.to`
+    alone is no copy.)"""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+
+
+def rng_state() -> dict[str, Any]:
+    """Every random number generator of this process, as plain values that `torch.load` takes without pickle."""
+    import numpy as np
+
+    kind, keys, *rest = np.random.get_state()
+    numpy = (kind, np.asarray(keys).tolist(), *rest)
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Go on where `rng_state` was taken; the GPU's only where there is one now and was one then."""
+    import numpy as np
+
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def save_state(
+    state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: dist.ProcessGroup
+) -> dict[str, dict[str, Any]]:
+    """Write `state`, and what is this rank's `own` (`rank-{r}.pt`), to the new folder `folder`. Returns name → size and
+    sha256 of the files that this rank wrote.
+
+    Collective over `group`. An error of one rank is raised on all of them: DCP's CheckpointException.
+    """
+    writer = _Writer(folder, own, dist.get_rank(group))
+    dcp.save(dict(state), storage_writer=writer, process_group=group)
+    if writer.rank == 0:
+        writer.written[_METADATA] = described(folder / _METADATA)
+    return writer.written
+
+
+def load_state(trained: Trained, folder: Path) -> None:
+    """Fill models and optimizers with what `folder` holds of them, whatever the number of ranks that wrote it.
+
+    Not collective. Reads tensor by tensor into the parameters themselves. What an optimizer holds of a parameter that
+    it had not stepped when the folder was written is forgotten. `CheckpointError` where the folder does not hold these
+    models.
+    """
+    reader = FileSystemReader(folder)
+    saved = _tensors(reader.read_metadata())
+    wanted: dict[str, Tensor] = {}
+    for owner, (model, optimizer) in trained.items():
+        for name, parameter in _parameters(model):
+            key = f"{owner}.model.{name}"
+            _check_fits(folder, key, parameter, saved)
+            wanted[key] = parameter.detach()
+            prefix = f"{owner}.optimizer.{name}."
+            held = {k.removeprefix(prefix): saved[k] for k in saved if k.rpartition(".")[0] + "." == prefix}
+            optimizer.state[parameter] = _room(parameter, optimizer.state.get(parameter, {}), held)
+            if not held:
+                del optimizer.state[parameter]
+            wanted |= {prefix + name: value for name, value in optimizer.state.get(parameter, {}).items()}
+        optimizer.zero_grad(set_to_none=True)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
+
+
+def load_own(folder: Path, rank: int) -> dict[str, Any] | None:
+    """What `rank` gave `save_state` as its own; None where there was no such rank."""
+    path = folder / _own_name(rank)
+    found: dict[str, Any] | None = torch.load(path, weights_only=True) if path.is_file() else None
+    return found
+
+
+_METADATA = ".metadata"
+
+
+class _Writer(FileSystemWriter):
+    """Writes the rank's own values beside its part of the tensors, and hashes both, where DCP tells all ranks of an
+    error on one."""
+
+    def __init__(self, folder: Path, own: Mapping[str, Any], rank: int) -> None:
+        super().__init__(folder)
+        self.folder, self.own, self.rank = folder, own, rank
+        self.written: dict[str, dict[str, Any]] = {}
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            result = super().write_data(plan, planner)
+            with (self.folder / _own_name(self.rank)).open("wb") as file:
+                torch.save(self.own, file)
+                file.flush()
+                os.fsync(file.fileno())
+            names = [_own_name(self.rank), *(path.name for path in self.folder.glob(f"__{self.rank}_*"))]
+            self.written = {name: described(self.folder / name) for name in names}
+            return result
+        except Exception as error:
+            raise _cause(error) from error
+
+
+def _own_name(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The operating system's error behind torch's own, which reaches other ranks without its context."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """By name, each once; FSDP2's are sharded tensors outside of its passes."""
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+def _tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    return {k: v for k, v in metadata.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)}
+
+
+def _check_fits(folder: Path, key: str, parameter: Tensor, saved: Mapping[str, TensorStorageMetadata]) -> None:
+    if key not in saved or saved[key].size != parameter.shape:
+        what = f"{list(saved[key].size)}, not {list(parameter.shape)}" if key in saved else "not there"
+        raise CheckpointError(
+            f"{folder}: {key} is {what}: the checkpoint is of another model",
+            "use the model.path, lora and critic settings that it was made with",
+        )
+
+
+def _room(
+    parameter: nn.Parameter, state: Mapping[str, Tensor], held: Mapping[str, TensorStorageMetadata]
+) -> dict[str, Tensor]:
+    """An optimizer's tensors for a parameter to read into: those that it has, and new ones, sharded like it."""
+    room = dict(state)
+    for key, saved in held.items():
+        if key not in room and saved.size == parameter.shape:
+            room[key] = torch.zeros_like(parameter.detach(), dtype=saved.properties.dtype)
+        elif key not in room:
+            room[key] = torch.zeros(saved.size, dtype=saved.properties.dtype)  # AdamW's `step`, on the CPU
+    return room

@@ -1,0 +1,120 @@
+"""Saving a worker's state while training goes on, and the tokens of samples that wait for a later step."""
+
+from __future__ import annotations
+
+import io
+import threading
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.shard import SampleShard
+from rlcli.errors import CheckpointError, RunFailed
+from rlcli.files import described, write_synced
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WRITE_TIMEOUT = timedelta(hours=4)
+"""Longest wait for other ranks to have written their parts."""
+Files = dict[str, dict[str, Any]]
+"""Relative name → size and sha256."""
+
+
+class StateWriter:
+    """Writes copies in the background, one checkpoint at a time, of all ranks alike."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._done: Future[Files] | None = None
+
+    def start(self, state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path) -> None:
+        """Write `state`, which nobody may change from now on, and this rank's `own` values to `folder`. Collective.
+        Waits for an earlier one first, whose outcome is forgotten unless `files` was asked for it."""
+        import torch.distributed as dist
+
+        self.wait()
+        if self._group is None:
+            # Its own: what two threads send over one group would get mixed up. Gloo: what is sent is on the CPU.
+            self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
+        self._done = Future()
+        # A daemon: a process that is told to end does not wait for a slow disk.
+        threading.Thread(target=_write, args=(self._done, state, own, folder, self._group), daemon=True).start()
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._done is not None:
+            self._done.exception()
+
+    def files(self, wait: bool) -> Files | None:
+        """What this rank wrote, under names that begin with the folder's; None while it still writes. RunFailed where
+        a rank could not."""
+        assert self._done is not None, "nothing was begun"
+        if not wait and not self._done.done():
+            return None
+        return self._done.result()
+
+
+def _write(done: Future[Files], state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: Any) -> None:
+    from rlcli.model.state import save_state
+
+    try:
+        files = save_state(state, own, folder, group)
+        done.set_result({f"{folder.name}/{name}": facts for name, facts in files.items()})
+    except BaseException as error:
+        traceback.print_exc()  # to the rank's log
+        done.set_exception(_failure(error, folder))
+
+
+def _failure(error: BaseException, folder: Path) -> BaseException:
+    """What the user is told: of a disk that takes no more, one line; of anything else, such as a rank that died, the
+    error itself, which whoever called knows how to judge."""
+    from torch.distributed.checkpoint import CheckpointException
+
+    who = ""
+    if isinstance(error, CheckpointException):
+        rank, (error, _) = sorted(error.failures.items())[0]
+        who = f"rank {rank}: "
+    if not isinstance(error, OSError):
+        return error
+    return RunFailed(
+        f"{who}cannot write the checkpoint {folder}: {error.strerror or error}",
+        "make room there, or give a folder that can be written",
+    )
+
+
+def write_waiting(path: Path, shards: list[SampleShard | None]) -> Files:
+    """Write shards as one file; returns its size and hash, under its name. RunFailed where it cannot be written."""
+    import numpy as np
+
+    arrays = {
+        f"{number}.{name}": value
+        for number, shard in enumerate(shards)
+        for name, value in (vars(shard).items() if shard is not None else ())
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, count=np.array(len(shards)), **arrays)
+    try:
+        write_synced(path, buffer.getvalue())
+        return {path.name: described(path)}
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror}", "make room or give a folder to write to") from error
+
+
+def read_waiting(path: Path) -> list[SampleShard | None]:
+    """What `write_waiting` wrote. CheckpointError where it is not that."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file.items())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}", "go on from another checkpoint") from error
+    shards: list[dict[str, Any]] = [{} for _ in range(int(arrays.pop("count")))]
+    for key, value in arrays.items():
+        number, name = key.split(".")
+        shards[int(number)][name] = value
+    return [SampleShard(**fields) if fields else None for fields in shards]
