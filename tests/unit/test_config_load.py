@@ -90,7 +90,7 @@ def test_a_set_value_takes_the_type_of_its_key(text: str, value: object) -> None
         ("train.beta2=1.0", ["train.beta2 = 1.0", "≥ 0 and < 1"]),
         ("data.shuffle=maybe", ['data.shuffle = "maybe"', "true or false"]),
         ("model.dtype=fp8", ['model.dtype = "fp8"', "one of auto, float32, bfloat16"]),
-        ("tracking.trackers=mlflow", ["tracking.trackers", "a list, each one of wandb, tensorboard"]),
+        ("tracking.trackers=comet", ["tracking.trackers", "each one of wandb, tensorboard, mlflow, swanlab, trackio"]),
         ("rollout.kv_cache_mb=none", ['rollout.kv_cache_mb = "none"', "or unset"]),
         ("train.steps=unset", ['train.steps = "unset"', "a whole number"]),
         ("rollout.samples_per_prompt=1", ["rollout.samples_per_prompt = 1", "2 or more"]),
@@ -153,7 +153,7 @@ VALUES = {
     "data.shuffle": st.booleans(),
     "algorithm.dual_clip": st.one_of(st.just("unset"), st.floats(1, 100, exclude_min=True)),
     "model.dtype": st.sampled_from(["auto", "float32", "bfloat16"]),
-    "tracking.trackers": st.lists(st.sampled_from(["wandb", "tensorboard"]), max_size=3),
+    "tracking.trackers": st.lists(st.sampled_from(["wandb", "mlflow", "trackio"]), max_size=3),
 }
 
 

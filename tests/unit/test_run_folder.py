@@ -29,7 +29,7 @@ def test_a_new_folder_has_the_layout_and_the_environment(tmp_path: Path) -> None
     with RunFolder.create(tmp_path / "deep" / "run") as folder:
         folder.write_config("[train]\nsteps = 3\n")
         assert {entry.name for entry in folder.path.iterdir()} == {
-            *(".lock", "config.toml", "environment.json"),
+            *(".lock", ".place", "config.toml", "environment.json"),
             *("samples", "evaluations", "checkpoints", "logs"),
         }
         found = json.loads((folder.path / "environment.json").read_text())
