@@ -1,0 +1,154 @@
+"""Kills processes of short runs at random moments and proves that nothing was lost.
+
+Each run gets several blows, one after another: kill -9 of its driver, its supervisor, a worker (and the vLLM engine in
+it), a scoring process, the nursery that forks those, Ray's head or raylet, or a whole machine of a cluster. In the end
+it has to equal, bit by bit, a run that nobody touched. Prints a table; exits with 1 unless all is as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from aims import STEPS, Kind, Plan, draw
+from cluster import Cluster
+from equal import differences, lost_samples
+from harm import Tortured, torture
+from leftovers import below, left_since, seen
+from report import show
+from runs import Run, Stuck
+
+AT_ONCE = 2
+"""Runs side by side: while one waits, the other computes."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/torture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20, help="how many, over all runs (20)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments (0)")
+    parser.add_argument("--recipe", nargs="+", choices=["grpo", "dapo", "ppo"], default=["grpo", "dapo", "ppo"])
+    parser.add_argument("--workers", type=int, choices=[1, 2], help="of every run (both, one mostly)")
+    parser.add_argument("--no-cluster", action="store_true", help="no run on a cluster whose machines are killed")
+    parser.add_argument("--minutes", type=float, help="stop after so many (5, and one for each kill)")
+    parser.add_argument("--out", type=Path, help="keep the runs and their logs in this new folder")
+    parser.add_argument("--json", type=Path, help="write what happened to this file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    began = time.monotonic()
+    plans = draw(
+        options.kills,
+        options.seed,
+        options.recipe,
+        [options.workers] if options.workers else [1, 2],
+        cluster=not options.no_cluster,
+    )
+    scratch = Path(tempfile.mkdtemp(prefix="rlcli-torture-", dir="/tmp"))  # short: sockets lie in it
+    work = options.out.resolve() if options.out else scratch / "runs"
+    work.mkdir(parents=True)
+    before = seen()
+    try:
+        make_model_and_data(work)
+        results = carry_out(plans, work, scratch, minutes=options.minutes or 5.0 + options.kills)
+    finally:
+        left = left_since(before)
+        shutil.rmtree(scratch, ignore_errors=True)
+    kept = f"; the runs are in {work}" if options.out else ""
+    good = show(results, left)
+    print(f"{sum(len(r.blows) for r in results)} kills, seed {options.seed}, {time.monotonic() - began:.0f} s{kept}")
+    if options.json:
+        found = {"seed": options.seed, "passed": good, "leftovers": left, "runs": [asdict(r) for r in results]}
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0 if good else 1
+
+
+def make_model_and_data(work: Path) -> None:
+    from rlcli.data.converters import converter_named
+    from rlcli.data.prepare import prepare
+    from rlcli.data.schema import write_prompts
+    from rlcli.model.tiny import make_tiny_model
+    from rlcli.types import ConvertOptions
+
+    make_tiny_model(work / "model")
+    for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(count=64, test_count=8)).splits.items():
+        write_prompts(work / "data" / f"{split}.parquet", prompts)
+
+
+def carry_out(plans: list[Plan], work: Path, scratch: Path, minutes: float) -> list[Tortured]:
+    """Reference runs, then the plans, two at a time. Past `minutes` no further run begins, and those that run are
+    ended."""
+    runs: list[Run] = []
+    over = threading.Event()
+
+    def begin(kind: Kind, name: str, address: str = "") -> Run:
+        if over.is_set():
+            raise Stuck(f"not begun: {minutes:g} minutes are over")
+        runs.append(Run(kind, work / name, work, scratch / name, address))
+        return runs[-1]
+
+    def stop() -> None:
+        over.set()
+        for run in runs:
+            run.end()
+
+    clock = threading.Timer(60 * minutes, stop)
+    clock.start()
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            kinds = sorted({plan.kind.reference for plan in plans}, key=lambda kind: (kind.workers, kind.recipe))
+            references = dict(zip(kinds, pool.map(lambda kind: reference(kind, begin), kinds), strict=True))
+            return list(pool.map(lambda plan: one(plan, references[plan.kind.reference], begin, scratch), plans))
+    finally:
+        clock.cancel()
+        stop()
+
+
+def reference(kind: Kind, begin: Callable[..., Run]) -> Path:
+    """The folder of a run that nobody touches."""
+    run = begin(kind, f"reference-{kind.recipe}-{kind.workers}")
+    run.start()
+    run.until(run.ended, "its end")
+    if run.code() != 0:
+        raise SystemExit(f"the uninterrupted run {run.out.name} fails: {run.said()}")
+    run.end()
+    print(f"reference: {kind.name}, {STEPS} steps", file=sys.stderr, flush=True)
+    return run.out
+
+
+def one(plan: Plan, whole: Path, begin: Callable[..., Run], scratch: Path) -> Tortured:
+    """Carry out a plan and compare the outcome with the reference."""
+    name = f"run-{plan.number:02d}"
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(Cluster(scratch / f"{name}-cluster")) if plan.kind.cluster else None
+            run = begin(plan.kind, name, cluster.address if cluster else "")
+        except (Stuck, OSError) as error:
+            return Tortured(plan, problems=[str(error)])
+        result = torture(plan, run, cluster)
+    try:
+        result.lost = lost_samples(run.out, whole)
+        result.differences = differences(run.out, whole)
+    except Exception as error:
+        result.problems.append(f"{name} cannot be compared: {type(error).__name__}: {error}")
+    result.leftovers = below(run.scratch)
+    outcomes = ", ".join(f"{blow.victim} {blow.outcome}" for blow in result.blows)
+    print(f"{name}: {plan.kind.name}: {outcomes}", file=sys.stderr, flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Which processes are killed, and when: drawn from a seed, so that the same seed aims at the same moments."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, replace
+
+STEPS = 8
+EVALUATE_EVERY = 3
+PER_RUN = 5
+"""Most blows that one run gets: each costs another start, but so does another run."""
+
+VICTIMS = ("driver", "worker", "scoring worker", "supervisor", "gcs_server", "raylet", "nursery")
+QUIET = {"scoring worker", "nursery"}
+"""A run may go on without these: their death is no restart."""
+
+PHASES = {"start": 1.0, "generate": 0.3, "update": 0.15, "sync": 0.15, "checkpoint": 0.1, "evaluate": 0.2, "any": 1.5}
+"""How long after the beginning of a phase the blow falls at most: seconds; for `start`, a share of the start-up."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of short run. every: steps between checkpoints. cluster: whether it runs on a cluster of two machines."""
+
+    recipe: str
+    workers: int
+    every: int
+    cluster: bool = False
+
+    @property
+    def name(self) -> str:
+        where = ", cluster" if self.cluster else ""
+        return f"{self.recipe}, {self.workers} worker{'s' * (self.workers > 1)}{where}"
+
+    @property
+    def reference(self) -> Kind:
+        """The uninterrupted run that this one has to equal: how often it is saved and where it runs change nothing."""
+        return Kind(self.recipe, self.workers, 1)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Kill `victim` at the fraction `delay` of the phase `phase` of step `step` (`start`: while the run starts)."""
+
+    victim: str
+    step: int
+    phase: str
+    delay: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run and the blows that it gets, one after another."""
+
+    number: int
+    kind: Kind
+    aims: tuple[Aim, ...]
+
+
+def draw(kills: int, seed: int, recipes: list[str], workers: list[int], *, cluster: bool = True) -> list[Plan]:
+    """Plans with `kills` aims in all, at most PER_RUN a run. The kinds of runs take turns, and so do the victims, in an
+    order drawn anew for each round. cluster: of ten blows one hits a whole machine."""
+    rng = random.Random(seed)
+    on_cluster = round(kills / 10) if cluster else 0
+    victims = _turns(rng, VICTIMS, kills - on_cluster)
+    kinds = [Kind(recipe, size, 1) for size in workers for recipe in (recipes if size == min(workers) else recipes[:1])]
+    groups = _parts(["node"] * on_cluster, PER_RUN) + _parts(victims, PER_RUN)
+    plans, turns = [], itertools.cycle(kinds)
+    for number, group in enumerate(groups, 1):
+        kind = Kind(recipes[0], 1, 1, cluster=True) if group[0] == "node" else next(turns)
+        kind = replace(kind, every=rng.choice([1, 1, 2]))
+        plans.append(Plan(number, kind, _aims(rng, group, kind.every)))
+    return plans
+
+
+def _turns(rng: random.Random, names: tuple[str, ...], count: int) -> list[str]:
+    drawn: list[str] = []
+    while len(drawn) < count:
+        drawn += rng.sample(names, len(names))
+    return drawn[:count]
+
+
+def _parts(items: list[str], most: int) -> list[list[str]]:
+    """`items` in as few parts as hold at most `most` each, of nearly equal sizes."""
+    count = -(-len(items) // most)
+    bounds = [round(index * len(items) / count) for index in range(count + 1)] if count else []
+    return [items[low:high] for low, high in itertools.pairwise(bounds)]
+
+
+def _aims(rng: random.Random, victims: list[str], every: int) -> tuple[Aim, ...]:
+    aims = []
+    steps = sorted(rng.randint(1, STEPS - 1) for _ in victims)
+    before = ""
+    for victim, step in zip(victims, steps, strict=True):
+        phases = [phase for phase in PHASES if _happens(phase, step, every)]
+        if before in QUIET:  # the run does not start again
+            phases.remove("start")
+        aims.append(Aim(victim, step, rng.choice(phases), rng.random()))
+        before = victim
+    return tuple(aims)
+
+
+def _happens(phase: str, step: int, every: int) -> bool:
+    return step % {"checkpoint": every, "evaluate": EVALUATE_EVERY}.get(phase, 1) == 0

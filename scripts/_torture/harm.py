@@ -1,0 +1,160 @@
+"""The torture itself: blows that fall on a run one after another, and what came of each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import psutil
+from aims import PHASES, Aim, Plan
+from cluster import Cluster
+from processes import is_alive, kill, line_of, marked, victims
+from runs import Run, Stuck
+
+POLL_S = 0.002
+START_UP_S = 12.0
+"""About what a start takes: blows at `start` fall within it."""
+
+
+@dataclass
+class Blow:
+    """One kill, and what followed. step, phase: where the run was. resumed_from: step of the checkpoint. seconds: until
+    it trained again. at: when it fell, by a clock that goes on. orphans: processes that were there before and stayed. said: why it stopped, if it did."""
+
+    victim: str
+    aimed: str
+    step: int
+    phase: str
+    driver: int
+    at: float
+    outcome: str = ""
+    resumed_from: int | None = None
+    seconds: float | None = None
+    orphans: list[str] = field(default_factory=list)
+    said: str = ""
+
+
+@dataclass
+class Tortured:
+    """A plan carried out. problems: what was not as promised, but for what the comparison finds."""
+
+    plan: Plan
+    blows: list[Blow] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    lost: int | None = None
+    differences: list[str] | None = None
+    leftovers: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def torture(plan: Plan, run: Run, cluster: Cluster | None) -> Tortured:
+    """Start the run and let the blows of the plan fall on it; returns once it has ended, by itself or as one that got
+    stuck."""
+    result = Tortured(plan)
+    began = time.monotonic()
+    try:
+        run.start()
+        for aim, following in zip(plan.aims, (*plan.aims[1:], None), strict=True):
+            ready = _await(run, aim, cluster)
+            blow, before = _strike(run, aim, cluster, ready)
+            result.blows.append(blow)
+            _follow(run, blow, struck_again=following is not None and following.phase == "start")
+            if blow.outcome.startswith("restarted"):
+                blow.orphans += [line_of(process)[:120] for process in before if is_alive(process)]
+        run.until(lambda: run.code() is not None, "its end")
+        if run.code() != 0:
+            result.problems.append(f"it ended with exit code {run.code()}: {run.said()}")
+    except Stuck as stuck:
+        result.problems.append(str(stuck))
+    finally:
+        result.problems += [f"left running: {line}" for line in run.orphans()]
+        result.problems += [f"left running: {line}" for blow in result.blows for line in blow.orphans]
+        run.end()
+        result.seconds = time.monotonic() - began
+    return result
+
+
+def _find(run: Run, name: str, cluster: Cluster | None) -> list[psutil.Process]:
+    """Whom to kill: one process, but all of a node; nobody where there is none yet."""
+    if name == "node":
+        assert cluster is not None
+        return cluster.machine_of()
+    found = victims(name, run.mark, run.supervisor)
+    return sorted(found, key=lambda process: process.pid)[-1:]
+
+
+def _await(run: Run, aim: Aim, cluster: Cluster | None) -> list[psutil.Process]:
+    """Wait until the run is where `aim` points, or just beyond; returns the victim where it was to be seen before."""
+    if aim.phase == "start":
+        run.until(lambda: run.driver() != 0, "its driver")
+        time.sleep(aim.delay * START_UP_S)
+        return []
+    run.until(lambda: run.place().stepping, "its first step")
+    found = _find(run, aim.victim, cluster)
+    run.until(lambda: _reached(run, aim), f"{aim.phase} of step {aim.step}", POLL_S)
+    time.sleep(aim.delay * PHASES[aim.phase])
+    return found
+
+
+def _reached(run: Run, aim: Aim) -> bool:
+    place = run.place()
+    if not place.pid or place.step < aim.step:
+        return False
+    if place.step > aim.step or aim.phase == "any" or place.phase == aim.phase:
+        return True
+    return aim.phase == "checkpoint" and run.writing(aim.step)
+
+
+def _strike(
+    run: Run, aim: Aim, cluster: Cluster | None, found: list[psutil.Process]
+) -> tuple[Blow, list[psutil.Process]]:
+    """Kill the victim as soon as there is one; returns the run's processes as they were, too."""
+    if not (found and all(map(is_alive, found))):
+        run.until(lambda: bool(_find(run, aim.victim, cluster)), f"a {aim.victim} to kill", POLL_S)
+        found = _find(run, aim.victim, cluster)
+    place, driver = run.place(), run.driver()
+    before = [process for process in marked(run.mark) if process.pid != run.supervisor]
+    where = (place.step, place.phase) if place.pid == driver and place.step else (run.checkpoint(), "start")
+    struck = time.monotonic()
+    kill(found)
+    if aim.victim == "node" and cluster:
+        cluster.replace()
+    return Blow(aim.victim, f"{aim.phase} of step {aim.step}", *where, driver, struck), before
+
+
+def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
+    """Wait for what comes of a blow. struck_again: the next one falls while the run starts."""
+    if blow.victim == "supervisor":
+        run.until(run.ended, "the supervisor's end")
+        _by_hand(run, blow, "resumed by hand")
+    run.until(lambda: run.ended() or _settled(run, blow, struck_again), f"what comes of killing the {blow.victim}")
+    if run.ended() and run.code() != 0:
+        blow.said = run.said()
+        if "--resume" not in blow.said or blow.outcome:
+            raise Stuck(f"{run.out.name}: exit code {run.code()} after its {blow.victim} was killed: {blow.said}")
+        _by_hand(run, blow, "stopped with a message, resumed by hand")
+        run.until(lambda: _settled(run, blow, struck_again), "its second beginning")
+    place, now = run.place(), run.driver()
+    if run.ended() or now == blow.driver:
+        blow.outcome = blow.outcome or "went on"
+        return
+    blow.seconds = round(time.monotonic() - blow.at, 1)
+    blow.outcome = blow.outcome or "restarted"
+    blow.resumed_from = run.checkpoint() if struck_again else place.step - 1
+
+
+def _settled(run: Run, blow: Blow, struck_again: bool) -> bool:
+    """Whether the run goes on without its victim, or has started again."""
+    place = run.place()
+    if place.pid == blow.driver != 0:
+        return place.step > blow.step + 1
+    if struck_again:
+        return run.driver() not in (0, blow.driver)
+    return place.pid != 0 and place.stepping
+
+
+def _by_hand(run: Run, blow: Blow, outcome: str) -> None:
+    """Resume an ended run, once nothing of it is left."""
+    blow.orphans += run.orphans()
+    blow.outcome = outcome
+    run.resume()

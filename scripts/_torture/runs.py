@@ -1,0 +1,173 @@
+"""One short run of `rlcli train`: started, watched, and begun again where nothing does that by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from aims import EVALUATE_EVERY, STEPS, Kind
+from processes import MARK, drivers, line_of, marked, wait_gone
+
+from rlcli.trainer.run_folder import place_of
+
+RESTARTS = 100
+PATIENCE_S = 240.0
+"""Longest that a run may take to the next thing that is waited for."""
+GONE_S = 30.0
+"""After a run has ended, or its supervisor was killed, all its processes are gone within so many seconds."""
+STEP_PHASES = {"generate", "plan", "load", "old_log_probs", "reference", "critic", "advantages", "update"}
+RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
+
+
+class Stuck(Exception):
+    """A run has not done what was waited for."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is: of the driver `pid`, which is 0 where there is none."""
+
+    step: int
+    phase: str
+    pid: int
+
+    @property
+    def stepping(self) -> bool:
+        return self.step > 0 and self.phase in STEP_PHASES
+
+
+def flags(kind: Kind, work: Path) -> list[str]:
+    """What makes a run of `kind` small, and different at each step."""
+    settings = {
+        "rollout.prompts_per_step": 16 if kind.recipe == "ppo" else 4,
+        "rollout.samples_per_prompt": 1 if kind.recipe == "ppo" else 4,
+        "rollout.max_response_tokens": 24,
+        "rollout.kv_cache_mb": 64,
+        "shaping.overlong_buffer": 8 if kind.recipe == "dapo" else 0,
+        "data.max_prompt_tokens": 32,
+        "train.minibatches": 2,
+        "train.tokens_per_microbatch": 256,
+        "train.lr": 1e-3,
+        "train.warmup_steps": 2,
+        "train.deterministic": "true",
+        "verifier.processes": 1,
+        "evaluation.every": EVALUATE_EVERY,
+        "checkpoint.every": kind.every,
+        "fault_tolerance.max_restarts": RESTARTS,
+    }
+    words = ["--model", str(work / "model"), "--data", str(work / "data"), "--eval-data", str(work / "data")]
+    words += ["--steps", str(STEPS), "--workers", str(kind.workers)]
+    # Random text earns it half the time, so that there is something to learn.
+    words += ["--verifier", 'regex(pattern="[a-c]", match=search)']
+    return words + [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+class Run:
+    """The run in the folder `out`. address: of the cluster that it runs on, or nothing. It says what it says in
+    OUT.log; TMPDIR of its processes is `scratch`."""
+
+    def __init__(self, kind: Kind, out: Path, work: Path, scratch: Path, address: str = "") -> None:
+        self.kind, self.out, self.work, self.address = kind, out, work, address
+        self.mark = f"{os.getpid()}-{out.name}"
+        self.scratch = scratch
+        self.scratch.mkdir()
+        self.log = out.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._begin("train", self.kind.recipe, *flags(self.kind, self.work), "--out", str(self.out))
+
+    def resume(self) -> None:
+        """As a person would, once nothing runs any more."""
+        self._begin("train", "--resume", str(self.out))
+
+    def _begin(self, *words: str) -> None:
+        environment = {MARK: self.mark, "TMPDIR": str(self.scratch)}
+        if self.address:
+            environment["RAY_ADDRESS"] = self.address
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*RLCLI, *words],
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def supervisor(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def code(self) -> int | None:
+        """How the supervisor ended: None while it runs."""
+        assert self._process is not None
+        return self._process.poll()
+
+    def ended(self) -> bool:
+        return self.code() is not None
+
+    def driver(self) -> int:
+        found = drivers(self.supervisor)
+        return found[0].pid if found else 0
+
+    def place(self) -> Place:
+        """The last that a driver noted; its pid is 0 where that driver is gone."""
+        found = place_of(self.out)
+        pid = int(found.get("pid", 0))
+        with contextlib.suppress(psutil.Error):
+            if pid and psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                pid = 0
+        return Place(int(found.get("step", 0)), str(found.get("phase", "")), pid if psutil.pid_exists(pid) else 0)
+
+    def checkpoint(self) -> int:
+        """Step of the newest checkpoint; 0 where there is none."""
+        link = self.out / "checkpoints" / "latest"
+        with contextlib.suppress(OSError, ValueError):
+            return int(os.readlink(link).rpartition("-")[2])
+        return 0
+
+    def writing(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is being written, or stands."""
+        folder = self.out / "checkpoints"
+        return (folder / f".step-{step:06d}.partial").exists() or (folder / f"step-{step:06d}").exists()
+
+    def until(self, condition: Callable[[], bool], what: str, pause_s: float = 0.05) -> None:
+        """Wait. Raises Stuck where the run ends or PATIENCE_S pass before."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            if self.ended() and not condition():
+                raise Stuck(f"{self.out.name}: it ended with exit code {self.code()} before {what}: {self.said()}")
+            if time.monotonic() > deadline:
+                raise Stuck(f"{self.out.name}: {what} has not come in {PATIENCE_S:.0f} s; see {self.log}")
+            time.sleep(pause_s)
+
+    def orphans(self, patience_s: float = GONE_S) -> list[str]:
+        """What is still there of an ended run, `patience_s` seconds after: named, and killed."""
+        return wait_gone(lambda: marked(self.mark) + self._on_cluster(), patience_s)
+
+    def _on_cluster(self) -> list[psutil.Process]:
+        """Workers on machines of a cluster carry the mark of the machine, and the run's folder in no word."""
+        if not self.address:
+            return []
+        logs = str(self.out)
+        return [process for process in psutil.process_iter() if logs in line_of(process)]
+
+    def end(self) -> None:
+        """Kill all that is left of it."""
+        self.orphans(patience_s=0.0)
+        if self._process is not None:
+            self._process.wait()
+
+    def said(self) -> str:
+        """The last line in which it told of an error."""
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if "error" in line.lower()]
+        return lines[-1][:2000] if lines else ""
