@@ -18,8 +18,9 @@ START_UP_S = 12.0
 
 @dataclass
 class Blow:
-    """One kill, and what followed. step, phase: where the run was. resumed_from: step of the checkpoint. seconds: until
-    it trained again. at: when it fell, by a clock that goes on. orphans: processes that were there before and stayed. said: why it stopped, if it did."""
+    """One kill, and what followed. step, phase: where the run was. driver: its process then. at: when, by a clock that
+    only goes on. resumed_from: step of the checkpoint. seconds: until it trained again. orphans: processes that were
+    there before and stayed. said: why it stopped, if it did."""
 
     victim: str
     aimed: str
