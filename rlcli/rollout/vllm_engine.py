@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,11 @@ class EngineSpec:
 
 class VllmEngine:
     """The RolloutEngine on vLLM. torch.distributed is initialised before this is built: vLLM joins that world, and
-    consecutive ranks form the tensor-parallel groups."""
+    consecutive ranks form the tensor-parallel groups. `on_step` is called before each step of a generation."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
+        self.on_step: Callable[[], None] = lambda: None
         check_version()
         if spec.device == "cpu" and spec.tensor_parallel > 1:
             _unique_shared_memory_names(spec.group_id)
@@ -89,6 +90,7 @@ class VllmEngine:
         for request in requests:
             keys[self._add(request.prompt, self._params(sampling, request))] = request.key
         while self._engine.has_unfinished_requests():
+            self.on_step()
             for output in self._engine.step():
                 if not output.finished:
                     continue

@@ -179,9 +179,11 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def start_group(worker: type, pool: Pool, logs: Path, *args: Any, name: str = "rank") -> WorkerGroup:
+def start_group(
+    worker: type, pool: Pool, logs: Path, *args: Any, name: str = "rank", stall_s: float | None = None
+) -> WorkerGroup:
     """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: how their
-    logs are called."""
+    logs are called. stall_s: seconds after which one that makes no progress has failed (see `WorkerGroup`)."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -199,6 +201,8 @@ def start_group(worker: type, pool: Pool, logs: Path, *args: Any, name: str = "r
     if pool.device == "cpu":
         # Inductor costs half a minute of compilation and gains nothing on the models that fit a CPU.
         environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
+    for left in logs.glob(f"{name}-*.stack"):
+        left.unlink(missing_ok=True)  # what workers before these have noted
     actor = ray.remote(worker)
     actors = [
         actor.options(
@@ -210,7 +214,7 @@ def start_group(worker: type, pool: Pool, logs: Path, *args: Any, name: str = "r
         ).remote(rank, pool.workers, *args)
         for rank in range(pool.workers)
     ]
-    return WorkerGroup(worker, actors, logs, places, name)
+    return WorkerGroup(worker, actors, logs, places, name, stall_s)
 
 
 def _check_resources(pool: Pool, resources: dict[str, float]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
+
+from rlcli.workers.watch import progress, watched
 
 Send = Literal["broadcast", "scatter"]
 Collect = Literal["all", "first", "sum", "stream"]
@@ -30,12 +33,26 @@ def dispatch(send: Send = "broadcast", collect: Collect = "all") -> Callable[[F]
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": len(rows)}
 
-    With two ranks, `group.count([[1, 2], [3]])` is `{"rows": 3}`.
+    With two ranks, `group.count([[1, 2], [3]])` is `{"rows": 3}`. While the method runs its process is watched (see
+    `watch`): it has to end, to yield, or to call `watch.progress` now and then.
     """
 
     def mark(method: F) -> F:
-        method.__dict__["dispatch"] = Dispatch(send, collect)
-        return method
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with watched(method.__name__):
+                return method(*args, **kwargs)
+
+        @functools.wraps(method)
+        def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
+            with watched(method.__name__):
+                for item in method(*args, **kwargs):
+                    yield item
+                    progress()
+
+        marked = stream if collect == "stream" else call
+        marked.__dict__["dispatch"] = Dispatch(send, collect)
+        return cast(F, marked)
 
     return mark
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed
+from rlcli.workers import failures
 from rlcli.workers.dispatch import Dispatch, add_up, dispatch_of
+from rlcli.workers.watch import START_S, Note, Patience, read_note
 
 CLOSE_TIMEOUT_S = 20.0
 DEATH_GRACE_S = 3.0
+LOST_PEER_GRACE_S = 40.0
+"""Until Ray knows of a machine that is gone; what is connected to it notices at once."""
 LOG_TAIL_LINES = 8
 
 
@@ -21,18 +26,30 @@ class WorkerGroup:
         group.update(0)      # every rank updates; the returned numbers are added up
 
     The first error of any rank is raised without waiting for ranks that hang in a collective on the failed one. Where a
-    rank has died, that is the error, and not the broken connections of the others.
+    rank has died, that is the error, and not the broken connections of the others. A rank that makes no progress for
+    `stall_s` seconds is one too, told by what its stack shows.
 
     places: the placement group that holds the actors' resources; it goes with them. name: how their logs are called,
-    `name`-0.log and so on.
+    `name`-0.log and so on. stall_s: None waits for ever; else the workers note their progress (see `watch`).
     """
 
-    def __init__(self, worker: type, actors: Sequence[Any], logs: Path, places: Any, name: str = "rank") -> None:
+    def __init__(
+        self,
+        worker: type,
+        actors: Sequence[Any],
+        logs: Path,
+        places: Any,
+        name: str = "rank",
+        stall_s: float | None = None,
+    ) -> None:
         self._worker = worker
         self._actors = list(actors)
         self._logs = logs
         self._places = places
         self._name = name
+        self._stall_s = stall_s
+        self._unseen_s = max(START_S, stall_s or 0.0)
+        self._oom_kills = failures.kernel_oom_kills()
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -81,10 +98,13 @@ class WorkerGroup:
         results: dict[int, Any] = {}
         rank_of = {call: rank for rank, call in enumerate(calls)}
         waiting = list(calls)
+        patience = self._patience()
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1)
-            rank = rank_of[ready[0]]
-            results[rank] = self._get(name, rank, ready[0])
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=patience.every)
+            for call in ready:
+                results[rank_of[call]] = self._get(name, rank_of[call], call)
+            self._watch(name, patience, [rank_of[call] for call in waiting])
+        self._unseen_s = float("inf")  # All have answered: whose file is not seen writes it to another disk.
         return [results[rank] for rank in range(len(calls))]
 
     def _stream(self, name: str, per_rank: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -96,65 +116,101 @@ class WorkerGroup:
         ]
         rank_of = {stream: rank for rank, stream in enumerate(streams)}
         waiting = list(streams)
+        patience = self._patience()
         while waiting:
-            ready, _ = ray.wait(waiting, num_returns=1)
-            stream = ready[0]
-            try:
-                item = next(stream)
-            except StopIteration:
-                waiting.remove(stream)
-                continue
-            yield self._get(name, rank_of[stream], item)
+            ready, _ = ray.wait(waiting, num_returns=1, timeout=patience.every)
+            for stream in ready:
+                try:
+                    item = next(stream)
+                except StopIteration:
+                    waiting.remove(stream)
+                    continue
+                yield self._get(name, rank_of[stream], item)
+            self._watch(name, patience, [rank_of[stream] for stream in waiting])
+
+    def _patience(self) -> Patience:
+        return Patience([self._notes(rank) for rank in range(len(self))], self._stall_s, self._unseen_s)
+
+    def _watch(self, name: str, patience: Patience, waiting: list[int]) -> None:
+        """Raise where the ranks that are waited for make no progress."""
+        stalled = patience.stalled(waiting)
+        if stalled:
+            raise self._stall(name, stalled, sorted(set(waiting) - set(stalled)))
+
+    def _stall(self, name: str, stalled: dict[int, Note | None], others: list[int]) -> RunFailed:
+        for_s = f"makes no progress in {name} for {self._stall_s:g} s"
+        said = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
+        if all(note and note.waits for note in stalled.values()):
+            said.append("all wait in a collective, for each other or for a worker that is done")
+        notes = {rank: read_note(self._notes(rank)) for rank in others}
+        said += [f"worker {rank} waits for it" for rank, note in notes.items() if note is not None and note.waits]
+        logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
+        return RunFailed("; ".join(said), f"its log is {logs}, and its whole stack in .stack beside it", retry=True)
+
+    def _standstill(self, rank: int, note: Note | None) -> str:
+        if note is not None and note.threads:
+            return note.place
+        tail = self._tail(rank)
+        ending = f"; its log ends: {tail}" if tail else ""
+        return f"it does not answer (stopped, swapped out, or its machine is gone){ending}"
 
     def _get(self, name: str, rank: int, reference: Any) -> Any:
         import ray
 
         try:
             return ray.get(reference)
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             raise self._died(name, rank, error) from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, RlcliError):
                 raise error.cause from None
-            for other, death in self._deaths():
-                raise self._died(name, other, death) from error
-            raise RunFailed(
-                f"worker {rank} failed in {name}: {type(error.cause).__name__}: {str(error.cause).strip()}",
-                f"its log is {self._log(rank)}",
-            ) from error
-        except ray.exceptions.RayError as error:  # Ray's own: out of memory, an object that was lost
-            raise RunFailed(f"worker {rank} failed in {name}: {type(error).__name__}: {_last_line(error)}") from error
+            raise self._failed(name, rank, error.cause) from error
+        except ray.exceptions.RayError as error:  # Ray's own: an object that was lost with its machine, say
+            said = f"worker {rank} failed in {name}: {type(error).__name__}: {failures.last_line(error)}"
+            raise RunFailed(said, retry=True) from error
 
-    def _deaths(self) -> Iterator[tuple[int, Exception]]:
-        """Ranks that are dead, or found to be within a moment: their peers notice before Ray does."""
+    def _failed(self, name: str, rank: int, cause: BaseException) -> RunFailed:
+        if failures.ran_out_of_memory(cause):
+            return failures.out_of_memory(rank, name, cause)
+        lost = failures.lost_a_peer(cause)
+        for other, death in self._deaths(LOST_PEER_GRACE_S if lost else DEATH_GRACE_S):
+            return self._died(name, other, death)
+        return RunFailed(
+            f"worker {rank} failed in {name}: {type(cause).__name__}: {str(cause).strip()}",
+            f"its log is {self._log(rank)}",
+            retry=lost,
+        )
+
+    def _deaths(self, grace_s: float) -> Iterator[tuple[int, Exception]]:
+        """Ranks that are dead, or found to be within `grace_s`: their peers notice before Ray does."""
         import ray
 
         rank_of = {actor.__ray_ready__.remote(): rank for rank, actor in enumerate(self._actors)}
         # Actors that are alive answer when they are done with what they do, if ever.
-        answered, _ = ray.wait(list(rank_of), num_returns=len(rank_of), timeout=DEATH_GRACE_S)
-        for call in answered:
+        waiting, until = list(rank_of), time.monotonic() + grace_s
+        while waiting:
+            answered, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, until - time.monotonic()))
+            if not answered:
+                return
             try:
-                ray.get(call)
-            except ray.exceptions.RayActorError as death:
-                yield rank_of[call], death
+                ray.get(answered[0])
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as death:
+                yield rank_of[answered[0]], death
 
     def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
-        tail = " | ".join(self._tail(rank))
-        # Its log tells more than Ray, unless it never got as far as to write to it.
-        why = f"; its log {self._log(rank)} ends: {tail}" if tail else f": {_last_line(death)}"
-        return RunFailed(f"worker {rank} died in {name}{why}")
+        oom_kills = failures.kernel_oom_kills() - self._oom_kills
+        return failures.died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
+
+    def _notes(self, rank: int) -> Path:
+        return self._logs / f"{self._name}-{rank}.stack"
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"{self._name}-{rank}.log"
 
-    def _tail(self, rank: int) -> list[str]:
+    def _tail(self, rank: int) -> str:
+        """How its log ends, in one line."""
         try:
             lines = self._log(rank).read_text(errors="replace").splitlines()
         except OSError:
-            return []
-        return [line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:]
-
-
-def _last_line(error: Exception) -> str:
-    """Where Ray's messages end with the cause."""
-    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+            return ""
+        return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])

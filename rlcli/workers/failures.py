@@ -1,0 +1,99 @@
+"""What to say of a worker that died, failed or ran out of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from rlcli.errors import RunFailed
+
+GENERATES = "lower rollout.gpu_memory_utilization, rollout.kv_cache_mb or rollout.max_concurrent"
+TRAINS = (
+    "lower train.tokens_per_microbatch, set model.gradient_checkpointing, raise cluster.workers, "
+    "or train an adapter with lora.rank"
+)
+SYNCS = "lower rollout.gpu_memory_utilization"
+HELPS = {
+    "rollout": GENERATES,
+    "sync_weights": SYNCS,
+    "release_rollout_memory": SYNCS,
+    "build": f"{GENERATES}; {TRAINS}",
+}
+"""What to change where a method runs out of memory; TRAINS for those that are not named."""
+
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch's by name: the command line has no torch
+_OOM_TEXT = ("DefaultCPUAllocator", "CUDA out of memory", "std::bad_alloc", "Cannot allocate memory")
+_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "GetTimeoutError", "ObjectLostError"}
+_PEER_TEXT = re.compile(
+    r"connection (was )?(closed|reset)|broken pipe|timed out waiting|gloo.*(timeout|timed out)", re.I
+)
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is of an allocation that failed in the process that raised it."""
+    return type(error).__name__ in _OOM_TYPES or any(text in str(error) for text in _OOM_TEXT)
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether `error` says that another process is gone: the one to name is that other."""
+    return type(error).__name__ in _PEER_TYPES or bool(_PEER_TEXT.search(str(error)))
+
+
+def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
+    """Not to be tried again: it would happen again."""
+    said = str(error).strip().splitlines()
+    return RunFailed(
+        f"worker {rank} ran out of memory in {method}: {said[0] if said else type(error).__name__}",
+        HELPS.get(method, TRAINS),
+    )
+
+
+def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kills: int) -> RunFailed:
+    """Of an actor that is gone. tail: how its log ends; oom_kills: how often the kernel of this machine has ended a
+    process for want of memory since the worker was started."""
+    text = str(death).strip()
+    helps = HELPS.get(method, TRAINS)
+    # Its log tells more than Ray, unless it never got as far as to write to it.
+    ending = f"; its log {log} ends: {tail}" if tail else f": {last_line(death)}"
+    if getattr(death, "actor_init_failed", False):  # Its constructor raised, as it would again.
+        return RunFailed(f"worker {rank} died in {method}{ending}")
+    if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
+        return RunFailed(
+            f"worker {rank} was killed in {method}: its machine{_node(text)} ran out of memory{ending}",
+            helps,
+            retry=True,
+        )
+    if "node" in text.lower() and re.search(
+        r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I
+    ):
+        return RunFailed(f"worker {rank} died in {method}: its machine{_node(text)} is gone{ending}", retry=True)
+    if oom_kills:
+        return RunFailed(
+            f"worker {rank} was killed in {method}, and the kernel has ended a process of this machine for want of "
+            f"memory{ending}",
+            helps,
+            retry=True,
+        )
+    return RunFailed(
+        f"worker {rank} died in {method}{ending}", f"if it was killed because memory ran out: {helps}", retry=True
+    )
+
+
+def kernel_oom_kills() -> int:
+    """How often this machine's kernel has ended a process because memory had run out; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def last_line(error: BaseException) -> str:
+    """Where Ray's messages end with the cause."""
+    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+
+
+def _node(text: str) -> str:
+    found = re.search(r"\bip: (\S+)|IP: ([\d.]+)", text)
+    return f" {found[1] or found[2]}" if found else ""
