@@ -77,9 +77,14 @@ def plan_metrics(plan: Plan) -> dict[str, float]:
     }
 
 
+def steps_taken(updates: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Of what each update returned: those whose optimizer has stepped. The others had no gradient, or a bad one."""
+    return [update for update in updates if update and "bad" not in update]
+
+
 def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over the step's minibatches. The mismatch is that of the first, before the policy has moved."""
-    done = [update for update in updates if update]
+    done = steps_taken(updates)
     metrics = {"update/count": float(len(done)), "update/skipped": float(len(updates) - len(done))}
     if not done:
         return metrics
@@ -109,13 +114,15 @@ def source_metrics(batch: Collected) -> dict[str, float]:
 
 def value_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of a value model: means over the tokens of a step, and the share of the returns' variance that it explains."""
-    done = [update for update in updates if update]
+    done = steps_taken(updates)
+    skipped = {"critic/skipped": float(len(updates) - len(done))}
     if not done:
-        return {}
+        return skipped if updates else {}
     sums = {name: sum(update[name] for update in done) for name in done[0]}
     tokens = max(sums["tokens"], 1.0)
     variance, unexplained = (sums[f"{name}_sq"] / tokens - (sums[name] / tokens) ** 2 for name in ("returns", "errors"))
     return {
+        **skipped,
         "critic/loss": sums["loss"] / tokens,
         "critic/clipped": sums["clipped"] / tokens,
         "critic/returns": sums["returns"] / tokens,
@@ -126,11 +133,13 @@ def value_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of a process reward model: means over the responses of a step."""
-    done = [update for update in updates if update]
+    done = steps_taken(updates)
+    skipped = {"critic/skipped": float(len(updates) - len(done))}
     if not done:
-        return {}
+        return skipped if updates else {}
     sums = {name: sum(update[name] for update in done) for name in done[0]}
     return {
+        **skipped,
         "critic/loss": sums["loss"] / max(sums["responses"], 1.0),
         "critic/agrees": sums["agree"] / max(sums["responses"], 1.0),
         "critic/grad_norm": sums["grad_norm"] / len(done),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.files import replacing
 from rlcli.workers.work import MicroWork, MiniWork, RankWork
 
 if TYPE_CHECKING:
@@ -97,6 +99,29 @@ class TrainBatch:
             values = [by_sample[sample] for sample in micro.samples.tolist()]
             flat = np.concatenate(values) if values else np.zeros(0, np.float32)
             micro.tokens[name] = torch.tensor(flat, device=self.device)
+
+    def save(self, minibatch: int, path: Path) -> None:
+        """Write what this rank trains on in a minibatch, with torch.save: enough to do the update again, in plain
+        values. `work`: its denominators; `columns`: what is known of all the step's samples; `micros`: of each
+        micro-batch its `packed` tokens, its `samples` and `lengths`, and what is filled in of its `tokens`."""
+        import torch
+
+        work = {field.name: getattr(self.works[minibatch], field.name) for field in fields(MiniWork)}
+        del work["micro"]  # where the rows came from
+        packed = ("input_ids", "position_ids", "boundaries", "response_index", "targets", "sequence")
+        micros = [
+            {
+                "packed": {name: getattr(micro.packed, name) for name in packed},
+                "samples": micro.samples,
+                "lengths": micro.lengths,
+                "tokens": micro.tokens,
+            }
+            for micro in self.minibatches[minibatch]
+            if not micro.empty
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
 
     def _pack(self, micro: MicroWork, shards: dict[int, Any]) -> MicroBatch:
         import numpy as np

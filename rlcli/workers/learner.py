@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
-from rlcli.errors import RunFailed
 from rlcli.workers.batch import MicroBatch
+from rlcli.workers.watch import progress
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,6 +29,7 @@ class Learner:
         train = config.train
         self.model = model
         self.max_grad_norm = train.max_grad_norm
+        self.bad_grad_norm = config.fault_tolerance.bad_grad_norm or math.inf
         self.world = dist.get_world_size()
         self.optimizer = build_optimizer(
             model, lr=lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
@@ -36,7 +37,11 @@ class Learner:
 
     def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float) -> dict[str, float]:
         """One optimizer step over the micro-batches of a minibatch. Collective. Returns the sums, added up, and
-        `grad_norm`, which is global and so divided by the number of ranks; nothing where there are no micro-batches."""
+        `grad_norm`, which is global and so divided by the number of ranks; nothing where there are no micro-batches.
+
+        Where the gradient is bad (not finite, or its norm above `bad_grad_norm`) no rank steps, since all see the same
+        norm, and nothing but `bad` and `grad_norm` is returned; of `bad` each rank gives its part of 1. A loss or an
+        output that is not finite makes the gradient so."""
         import torch
 
         from rlcli.model.optim import clip_grad_norm
@@ -45,20 +50,31 @@ class Learner:
             return {}  # No sample of this minibatch carries a gradient, on any rank: nothing to learn from.
         sums: dict[str, Tensor] = {}
         for micro in micros:
+            progress()
             output, term, own = loss(micro)
             # FSDP averages gradients over ranks; the loss is a sum over them. An empty pack still takes its part in the
             # collectives of the backward pass, with a gradient of zero.
-            (output.sum() * 0.0 if micro.empty else term * self.world).backward()
+            (output.sum() * 0.0 if micro.empty else _spoilt(term, output) * self.world).backward()
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
         norm = clip_grad_norm(self.model, self.max_grad_norm)
-        if not math.isfinite(norm):
-            raise RunFailed(
-                f"the gradient norm is {norm}", "lower train.lr or train.max_grad_norm; the last checkpoint is sound"
-            )
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        bad = not math.isfinite(norm) or norm > self.bad_grad_norm
+        if not bad:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if bad:
+            return {"bad": 1.0 / self.world, "grad_norm": norm / self.world}
         numbers = torch.stack(list(sums.values())).tolist() if sums else []
         return dict(zip(sums, numbers, strict=True)) | {"grad_norm": norm / self.world}
+
+
+def _spoilt(term: Tensor, output: Tensor) -> Tensor:
+    """The loss as it is, or, where it or the output is not finite, one whose gradient is no number: so every rank hears
+    of it by the norm, and none has to be asked. (A clipped ratio or a mask can hide a NaN from the gradient.)"""
+    import torch
+
+    sound = torch.isfinite(term.detach()) & torch.isfinite(output.detach()).all()
+    # Through `output`, whatever of it the loss goes by: 0 · NaN is NaN, and adding 0 changes no bit of a sound loss.
+    return term + (output * torch.where(sound, 0.0, math.nan)).sum()
