@@ -151,10 +151,14 @@ class Checkpoints:
             _remove(self._partial(step))
 
     def all(self) -> list[Checkpoint]:
-        """The oldest first; whether they are sound has not been looked at."""
-        if not self.root.is_dir():
+        """The oldest first; whether they are sound has not been looked at. CheckpointError where the folder may not be
+        read."""
+        try:
+            found = [(_NAME.fullmatch(path.name), path) for path in self.root.iterdir() if path.is_dir()]
+        except FileNotFoundError:
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.root.iterdir() if path.is_dir()]
+        except OSError as error:
+            raise _unreadable(self.root, error) from error
         return sorted((Checkpoint(p, int(name[1])) for name, p in found if name), key=lambda c: c.step)
 
     def newest(self, on_note: Callable[[str], None]) -> Checkpoint | None:
