@@ -10,19 +10,20 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
+from rlcli.attempt import RETRY, is_supervised
 from rlcli.cli.doctor import doctor
 from rlcli.cli.eval import evaluate
 from rlcli.cli.group import Group
 from rlcli.cli.prep import app as prep_app
 from rlcli.cli.quickstart import quickstart
 from rlcli.cli.recipes import app as recipes_app
+from rlcli.cli.supervise import INTERRUPTED, command_line, supervised, train_folder
 from rlcli.cli.tiny_model import tiny_model
 from rlcli.cli.train import train
 from rlcli.cli.verifiers import app as verifiers_app
-from rlcli.errors import RlcliError
+from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
 
-INTERRUPTED = 130
 TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
 
 EPILOG = """Examples:
@@ -53,7 +54,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
 )
-app.command("train", rich_help_panel=TRAIN)(train)
+app.command("train", rich_help_panel=TRAIN)(supervised(train_folder)(train))
 app.command("eval", rich_help_panel=TRAIN)(evaluate)
 app.command("quickstart", rich_help_panel=TRAIN)(quickstart)
 app.add_typer(prep_app, name="prep", rich_help_panel=DATA)
@@ -83,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     0: done. 1: a run failed after it had started, or a defect. 2: something the user can mend, before any work was
-    done. 130: interrupted.
+    done. 130: interrupted. 75, to a supervisor alone: begin again from the last checkpoint.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    command_line.set(words if arguments is None else None)
     debug = "--debug" in words
     try:
         # Not standalone: Typer would draw its own errors as boxes, and import rich for them.
@@ -97,12 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, TyperException) and not error.format_message():
             return 2  # A group without a command: its help has been printed.
+        if is_supervised() and isinstance(error, RunFailed) and error.retry:
+            return RETRY  # The supervisor tells why: the run has noted it.
         if debug and not isinstance(error, TyperException):
             raise
         mendable = _mendable(error)
         print("error:", *str(mendable or _defect(error)).split(), file=sys.stderr)
         return mendable.exit_code if mendable else 1
-    if done == INTERRUPTED:
+    if done == INTERRUPTED and not is_supervised():
         print("interrupted", file=sys.stderr)
     return done if isinstance(done, int) else 0
 

@@ -1,25 +1,35 @@
-"""Ctrl-C and SIGTERM: once, to finish the step and leave; twice, to leave at once."""
+"""Ctrl-C, SIGTERM and the end of the terminal: once, to finish the step and leave; twice, to leave at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+REPEAT_S = 0.5
+"""Signals within so short a time are one: sent to a whole group, they also come from the supervisor, which passes on
+its own."""
+
 
 class StopOnSignal:
-    """While entered, the first SIGINT or SIGTERM sets `requested` if the run is `armed` (it has a step to finish) and
-    raises KeyboardInterrupt if not; the second always raises. `on_request` tells the user."""
+    """While entered, the first SIGINT, SIGTERM or SIGHUP sets `requested` if the run is `armed` (it has a step to
+    finish) and raises KeyboardInterrupt if not; the second always raises. `on_request` tells the user."""
 
     def __init__(self, on_request: Callable[[], None]) -> None:
         self.requested = False
         self.armed = False
         self._on_request = on_request
+        self._heard_at = float("-inf")
         self._before: dict[signal.Signals, object] = {}
+        self._terminals: list[int] = []
 
     def __enter__(self) -> StopOnSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._handle)
+        self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -29,10 +39,22 @@ class StopOnSignal:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._leave_the_terminal()
+        last, self._heard_at = self._heard_at, time.monotonic()
+        if self._heard_at - last < REPEAT_S:
+            return
         if self.requested or not self.armed:
             raise KeyboardInterrupt
         self.requested = True
         self._on_request()
+
+    def _leave_the_terminal(self) -> None:
+        """It is gone, and what is written to it would fail the run."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in self._terminals:
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
 
 
 class ignoring_signals:

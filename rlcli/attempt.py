@@ -1,0 +1,41 @@
+"""What one attempt at a run is told by its supervisor (`rlcli.cli.supervise`), through its environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+RETRY = 75
+"""Exit code of an attempt that failed for a cause outside the run: going on from the last checkpoint may help."""
+
+_SUPERVISED, _GROUP, _RESTARTS = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS"
+
+
+def told(group: str, restarts: int) -> dict[str, str]:
+    """The variables for an attempt. group: what names its folders outside the run's. restarts: how many came before."""
+    return {_SUPERVISED: "1", _GROUP: group, _RESTARTS: str(restarts)}
+
+
+def is_supervised() -> bool:
+    """Whether a supervisor waits for this process, tells the user how it ended, and may start it again."""
+    return _SUPERVISED in os.environ
+
+
+def is_restart() -> bool:
+    """Whether this attempt follows one that failed: what it needs may not be back yet."""
+    return os.environ.get(_RESTARTS, "0") != "0"
+
+
+def group_id() -> str:
+    """Eight hexadecimal digits for the names of what this attempt puts in /dev/shm and /tmp: the supervisor's choice,
+    so that it can remove what a killed attempt left; else new ones."""
+    return os.environ.get(_GROUP) or uuid.uuid4().hex[:8]
+
+
+def remove_leftovers(group: str) -> None:
+    """Remove what an attempt has put in /dev/shm and /tmp of this machine; nothing of it may run any more."""
+    for root in ("/dev/shm", "/tmp"):
+        for path in Path(root).glob(f"rlcli-*{group}-*"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

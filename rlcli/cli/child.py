@@ -1,0 +1,147 @@
+"""A child process that is waited for with all that it leaves behind, and that hears the signals meant for it once.
+
+Linux makes the process of a killed parent a child of the nearest ancestor that is a subreaper. So whatever a killed
+child leaves (daemons that have left its session, their workers) becomes this process's own, to wait for and to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+import psutil
+
+from rlcli.trainer.stop import REPEAT_S
+
+LEAVE_S = 15.0
+"""How long the child gets to leave once it was asked twice."""
+KILL_S = 20.0
+"""How long killed processes are waited for: one in the midst of a disk's or a driver's work can take a while."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SI_KERNEL = 0x80
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Children:
+    """Runs one child after another, on this process's terminal and in its process group.
+
+        with Children(grace_s=5.0) as children:
+            status = children.run(["python", "work.py"], os.environ)
+
+    SIGINT, SIGTERM and SIGHUP are the child's from then on. What comes to this process alone is passed on; a Ctrl-C
+    and the end of the terminal reach the child by themselves. asked: how many of them came; those of one moment are
+    one. After the second the child has LEAVE_S to go.
+
+    grace_s: how long what a child leaves behind gets to end by itself. A process that starts another must not do so
+    from a second thread while this is entered.
+    """
+
+    def __init__(self, grace_s: float) -> None:
+        self.asked = 0
+        self._grace_s = grace_s
+        self._heard_at = float("-inf")
+        self._leave_by = float("inf")
+        self._signals = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+            self._signals.add(signal.SIGHUP)
+
+    def __enter__(self) -> Children:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        # Where this process has taken a shell's place, that shell's children are its own.
+        self._strangers = {child.pid for child in psutil.Process().children()}
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while signal.sigtimedwait(self._signals, 0):
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+    def run(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Start a child and wait until it and all that it has left behind are gone. Its exit code; negative for the
+        signal that killed it."""
+        child = self._start(words, environment)
+        statuses: dict[int, int] = {}
+        while child not in statuses:
+            self._listen(1.0, child)
+            statuses |= self._reaped()
+            if time.monotonic() > self._leave_by:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        self._end_the_rest()
+        return statuses[child]
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless asked to leave."""
+        until = time.monotonic() + seconds
+        while not self.asked and (left := until - time.monotonic()) > 0:
+            self._listen(left)
+
+    def _start(self, words: Sequence[str], environment: Mapping[str, str]) -> int:
+        parent = os.getpid()
+        child = os.fork()
+        if child:
+            return child
+        try:
+            # When this process is killed, the child is to finish its step, save and leave.
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() == parent:
+                signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+                os.execve(words[0], list(words), dict(environment))
+        finally:
+            os._exit(127)
+
+    def _listen(self, seconds: float, child: int = 0) -> None:
+        """Wait for a signal, and pass it on to `child` if it has not got it too."""
+        heard = signal.sigtimedwait(self._signals, seconds)
+        if heard is None or heard.si_signo == signal.SIGCHLD or time.monotonic() - self._heard_at < REPEAT_S:
+            return
+        self._heard_at = time.monotonic()
+        self.asked += 1
+        if self.asked == 2:
+            self._leave_by = time.monotonic() + LEAVE_S
+        if child and heard.si_code != _SI_KERNEL:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, heard.si_signo)
+
+    def _reaped(self) -> dict[int, int]:
+        """Children that have ended, with their exit codes."""
+        ended: dict[int, int] = {}
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        return ended
+
+    def _end_the_rest(self) -> None:
+        kill_from = time.monotonic() + self._grace_s
+        while (self._reaped() or True) and (left := self._left()) and time.monotonic() < kill_from + KILL_S:
+            for process in left:
+                if self.asked > 1 or time.monotonic() >= kill_from:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+            self._listen(0.1)
+
+    def _left(self) -> list[psutil.Process]:
+        """What descends from this process and was not there before."""
+        found = []
+        for child in psutil.Process().children():
+            if child.pid not in self._strangers:
+                found.append(child)
+                with contextlib.suppress(psutil.Error):
+                    found += child.children(recursive=True)
+        return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
