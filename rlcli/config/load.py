@@ -23,6 +23,7 @@ FLAGS = {
     "evaluation.data": "--eval-data",
     "train.steps": "--steps",
     "train.seed": "--seed",
+    "train.deterministic": "--deterministic",
     "cluster.workers": "--workers",
     "cluster.address": "--ray-address",
     "evaluation.samples": "--samples",

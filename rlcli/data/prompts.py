@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -205,6 +206,15 @@ class TokenizedPrompts:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def fingerprint(self) -> str:
+        """Hexadecimal; another where any prompt, its place, its tokens or what it is verified by is another."""
+        found = hashlib.blake2b(digest_size=16)
+        for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
+            found.update(array.tobytes())
+        for prompt in self.prompts:
+            found.update(repr(prompt).encode(errors="surrogatepass"))
+        return found.hexdigest()
 
     def tokens(self, i: int) -> np.ndarray:
         """The token ids of prompt i: int32[length(i)], a view."""

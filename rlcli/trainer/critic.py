@@ -7,7 +7,6 @@ the object store, from the ranks that made them to the ranks that need them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
@@ -47,11 +46,6 @@ class Critic:
         """One optimizer step; sums over all ranks."""
         sums: dict[str, float] = self.workers.update_critic(minibatch, lr)
         return sums
-
-    def save(self, checkpoint: Path) -> None:
-        """Put it beside the policy in a checkpoint, in the folder `critic`."""
-        if self.needed:
-            self.workers.save_critic(str(checkpoint / "critic"))
 
     def drop_batch(self) -> None:
         if self.own is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.rollout.engine import Sampling, shared_memory_prefix
+from rlcli.trainer.checkpoint import Checkpoint
 from rlcli.trainer.evaluate import EvalReport, evaluate
 from rlcli.trainer.preflight import Prepared
 from rlcli.trainer.run_folder import RunFolder
@@ -35,16 +36,18 @@ class Groups:
 
 
 @contextmanager
-def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) -> Iterator[Groups]:
+def running_workers(
+    prepared: Prepared, logs: Path, *, train: bool, on_phase: Callable[[str], None]
+) -> Iterator[Groups]:
     """Ray, the actors, their process groups and their roles; all of it is gone when the block ends."""
     config = prepared.config
     spec = worker_spec(prepared, logs, train=train, group_id=uuid.uuid4().hex[:8])
-    view.phase("start Ray")
+    on_phase("start Ray")
     started: list[WorkerGroup] = []
     with ray_session(config.cluster.address, config.cluster.workers + config.critic.workers):
         failed = True
         try:
-            view.phase("start workers")
+            on_phase("start workers")
             for size, own in _pools(config, spec):
                 pool = Pool(size, prepared.device, prepared.threads)
                 group = start_group(Worker, pool, logs.resolve(), own, name=own.name)
@@ -52,7 +55,7 @@ def running_workers(prepared: Prepared, logs: Path, *, train: bool, view: View) 
                 group.join(*group.meeting_point())
                 if train:
                     check_shared(logs, own.name, size)
-            view.phase("load model")
+            on_phase("load model")
             for group in started:
                 group.build()
             yield Groups(started[0], started[1] if len(started) > 1 else None, spec)
@@ -93,17 +96,33 @@ def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:
     return pools
 
 
-def launch(prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View) -> RunResult:
-    """Train. The folder's lock and the trackers are the caller's to close."""
+def launch(
+    prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View, checkpoint: Checkpoint | None = None
+) -> RunResult:
+    """Train, from a checkpoint of the run if one is given. The folder's lock and the trackers are the caller's to
+    close."""
+    step = checkpoint.step if checkpoint else 0
+
+    def on_phase(name: str) -> None:
+        view.phase(name)
+        folder.at(step, name)
+
+    folder.event("resumed" if checkpoint else "started", step=step, of=prepared.config.train.steps)
     with (
         StopOnSignal(lambda: view.note("finishing this step, then leaving; once more to leave at once")) as stop,
-        running_workers(prepared, folder.logs, train=True, view=view) as groups,
+        running_workers(prepared, folder.logs, train=True, on_phase=on_phase) as groups,
     ):
-        return train(prepared, groups, folder, trackers, view, stop)
+        return train(prepared, groups, folder, trackers, view, stop, checkpoint)
 
 
 def train(
-    prepared: Prepared, groups: Groups, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
+    prepared: Prepared,
+    groups: Groups,
+    folder: RunFolder,
+    trackers: Trackers,
+    view: View,
+    stop: StopRequest,
+    checkpoint: Checkpoint | None = None,
 ) -> RunResult:
     """Train on workers that run already."""
     return Trainer(
@@ -117,7 +136,7 @@ def train(
         trackers,
         view,
         stop,
-    ).run()
+    ).run(checkpoint)
 
 
 def check_shared(logs: Path, name: str, workers: int) -> None:
@@ -135,7 +154,7 @@ def launch_evaluation(prepared: Prepared, *, logs: Path, save_as: str, view: Vie
     config = prepared.config
     with (
         StopOnSignal(lambda: None),
-        running_workers(prepared, logs, train=False, view=view) as groups,
+        running_workers(prepared, logs, train=False, on_phase=view.phase) as groups,
     ):
         view.phase("evaluate")
         return evaluate(

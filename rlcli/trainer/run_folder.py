@@ -82,6 +82,25 @@ class RunFolder:
                 raise
         return folder
 
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        """Hold the folder of a run that goes on. Changes nothing in it but what is missing of its rooms.
+
+        Raises `RlcliError` where the run is alive or the folder holds none; `SetupError` where it cannot be written.
+        """
+        path = path.absolute()
+        if not (path / "config.toml").is_file():
+            raise RlcliError(f"{path} holds no run: it has no config.toml", "name the folder of a run")
+        with _writable(path):
+            try:
+                lock = _lock(path)
+            except RlcliError as alive:
+                raise RlcliError(alive.message, "stop it first: Ctrl-C finishes its step and saves it") from None
+            folder = cls(path, lock)
+            for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
+                room.mkdir(exist_ok=True)
+        return folder
+
     @staticmethod
     def check(path: Path, force: bool = False) -> None:
         """Raise what `create` would, and leave no trace: for the start of a command, where the run is still far off."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,13 +16,17 @@ from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
 from rlcli.trainer.verifying import Failures, part_weights
-from rlcli.types import Prompt, Sample, Verdict
+from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
 
 
 class Source(Protocol):
-    """Gives the samples of one step after another."""
+    """Gives the samples of one step after another. cursor, waiting: all that lives from one step to the next."""
+
+    prompts: TokenizedPrompts
+    cursor: PromptCursor
+    waiting: list[Group]
 
     def take(self, step: int) -> Collected:
         """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
@@ -176,6 +180,34 @@ class RolloutSource:
         kept = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)
         good = set(labels[kept].tolist())
         return [group for group in groups if group.samples[0].prompt in good]
+
+
+def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Groups as JSON holds them, their shards counted, and the references to those shards."""
+    batch = _batch(groups)
+    plain = [
+        {
+            "step": group.step,
+            "baseline": group.baseline and asdict(group.baseline),
+            "samples": [asdict(s) for s in batch.samples if s.prompt == position],
+        }
+        for position, group in enumerate(groups)
+    ]
+    return plain, batch.shards
+
+
+def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list[Group]:
+    """The groups that `as_plain` was given."""
+
+    def verdict(fields: Mapping[str, Any]) -> Verdict:
+        return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
+
+    groups = []
+    for group in plain:
+        samples = [Sample(**{**fields, "verdict": verdict(fields["verdict"])}) for fields in group["samples"]]
+        baseline = verdict(group["baseline"]) if group["baseline"] else None
+        groups.append(Group(samples, shards[samples[0].shard], baseline, group["step"]))
+    return groups
 
 
 def _groups(collected: Collected, step: int) -> list[Group]:

@@ -8,6 +8,7 @@ from rlcli.data.cursor import PromptCursor
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.shard import ShardBuilder
 from rlcli.trainer.collect import Collected
+from rlcli.trainer.source import Group
 from rlcli.types import Outcome, Sample, Verdict
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
@@ -16,7 +17,8 @@ IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
 class SupervisedSource:
     """Batches of given responses, in the form that `collect` returns: one sample a prompt, each right by definition.
 
-    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints.
+    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints. waiting: never
+    anything.
     """
 
     def __init__(self, prompts: TokenizedPrompts, cursor: PromptCursor, prompts_per_step: int) -> None:
@@ -24,6 +26,7 @@ class SupervisedSource:
         self.prompts = prompts
         self.cursor = cursor
         self.prompts_per_step = prompts_per_step
+        self.waiting: list[Group] = []
 
     def take(self, step: int) -> Collected:
         """The samples of step `step`, in the order of the cursor, which alone decides them.

@@ -16,11 +16,12 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.model.optim import lr_at
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.checkpoint import Checkpoints
+from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
-from rlcli.trainer.evaluate import EvalReport, evaluate
+from rlcli.trainer.evaluate import evaluate
+from rlcli.trainer.keeper import Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
@@ -30,6 +31,7 @@ from rlcli.trainer.metrics import (
     time_metrics,
     update_metrics,
 )
+from rlcli.trainer.record import take_back
 from rlcli.trainer.run_folder import RunFolder, write_json
 from rlcli.trainer.source import RolloutSource, Source
 from rlcli.trainer.supervised import SupervisedSource
@@ -54,17 +56,22 @@ class StopRequest(Protocol):
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. steps: how many were done. evaluations: step → report. stopped: it was asked to end early."""
+    """How a run ended, from its first step on. steps: how many were done. rewards: mean of each. evaluations: step →
+    report, as its file holds it. checkpoint: the newest. stopped: it was asked to end early."""
 
     steps: int
     rewards: list[float]
-    evaluations: dict[int, EvalReport]
+    evaluations: dict[int, dict[str, Any]]
     checkpoint: str
     stopped: bool
 
 
 class Trainer:
-    """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`."""
+    """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
+
+    What a step leaves to the next one is here, in `source`, in the algorithm's controllers and in the workers, and
+    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far. idle_steps: without a gradient.
+    """
 
     def __init__(
         self,
@@ -83,13 +90,18 @@ class Trainer:
         self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[dtype]
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
         self.held_out = held_out
-        self.idle_steps = 0
+        self.done = self.version = self.idle_steps = 0
+        self.rewards: list[float] = []
+        self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
         self.probe = prompts.tokens(max(range(len(prompts)), key=prompts.length))[:PROBE_TOKENS]
+        self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = workers, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, workers, critics)
-        self.checkpoints = Checkpoints(folder.checkpoints, config.checkpoint.keep)
+        rules = config.checkpoint
+        checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
+        self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
         cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
         self.source: Source = (
             SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
@@ -105,39 +117,50 @@ class Trainer:
             )
         )
 
-    def run(self) -> RunResult:
-        """Evaluate, step, checkpoint; returns when all steps are done or `stop` was asked."""
-        total, every = self.config.train.steps, self.config.checkpoint.every
-        self.view.start(total, self.folder.path.name)
-        self.view.phase("sync")
+    def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
+        """From the first step, or from a checkpoint of this run, to the last one, or until `stop` was asked."""
+        total = self.config.train.steps
+        if checkpoint is not None:
+            self.phase("restore", checkpoint.step)
+            restore(self, checkpoint)
+        self.view.start(total, self.folder.path.name, self.done)
+        self.phase("sync", self.done)
         self.sync_weights()
-        evaluations: dict[int, EvalReport] = {}
-        if self.held_out is not None:
-            evaluations[0] = self.evaluate(self.held_out, 0)
-            self.trackers.log(0, _eval_metrics(evaluations[0]))
-        rewards: list[float] = []
-        checkpoint = ""
+        if self.evaluation_due():  # of the model as it came, or one that an exit has cut short
+            before = take_back(self.folder.path, self.done)
+            self.trackers.log(self.done, before | self.evaluate())
         self.stop.armed = True
-        for step in range(1, total + 1):
-            metrics = self.step(step)
-            texts = self.texts()
-            rewards.append(metrics["reward/mean"])
-            last = step == total or self.stop.requested
-            if last or (every and step % every == 0):
-                checkpoint = self.save(step)
-            if self.held_out is not None and self.evaluation_due(step, last=step == total):
-                evaluations[step] = self.evaluate(self.held_out, step)
-                metrics |= _eval_metrics(evaluations[step])
-            self.trackers.log(step, metrics)
-            self.view.step(metrics)
-            self.view.samples(texts)
-            if last:
-                break
-        return RunResult(len(rewards), rewards, evaluations, checkpoint, stopped=len(rewards) < total)
+        while self.done < total and not self.stop.requested:
+            self.advance(self.done + 1)
+        if self.keeper.saved < self.done:
+            self.phase("checkpoint", self.done)
+            self.keeper.begin(self.done, *snapshot(self))
+        self.keeper.finish()
+        stopped = self.done < total or self.evaluation_due()
+        self.folder.event("stopped" if stopped else "finished", step=self.done)
+        return RunResult(self.done, self.rewards, self.evaluations, str(self.keeper.newest or ""), stopped)
+
+    def advance(self, number: int) -> None:
+        """A step and what hangs on it: the checkpoint, which is written while the run goes on, and the evaluation. What
+        was begun before is committed once the metrics of its step are on disk, and not earlier."""
+        every = self.config.checkpoint.every
+        metrics = self.step(number)
+        self.done = number
+        self.rewards.append(metrics["reward/mean"])
+        texts = self.texts()
+        self.keeper.poll()
+        if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
+            self.phase("checkpoint", number)
+            self.keeper.begin(number, *snapshot(self))
+        if not self.stop.requested and self.evaluation_due():
+            metrics |= self.evaluate()
+        self.trackers.log(number, metrics)
+        self.view.step(metrics)
+        self.view.samples(texts)
 
     def step(self, number: int) -> dict[str, float]:
         """One pass: generate and verify, choose and plan, work out advantages, update, hand the new weights over."""
-        clock, seed = Clock(self.view.phase), step_seed(self.config.train.seed, number)
+        clock, seed = Clock(lambda name: self.phase(name, number)), step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
             batch = self.source.take(number)
         with clock.phase("plan"):
@@ -241,10 +264,11 @@ class Trainer:
     def sync_weights(self) -> dict[str, float]:
         """Hand the weights over and hear the canary. Raises RunFailed where engine and trainer disagree."""
         self.critic.drop_batch()
+        self.version += 1
         if not self.has_engine:
             self.workers.drop_batch()
             return {}
-        difference: float = max(self.workers.sync_weights(self.probe))
+        difference: float = max(self.workers.sync_weights(self.probe, self.version))
         if not difference <= self.tolerance:
             raise RunFailed(
                 f"after the weight sync the engine's log-probs differ from the trainer's by {difference:.3g}, "
@@ -253,16 +277,21 @@ class Trainer:
             )
         return {"canary/max_abs_diff": difference}
 
-    def evaluation_due(self, step: int, last: bool) -> bool:
+    def evaluation_due(self) -> bool:
+        """Whether the weights as they are now are to be evaluated and have not been yet."""
+        if self.held_out is None or self.done in self.evaluations:
+            return False
         every = self.config.evaluation.every
-        return not self.stop.requested and (last or (every > 0 and step % every == 0))
+        return self.done in (0, self.config.train.steps) or (every > 0 and self.done % every == 0)
 
-    def evaluate(self, prompts: TokenizedPrompts, step: int) -> EvalReport:
-        settings = self.config.evaluation
-        self.view.phase("evaluate")
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate the weights as they are now; the metrics."""
+        assert self.held_out is not None, "nothing to evaluate on"
+        settings, step = self.config.evaluation, self.done
+        self.phase("evaluate", step)
         report = evaluate(
             self.workers,
-            prompts,
+            self.held_out,
             samples=settings.samples,
             sampling=Sampling(settings.temperature, self.config.rollout.max_response_tokens),
             seed=self.config.train.seed,
@@ -271,9 +300,18 @@ class Trainer:
             step=step,
             on_progress=self.view.progress,
         )
-        write_json(self.folder.evaluations / f"step-{step:06d}.json", report.as_dict())
+        self.evaluations[step] = report.as_dict() | {"headline": report.headline()}
+        write_json(self.folder.evaluations / f"step-{step:06d}.json", self.evaluations[step])
+        metrics = report.metrics()
+        self.keeper.evaluated(step, metrics)
+        self.folder.event("evaluated", step=step, headline=report.headline())
         self.view.note(f"evaluation at step {step}: {report.headline()}")
-        return report
+        return {f"eval/{name}": value for name, value in metrics.items()}
+
+    def phase(self, name: str, step: int) -> None:
+        """Say what the run is doing: to the reader, and to whoever finds it dead."""
+        self.view.phase(name)
+        self.folder.at(step, name)
 
     def texts(self) -> list[SampleText]:
         """What the view shows of the last rollout, fetched before an evaluation takes its place."""
@@ -282,19 +320,7 @@ class Trainer:
         found: list[dict[str, Any]] = [t for rank in self.workers.texts(self.view.show_samples) for t in rank]
         return [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
 
-    def save(self, step: int) -> str:
-        self.view.phase("checkpoint")
-        target = self.checkpoints.path(step)
-        self.workers.save(str(target))
-        self.critic.save(target)
-        self.checkpoints.committed(step)
-        return str(target)
-
 
 def _by_rank(folder: Path, step: int) -> str:
     """Where each worker writes its samples: `step-000001.rank-{rank}.parquet`, the rank left for it to fill in."""
     return str(folder / f"step-{step:06d}.rank-{{rank}}.parquet")
-
-
-def _eval_metrics(report: EvalReport) -> dict[str, float]:
-    return {f"eval/{name}": value for name, value in report.metrics().items()}

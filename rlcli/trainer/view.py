@@ -83,8 +83,9 @@ class View:
             self._live.stop()
             self._live = None
 
-    def start(self, total_steps: int, title: str) -> None:
-        """The steps begin."""
+    def start(self, total_steps: int, title: str, done: int = 0) -> None:
+        """The steps begin, or go on after `done` of them."""
+        self._done = done
         self._total, self._title = total_steps, _ending(printable(title), TITLE_CHARACTERS)
         if self._live is None:
             self._print(f"{self._title}: {total_steps} steps")

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
+from rlcli.workers import watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
@@ -23,7 +24,8 @@ from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+COLLECTIVE_MARGIN_S = 120.0
+"""A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Worker:
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
         _log_to(Path(spec.logs) / f"{spec.name}-{rank}.log")
+        watch.start(Path(spec.logs) / f"{spec.name}-{rank}.stack", spec.config.fault_tolerance.stall_s)
 
     @dispatch(collect="first")
     def meeting_point(self) -> tuple[str, int]:
@@ -91,7 +94,8 @@ class Worker:
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(self.device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=COLLECTIVE_TIMEOUT)
+        timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
 
     @dispatch()
     def build(self, spec: WorkerSpec | None = None) -> None:
@@ -114,10 +118,12 @@ class Worker:
         place = (self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
             self.policy = PolicyRole(*place)
+        watch.progress()
         if "critic" in roles:
             self.critic = CriticRole(*place)
         if "process_reward" in roles:
             self.critic = ProcessRewardRole(*place)
+        watch.progress()
         if "engine" in roles:
             tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
             self._build_engine(tokenizer)
@@ -194,6 +200,16 @@ class Worker:
         return self._critic.update(self._batch, minibatch, lr)
 
     @dispatch()
+    def save_minibatch(self, minibatch: int, path: str) -> str:
+        """Write what this rank trains on in a minibatch to `path`, with `{rank}` in its name. Returns why that failed,
+        or nothing: a batch that is kept to be looked at must not stop the run."""
+        try:
+            self._batch.save(minibatch, Path(path.format(rank=self.rank)))
+        except (OSError, RuntimeError) as error:
+            return str(error).splitlines()[0]
+        return ""
+
+    @dispatch()
     def export_tokens(self, name: str) -> Any:
         """A reference, in a list, to what this rank's batch holds under `name`: another group takes it."""
         import ray
@@ -211,9 +227,10 @@ class Worker:
         self._batch.fill(name, by_sample)
 
     @dispatch()
-    def sync_weights(self, probe: Any) -> float:
+    def sync_weights(self, probe: Any, version: int) -> float:
         """Stream the policy into the engine, then compare both on `probe` (int32 token ids): the largest absolute
-        difference of a log-prob, which the controller holds against its tolerance."""
+        difference of a log-prob, which the controller holds against its tolerance. version: of the weights, noted with
+        each sample that they generate."""
         import numpy as np
 
         engine, policy = self._rollout.engine, self._policy.policy
@@ -228,7 +245,7 @@ class Worker:
         else:
             engine.load_weights(policy.stream_weights())
         engine.wake_cache()
-        self._rollout.version += 1
+        self._rollout.version = version
         difference = np.abs(self._policy.probe_log_probs(probe) - engine.prompt_log_probs(probe))
         # The controller takes the largest of all ranks, and a NaN would be lost among numbers.
         return float(difference.max()) if np.isfinite(difference).all() else float("inf")
@@ -363,6 +380,7 @@ class Worker:
         )
         assert self.engine is None or self.engine.spec == spec, "another engine needs other workers"
         self.engine = self.engine or VllmEngine(spec)
+        self.engine.on_step = watch.progress
 
     def _close_scorer(self) -> None:
         if self.rollout_role is not None and self.rollout_role.scorer is not None:

@@ -52,7 +52,7 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
     with (
         View() as view,
         StopOnSignal(lambda: None) as stop,
-        running_workers(first, out / "logs", train=True, view=view) as groups,
+        running_workers(first, out / "logs", train=True, on_phase=view.phase) as groups,
     ):
         for recipe in recipes:
             started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import numpy as np
 import pytest
@@ -297,22 +297,25 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
     trainer.held_out = trainer.folder = MagicMock()
-    trainer.has_engine = True
+    trainer.keeper = MagicMock(saved=2)
+    trainer.done, trainer.rewards, trainer.evaluations = 0, [], {0: {}}
     trainer.sync_weights = MagicMock()  # type: ignore[method-assign]
-    trainer.save = MagicMock(return_value="checkpoint")  # type: ignore[method-assign]
 
     def step(number: int) -> dict[str, float]:
         rollouts.append(f"of step {number}")
         return {"reward/mean": 1.0}
 
-    def evaluate(prompts: object, number: int) -> MagicMock:
+    def evaluate() -> dict[str, float]:
         rollouts.append("of an evaluation")
-        return MagicMock()
+        trainer.evaluations[trainer.done] = {}
+        return {}
 
     trainer.step, trainer.evaluate = step, evaluate  # type: ignore[assignment, method-assign]
-    trainer.run()
+    with patch("rlcli.trainer.trainer.snapshot", return_value=({}, [])):
+        trainer.run()
     shown = [call.args[0][0][1] for call in trainer.view.samples.call_args_list]
     assert shown == ["of step 1", "of step 2"]
+    assert rollouts[1::2] == ["of an evaluation"] * 2
 
 
 def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_samples_that_waited(samples: Sequence[Sample]) -> None:

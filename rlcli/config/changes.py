@@ -1,0 +1,146 @@
+"""What may change when a run goes on, and what may not: its configuration beside the one that is asked for."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.load import Resolved, resolve, to_toml
+from rlcli.errors import ConfigError
+
+NOTHING, ROUNDING, LENGTH = "", "results agree to rounding from here on, not bitwise", "the run is of another length"
+
+ALLOWED: Mapping[str, str] = {
+    "train.steps": LENGTH,
+    "train.deterministic": ROUNDING,
+    "train.tokens_per_microbatch": ROUNDING,
+    "model.gradient_checkpointing": ROUNDING,
+    "cluster.address": NOTHING,
+    "cluster.*": ROUNDING,
+    "rollout.tensor_parallel": ROUNDING,
+    "rollout.max_concurrent": ROUNDING,
+    "rollout.enforce_eager": ROUNDING,
+    "rollout.kv_cache_mb": ROUNDING,
+    "rollout.gpu_memory_utilization": ROUNDING,
+    "rollout.canary_tolerance": NOTHING,
+    "algorithm.mismatch_alarm": NOTHING,
+    "verifier.deadline_s": NOTHING,
+    "verifier.processes": NOTHING,
+    "verifier.max_crash_rate": NOTHING,
+    "verifier.sandbox": NOTHING,
+    "checkpoint.*": NOTHING,
+    "evaluation.*": NOTHING,
+    "tracking.*": NOTHING,
+    "fault_tolerance.*": NOTHING,
+}
+"""Keys that may change → what comes of it. The first pattern that fits counts."""
+
+PATHS = ("model.path", "critic.path", "data.path", "evaluation.data", "algorithm.code")
+"""Keys that may hold a path, or else something that is none."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key whose value differs."""
+
+    key: str
+    was: Any
+    now: Any
+
+    @property
+    def effect(self) -> str | None:
+        """What comes of it; None where the key may not change."""
+        if self.key == "critic.workers" and self.was and self.now:
+            return ROUNDING
+        return next((effect for pattern, effect in ALLOWED.items() if fnmatchcase(self.key, pattern)), None)
+
+    def __str__(self) -> str:
+        return f"{self.key}: was {to_toml(self.was)}, is {to_toml(self.now)}"
+
+
+def read_run_config(run: Path, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()) -> Resolved:
+    """The configuration in the folder `run` with `flags` and `sets` on top, each value with the origin that it had when
+    the run began. Raises `ConfigError` where the file, or a value, is not as it has to be."""
+    file = run / "config.toml"
+    found = resolve(str(file), flags, sets)
+    before = origins_in(file.read_text(encoding="utf-8"))
+    given = {key for key, value in (flags or {}).items() if value is not None}
+    given |= {text.partition("=")[0].strip() for text in sets}
+    return replace(
+        found,
+        origins={key: found.origins[key] if key in given else before.get(key, "default") for key in found.origins},
+    )
+
+
+def origins_in(toml: str) -> dict[str, str]:
+    """Key → origin, from the comments of a configuration as `dump_toml` writes it; defaults have none.
+
+    >>> origins_in('[train]\\nsteps = 7  # flag --steps\\nlr = 1e-6')
+    {'train.steps': 'flag --steps'}
+    """
+    origins: dict[str, str] = {}
+    section = ""
+    for line in toml.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        value, mark, origin = line.rpartition("  # ")
+        name = value.partition(" = ")[0]
+        if mark and _is_toml(value):
+            origins[f"{section}.{name}"] = origin
+    return origins
+
+
+def changes(was: Resolved, now: Resolved, directory: Path) -> list[Change]:
+    """What differs. directory: where relative paths of `was` begin; those of `now` begin in the current one."""
+    before, after = was.values(), now.values()
+    found = []
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key), after.get(key)
+        if key in PATHS and _place(old, directory) == _place(new, Path.cwd()):
+            continue
+        if old != new:
+            found.append(Change(key, old, new))
+    return found
+
+
+def check_changes(found: Sequence[Change], run: Path) -> list[str]:
+    """What there is to say of the changes. Raises `ConfigError` that names all that may not be made."""
+    refused = [str(change) for change in found if change.effect is None]
+    if refused:
+        raise ConfigError(
+            f"{run} cannot go on with another {'; '.join(refused)}",
+            f"leave that out, or begin a new run from where this one is: rlcli train … --model {run}",
+        )
+    return [f"{change}" + (f" ({change.effect})" if change.effect else "") for change in found]
+
+
+def whole_paths(flags: Mapping[str, object], sets: Sequence[str]) -> tuple[dict[str, object], list[str]]:
+    """The same with every path that is there made absolute: the run may go on in another directory."""
+    here = Path.cwd()
+    whole = {key: _place(value, here) if key in PATHS else value for key, value in flags.items()}
+    texts = []
+    for text in sets:
+        key, equals, value = text.partition("=")
+        texts.append(f"{key}={_place(value.strip(), here)}" if equals and key.strip() in PATHS else text)
+    return whole, texts
+
+
+def _place(value: object, directory: Path) -> object:
+    """The absolute path where `value` is one, else the value itself (a hub id, nothing)."""
+    if not isinstance(value, str) or not value:
+        return value
+    path = directory / Path(value).expanduser()
+    return os.path.normpath(path) if path.exists() else value
+
+
+def _is_toml(line: str) -> bool:
+    try:
+        tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True

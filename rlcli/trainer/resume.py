@@ -1,0 +1,117 @@
+"""How a run goes on: where from, with which configuration, and why not where it cannot. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcli.config.changes import changes, check_changes, read_run_config, whole_paths
+from rlcli.config.load import Resolved, resolve
+from rlcli.config.schema import RunConfig
+from rlcli.errors import CheckpointError, DataError, RlcliError
+from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
+from rlcli.trainer.record import evaluations_of
+from rlcli.trainer.run_folder import RunFolder
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What is needed to go on. resolved: the configuration, with what has changed; changed: whether anything has.
+    checkpoint: None where there is none yet and the run begins again."""
+
+    run: Path
+    resolved: Resolved
+    changed: bool
+    checkpoint: Checkpoint | None
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether all steps are done, and the evaluation that ends them."""
+        config = self.resolved.config
+        return self.step >= config.train.steps and not _evaluation_owed(self.run, config, self.step)
+
+
+def find_run(name: str | Path) -> Path:
+    """The folder of a run, by its path or by its name below runs/. RlcliError where it holds none."""
+    path = Path(name).expanduser()
+    if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
+        path = RUNS / path
+    if not (path / "config.toml").is_file():
+        why = "there is no such folder" if not path.is_dir() else "it has no config.toml"
+        raise RlcliError(f"{path} is no run: {why}", "name the folder of a run; rlcli runs list shows them")
+    return path.resolve()
+
+
+def resumption(
+    name: str | Path,
+    recipe: str | None,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+    on_note: Callable[[str], None],
+) -> Resumption:
+    """Read what the run in the folder `name` is to go on with, and go to the directory that it was started in.
+
+    recipe: compare all that it resolves to, not the given flags alone. on_note: hears what changes, and which
+    checkpoints are damaged. Raises RlcliError where the run is alive, ConfigError for changes that are not allowed,
+    CheckpointError where there are checkpoints and none is sound.
+    """
+    run = find_run(name)
+    RunFolder.resume(run).close()  # whether it is alive
+    flags, sets = whole_paths(flags, sets)
+    was, directory = read_run_config(run), _directory(run)
+    now = resolve(recipe, flags, sets) if recipe else read_run_config(run, flags, sets)
+    found = changes(was, now, directory)
+    for note in check_changes(found, run):
+        on_note(note)
+    train = now.config.train
+    if train.schedule != "constant" and any(change.key == "train.steps" for change in found):
+        on_note(f"train.schedule = {train.schedule}: the learning rate follows the new length from here on")
+    if recipe and not found:
+        now = was
+    checkpoint = _newest(run, on_note)
+    os.chdir(directory)
+    return Resumption(run, now, bool(found), checkpoint)
+
+
+def check_data(resumed: Resumption, fingerprint: str) -> None:
+    """Raise DataError where the prompts are not those that the run began with."""
+    if resumed.checkpoint and resumed.checkpoint.state["data"] != fingerprint:
+        raise DataError(
+            f"data.path = '{resumed.resolved.config.data.path}': the prompts are not those that the run began with",
+            "resume with the same file, tokenizer and verifiers, or begin a new run from where this one is: "
+            f"rlcli train … --model {resumed.run}",
+        )
+
+
+def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    found = checkpoints.newest(on_note)
+    if found is None and checkpoints.all():
+        raise CheckpointError(
+            f"no checkpoint of {run} is sound", "begin again in its place with rlcli train … --force, or elsewhere"
+        )
+    on_note(f"going on from {found.path.name}" if found else "no checkpoint yet: the run begins again")
+    return found
+
+
+def _directory(run: Path) -> Path:
+    """Where the run was started, as long as that is there."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        directory = Path(json.loads((run / "environment.json").read_text(encoding="utf-8"))["directory"])
+        if directory.is_dir():
+            return directory
+    return Path.cwd()
+
+
+def _evaluation_owed(run: Path, config: RunConfig, step: int) -> bool:
+    return bool(config.evaluation.data) and step == config.train.steps and step not in evaluations_of(run)

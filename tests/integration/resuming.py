@@ -1,0 +1,106 @@
+"""Train each case three times on one group of workers: whole, stopped by a signal, and killed; the latter two go on from
+their checkpoints with roles that are built anew. Prints a JSON line a case: its name and the seconds it took.
+
+    python tests/integration/resuming.py MODEL DATA OUT WORKERS CASE…
+
+A case is a recipe, and settings if there are any: `dapo,dynamic_sampling.oversample=2`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from catalog import sets_for
+
+from rlcli.config.load import Resolved, dump_toml, resolve
+from rlcli.trainer.checkpoint import Checkpoint
+from rlcli.trainer.launch import Groups, running_workers, train, worker_spec
+from rlcli.trainer.preflight import prepare
+from rlcli.trainer.record import rewind
+from rlcli.trainer.resume import resumption
+from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.stop import StopOnSignal
+from rlcli.trainer.tracking import open_trackers
+from rlcli.trainer.view import View
+
+STEPS, STOP = 4, 2
+EVALUATED = ["evaluation.every=2", "evaluation.max_prompts=4"]
+
+
+class Killed(Exception):
+    """Stands for the end of the driver: nothing after it is done."""
+
+
+class Watcher(View):
+    """Ends the run in the way that is asked for: by a signal in step 2, or abruptly after step 3."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def phase(self, name: str) -> None:
+        super().phase(name)
+        if self.how == "stopped" and self._done == STOP - 1 and name == "update":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        super().step(metrics)
+        if self.how == "killed" and self._done == STOP + 1:
+            raise Killed
+
+
+def resolved(case: str, model: str, data: str, workers: int) -> Resolved:
+    recipe, *own = case.split(",")
+    flags = {"model.path": model, "data.path": data, "train.steps": STEPS, "cluster.workers": workers}
+    sets = [*sets_for(recipe), f"evaluation.data={data}", *EVALUATED, f"checkpoint.every={STOP}", *own]
+    return resolve(recipe, flags, sets)
+
+
+def run(config: Resolved, groups: Groups, out: Path, how: str, checkpoint: Checkpoint | None = None) -> None:
+    ready = prepare(config.config)
+    spec = worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
+    groups.policy.build(spec)
+    with (
+        RunFolder.resume(out) if checkpoint else RunFolder.create(out) as folder,
+        Watcher(how) as view,
+        StopOnSignal(lambda: None) as stop,
+    ):
+        folder.write_config(dump_toml(config))
+        if checkpoint:
+            rewind(out, checkpoint.step)
+        trackers = open_trackers((), folder, "", {}, view.note)
+        try:
+            train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop, checkpoint)
+        except Killed:
+            groups.policy.state_saved(True)  # or its writing would reach into what comes next
+        finally:
+            trackers.close()
+
+
+def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> None:
+    first = prepare(resolved(cases[0], model, data, workers).config)
+    (out / "logs").mkdir(parents=True)
+    with running_workers(first, out / "logs", train=True, on_phase=lambda name: None) as groups:
+        for number, case in enumerate(cases):
+            started = time.perf_counter()
+            config = resolved(case, model, data, workers)
+            for how in ("whole", "stopped", "killed"):
+                folder = out / str(number) / how
+                run(config, groups, folder, how)
+                if how != "whole":
+                    resumed = resumption(folder, None, {}, [], lambda note: None)
+                    assert resumed.step == STOP
+                    run(resumed.resolved, groups, folder, "", resumed.checkpoint)
+            print(json.dumps({"case": case, "seconds": time.perf_counter() - started}), flush=True)
+
+
+if __name__ == "__main__":
+    model, data, out, workers, *cases = sys.argv[1:]
+    main(model, data, Path(out), int(workers), cases)
