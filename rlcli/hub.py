@@ -1,9 +1,12 @@
-"""Whether the Hugging Face hub is there, found out before its clients would retry for a minute."""
+"""The Hugging Face hub: whether it is there, found out before its clients would retry for a minute, and uploads."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
+
+from rlcli.errors import RlcliError, RunFailed
 
 ENDPOINT = "https://huggingface.co"
 TIMEOUT_S = 5.0
@@ -25,3 +28,51 @@ def offline_unless_reachable(on_note: Callable[[str], None]) -> None:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         os.environ["HF_HUB_OFFLINE"] = "1"
         on_note(f"{endpoint} cannot be reached ({str(error) or type(error).__name__}): using what is cached")
+
+
+def check_push(repo: str) -> None:
+    """Raise `RlcliError` where nothing could be uploaded to `repo`, by its name, the network or the login."""
+    from httpx import HTTPError
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    login = "log in with `hf auth login`, or set HF_TOKEN to a token that may write"
+    try:
+        validate_repo_id(repo)
+    except HFValidationError as error:
+        raise RlcliError(f"--push {repo}: {error}".splitlines()[0].rstrip("."), "write OWNER/NAME") from error
+    if not get_token():
+        raise RlcliError(f"--push {repo}: there is no Hugging Face token", login)
+    try:
+        HfApi().whoami()
+    except OfflineModeIsEnabled as error:
+        raise RlcliError(f"--push {repo}: HF_HUB_OFFLINE is set", "unset it") from error
+    except (HfHubHTTPError, HTTPError) as error:
+        raise RlcliError(f"--push {repo}: the hub refuses: {_first_line(error)}", login) from error
+
+
+def push_folder(folder: Path, repo: str) -> str:
+    """Upload `folder` to the model repository `repo`, made private where it is new, as one commit; its address.
+
+    `RunFailed` says what stays to be done.
+    """
+    from httpx import HTTPError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, private=True, exist_ok=True)
+        api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="Export from rlcli")
+    except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as error:
+        raise RunFailed(
+            f"{folder} is exported, but not pushed to {repo}: {_first_line(error)}",
+            f"mend that, then: hf upload {repo} {folder}",
+        ) from error
+    return str(made)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

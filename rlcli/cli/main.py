@@ -13,6 +13,7 @@ from rlcli import __version__
 from rlcli.attempt import RETRY, is_supervised
 from rlcli.cli.doctor import doctor
 from rlcli.cli.eval import evaluate
+from rlcli.cli.export import export
 from rlcli.cli.group import Group
 from rlcli.cli.prep import app as prep_app
 from rlcli.cli.quickstart import quickstart
@@ -56,6 +57,7 @@ app = typer.Typer(
 )
 app.command("train", rich_help_panel=TRAIN)(supervised(train_folder)(train))
 app.command("eval", rich_help_panel=TRAIN)(evaluate)
+app.command("export", rich_help_panel=TRAIN)(export)
 app.command("quickstart", rich_help_panel=TRAIN)(quickstart)
 app.add_typer(prep_app, name="prep", rich_help_panel=DATA)
 app.add_typer(verifiers_app, name="verifiers", rich_help_panel=DATA)

@@ -1,0 +1,107 @@
+"""What an export writes, and the proofs that it is the trained model: it moved, and gives the trainer's log-probs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from rlcli.errors import CheckpointError, RlcliError, RunFailed
+from rlcli.model.export import write_lora, write_merged, write_model, write_value
+from rlcli.model.facts import read_config
+from rlcli.model.loading import read_policy, read_value
+from rlcli.model.lora import LoraSpec
+from rlcli.model.proof import Change, change_of_adapter, change_of_model, log_probs_of_folder
+from rlcli.model.stored import Stored
+from rlcli.model.value import HEAD, read_value_config
+from rlcli.trainer.checkpoint import Checkpoint
+from rlcli.trainer.exporting import EXACT, ROUNDED, Export, LogProbs, Options, manifest_digest
+from rlcli.trainer.origin import Origin
+
+MODEL, ADAPTER, VALUE, PROCESS = "model", "adapter", "value model", "process reward model"
+
+
+def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
+    """Write what `options` ask for to the new `folder`. path: where it will lie, for the report."""
+    import torch
+
+    config = origin.resolved.config
+    base, tokenizer = origin.base, origin.base
+    lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
+    if options.merge and (lora is None or options.critic):
+        raise RlcliError("--merge: there is no adapter to merge, all weights were trained", "leave it out")
+    adapter = lora is not None and not (options.merge or options.critic)
+    dtype = options.dtype or ("float32" if adapter else origin.computed_in)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    kind = MODEL
+    if options.critic:
+        base, stored = config.critic.path or base, critic_of(origin.checkpoint)
+        if not stored.shapes:
+            raise RlcliError(f"--critic: {origin.name} holds no critic", "leave it out: the policy is exported then")
+        kind = VALUE if f"{HEAD}.weight" in stored.shapes else PROCESS
+        (write_value if kind == VALUE else write_model)(stored, base, tokenizer, torch_dtype, folder)
+    elif lora is not None:
+        kind = ADAPTER if adapter else MODEL
+        target = folder if adapter else folder / ".adapter"
+        write_lora(policy_of(origin.checkpoint), lora, base, torch_dtype if adapter else torch.float32, target)
+        if options.merge:
+            write_merged(target, base, torch_dtype, folder)
+            shutil.rmtree(target)
+    else:
+        write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder)
+    return Export(path, kind, origin.checkpoint.step, dtype, base, manifest_digest(origin.checkpoint.path))
+
+
+def prove(origin: Origin, written: Export, folder: Path) -> Export:
+    """`written` with its proofs. RunFailed where the weights are the base's, or the log-probs not the trainer's."""
+    change = _change(written, folder)
+    if not change.moved:
+        what = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
+        raise RunFailed(
+            f"the exported {what} the base model's: none of {change.tensors} tensors differs in {written.dtype} from "
+            f"{written.base} after {written.step} steps; nothing was written",
+            "look at update/grad_norm and train.lr in the run's metrics"
+            + ("; --dtype float32 keeps smaller changes" if written.dtype == "bfloat16" else "")
+            + "; --no-check exports all the same",
+        )
+    # Of a critic the checkpoint holds no figures to compare with.
+    probe = origin.checkpoint.state.get("probe") if written.kind in (MODEL, ADAPTER) else None
+    return replace(written, change=change, log_probs=_log_probs(origin, written, folder, probe) if probe else None)
+
+
+def _change(written: Export, folder: Path) -> Change:
+    if written.kind == ADAPTER:
+        return change_of_adapter(folder)
+    if written.kind == VALUE:
+        return change_of_model(folder, read_value(written.base, read_value_config(written.base)))
+    return change_of_model(folder, read_policy(written.base, read_config(written.base), None))
+
+
+def _log_probs(origin: Origin, written: Export, folder: Path, probe: dict[str, list[float]]) -> LogProbs:
+    trained, tokens = probe["log_probs"], [int(token) for token in probe["tokens"]]
+    if not trained:
+        raise CheckpointError(f"{origin.checkpoint.path} holds an empty probe", "export without the proof: --no-check")
+    found = log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
+    apart = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
+    differences = [difference if math.isfinite(difference) else math.inf for difference in apart]
+    largest = max(differences)
+    bound = EXACT if (written.dtype, origin.computed_in) == ("float32", "float32") else ROUNDED
+    result = LogProbs(len(trained), largest, bound)
+    if largest > bound:
+        raise RunFailed(
+            f"the exported model does not give the trainer's log-probs: they differ by up to {largest:.3g} "
+            f"(token {differences.index(largest) + 1} of {len(trained)}), more than {bound:g}; nothing was written",
+            f"see that {written.base} still holds what the run began with",
+        )
+    return result
+
+
+def policy_of(checkpoint: Checkpoint) -> Stored:
+    return Stored(checkpoint.path / "policy", "policy.model.lm.")
+
+
+def critic_of(checkpoint: Checkpoint) -> Stored:
+    """Of a critic that has workers of its own, or shares the policy's; without tensors where there is none."""
+    own = checkpoint.path / "critic"
+    return Stored(own if own.is_dir() else checkpoint.path / "policy", "critic.model.lm.")

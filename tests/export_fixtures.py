@@ -1,0 +1,73 @@
+"""Checkpoints of runs that never were: models loaded, moved and saved by the workers' own functions, on one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from rlcli.config.load import dump_toml, resolve
+from rlcli.model.loading import load_policy, load_value
+from rlcli.model.lora import LoraSpec
+from rlcli.model.optim import build_optimizer
+from rlcli.model.packed import pack
+from rlcli.model.state import save_state, trained_state
+from rlcli.trainer.checkpoint import Checkpoints
+
+CPU = torch.device("cpu")
+PROBE = [7, 3, 50, 12, 99, 4, 61, 8]
+
+
+def save_run(
+    run: Path,
+    base: Path,
+    *settings: str,
+    step: int = 3,
+    moved_by: float = 0.02,
+    critic: Path | None = None,
+    recipe: str = "grpo",
+    dtype: torch.dtype = torch.float32,
+) -> Path:
+    """A run folder with a checkpoint of `base`, its weights moved at random; that checkpoint. Needs a process group."""
+    resolved = resolve(recipe, {"model.path": str(base)}, list(settings))
+    lora = resolved.config.lora
+    place: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": init_device_mesh("cpu", (1,))}
+    torch.manual_seed(step)
+    spec = LoraSpec(lora.rank, lora.alpha, lora.targets) if lora.rank else None
+    models = {"policy": load_policy(str(base), lora=spec, **place)}
+    if critic is not None:
+        load = load_policy if resolved.config.algorithm.advantage == "prime" else load_value
+        models["critic"] = load(str(critic), **place)
+    for model in models.values():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) * moved_by)
+    with torch.no_grad():
+        log_probs = models["policy"](pack([(np.array(PROBE), 1)], CPU)).log_probs.tolist()
+    checkpoints = Checkpoints(run / "checkpoints", keep=9)
+    folder = checkpoints.begin(step) / "policy"
+    trained = {
+        name: (model, build_optimizer(model, lr=1.0, betas=(0.9, 0.9), weight_decay=0.0))
+        for name, model in models.items()
+    }
+    written = save_state(trained_state(trained), {}, folder, dist.group.WORLD)
+    return checkpoints.commit(
+        step,
+        {"step": step, "dtype": str(dtype).removeprefix("torch."), "probe": {"tokens": PROBE, "log_probs": log_probs}},
+        dump_toml(resolved),
+        {f"policy/{name}": facts for name, facts in written.items()},
+        {},
+    )
+
+
+def save_evaluation(run: Path, step: int, mean: float) -> None:
+    folder = run / "evaluations"
+    folder.mkdir(exist_ok=True)
+    report = {"prompts": 64, "pass": {"pass@1": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}}
+    (folder / f"step-{step:06d}.json").write_text(json.dumps(report))
