@@ -175,12 +175,13 @@ class Checkpoints:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove what killed runs were writing or removing. Only for the run that owns the folder: of another it may be
-        at work. OSError where it cannot."""
+        """Remove what killed runs were writing or removing. Only for the run that owns the folder: another may be at
+        work there."""
         busy = {self._partial(step) for step in self._begun}
         for path in (*self.root.glob(".step-*.partial"), *self.root.glob(".step-*.old")):
             if path not in busy:
-                _remove(path)
+                # What a worker still writes to, after another has failed, goes when the next one is begun.
+                shutil.rmtree(path, ignore_errors=True)
 
     def _partial(self, step: int) -> Path:
         return self.root / f".{self.path(step).name}.partial"

@@ -273,8 +273,7 @@ class Worker:
         from rlcli.model.state import copied, rng_state, trained_state
 
         self.writer.wait()  # or two copies would take memory at once
-        version = self.rollout_role.version if self.rollout_role else 0
-        self.writer.start(copied(trained_state(self._trained())), rng_state() | {"version": version}, Path(folder))
+        self.writer.start(copied(trained_state(self._trained())), rng_state(), Path(folder))
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:
@@ -290,11 +289,9 @@ class Worker:
         from rlcli.model.state import load_own, load_state, set_rng_state
 
         load_state(self._trained(), Path(folder))
-        own, first = load_own(Path(folder), self.rank), load_own(Path(folder), 0)
+        own = load_own(Path(folder), self.rank)
         if own is not None:
             set_rng_state(own)
-        if self.rollout_role is not None and first is not None:
-            self.rollout_role.version = first["version"]
 
     @dispatch(collect="first")
     def write_waiting(self, path: str, shards: list[list[Any]]) -> Files:

@@ -343,13 +343,13 @@ def test_a_kill_while_pruning_leaves_whole_checkpoints_only(
     made(checkpoints, 10)
     real, calls = {"replace": os.replace, "rmtree": shutil.rmtree}[moment], []
 
-    def killed(path: Any, *args: Any) -> None:
+    def killed(path: Any, *args: Any, **options: Any) -> None:
         calls.append(path)
         if "step-000010" in str(path):
             if moment == "rmtree":  # half of it is gone
                 (Path(path) / SHARD).unlink()
             raise KeyboardInterrupt
-        real(path, *args)
+        real(path, *args, **options)
 
     monkeypatch.setattr(os if moment == "replace" else shutil, moment, killed)
     with pytest.raises(KeyboardInterrupt):
