@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,10 @@ from rlcli.scoring.spec import Composition
 
 ANSWER_TIMEOUT_S = 120.0
 """Longest that the nursery may take to import a verifier or to fork; past it the pool is broken."""
+
+RESTARTS = 3
+"""How often a nursery that is killed from outside is replaced over one message: loading a verifier may be what kills it
+(for want of memory)."""
 
 _CLOSE_TIMEOUT_S = 2.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -39,32 +44,32 @@ class Facts(NamedTuple):
     patience_s: float
 
 
+class Former(NamedTuple):
+    """How the worker before ended. status: its exit status, negative for a signal. killed: by a SIGKILL that was not
+    ours, as the kernel's for want of memory; its nursery may have been, and then there is no status."""
+
+    status: int | None
+    killed: bool
+
+
 class Nursery:
     """A fresh, single-threaded interpreter that forks the pool's workers (see `nursery_main`). Thread-safe.
 
+    Where it is killed from outside, its workers are too, and the next that is asked of it finds another in its place,
+    which has loaded the same verifiers.
+
     sandbox: the backend in which verifiers run programs; empty: as RLCLI_SANDBOX says.
-    Raises `VerifierError` when it cannot be started, does not answer, or has died; it is of no more use then.
+    Raises `VerifierError` when it cannot be started, does not answer, or has died by itself; it is of no more use then.
     """
 
     def __init__(self, sandbox: str = "") -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(ANSWER_TIMEOUT_S)
         self._lock = threading.Lock()
+        self._door = threading.Lock()  # who changes the process, or closes
+        self._closed = False
         self._loaded: dict[str, Facts] = {}
-        path = json.dumps([str(folder) for folder in sys.path])
-        arguments = [sys.executable, "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    arguments,
-                    env=_environment(sandbox),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # a verifier that prints must not spoil `--json`
-                )
-            except OSError as error:
-                self._control.close()
-                raise VerifierError(f"the scoring processes cannot be started: {error}") from error
+        self._loads: list[dict[str, Any]] = []
+        self._environment = _environment(sandbox)
+        self._spawn()
 
     @property
     def loaded(self) -> Mapping[str, Facts]:
@@ -84,8 +89,10 @@ class Nursery:
             {"name": name, "target": target(term.ref), "options": dict(term.options), "weight": term.weight}
             for name, term in zip(composition.names, composition.terms, strict=True)
         ]
-        answer = self._ask({"load": expression, "is_sum": composition.is_sum, "parts": parts})
+        message = {"load": expression, "is_sum": composition.is_sum, "parts": parts}
+        answer = self._ask(message)
         if "error" not in answer:
+            self._loads.append(message)
             self._loaded[expression] = Facts(**answer)
             return self._loaded[expression]
         if answer["index"] is None:
@@ -98,41 +105,100 @@ class Nursery:
             "mend or reinstall its package",
         )
 
-    def start(self, slot: int) -> tuple[Connection, int | None]:
-        """Kill the worker of `slot`, if any, and fork another.
+    def start(self, slot: int, gone: bool = False) -> tuple[Connection, Former]:
+        """Kill the worker of `slot`, if any, and fork another. gone: it has hung up by itself.
 
-        Returns the connection to it, and the exit status of the former (negative for a signal).
+        Returns the connection to the new one, and how the former ended.
         """
         ours, theirs = Pipe()
         with theirs:
-            return ours, self._ask({"start": slot}, theirs.fileno())["status"]
+            answer = self._ask({"start": slot, "gone": gone}, theirs.fileno())
+        # A nursery that knows of no former one has taken the place of one that was killed.
+        return ours, Former(answer["status"], answer["killed"] or answer["status"] is None)
 
     def close(self) -> None:
         """End the nursery and all its workers, whatever they are doing."""
-        with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
-        self._control.close()
+        with self._door:
+            self._closed = True
+        self._hang_up()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:  # stuck in an import; the kernel kills its workers after it
             self._process.kill()
             self._process.wait()
 
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+    def _spawn(self) -> None:
+        """Start the process. Raises `VerifierError` where it does not start, or is no longer wanted."""
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.settimeout(ANSWER_TIMEOUT_S)
+        path = json.dumps([str(folder) for folder in sys.path])
+        arguments = [sys.executable, "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
+        with self._door, theirs:
+            try:
+                if self._closed:
+                    raise VerifierError("the scoring pool is closed")
+                self._process = subprocess.Popen(
+                    arguments,
+                    env=self._environment,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,  # a verifier that prints must not spoil `--json`
+                )
+            except (OSError, VerifierError) as error:
+                control.close()
+                raise VerifierError(f"the scoring processes cannot be started: {error}") from error
+            self._control = control
+
     def _ask(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
         with self._lock:
-            try:
-                socket.send_fds(self._control, [json.dumps(message).encode()], fds)
-                answer = self._control.recv(65536)
-            except TimeoutError as error:
-                self.close()
-                raise VerifierError(f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s") from error
-            except OSError:  # a closed socket, in one of its forms
-                answer = b""
+            answer = self._exchange(message, *fds)
+            for _ in range(RESTARTS):
+                if answer or not self._was_killed():
+                    break
+                self._hang_up()
+                self._spawn()
+                answer = self._exchange(message, *fds) if self._reload() else {}
             if not answer:
                 self.close()
                 raise VerifierError(f"the scoring processes have ended (exit status {self._process.returncode})")
-            decoded: dict[str, Any] = json.loads(answer)
-            return decoded
+            return answer
+
+    def _reload(self) -> bool:
+        """Have a new process load what the one before had loaded; False where it has ended over it."""
+        for message in self._loads:
+            answer = self._exchange(message)
+            if not answer:
+                return False
+            if "error" in answer:
+                raise VerifierError(f"the verifier '{message['load']}' loads no more: {answer['error']}")
+        return True
+
+    def _exchange(self, message: dict[str, Any], *fds: int) -> dict[str, Any]:
+        """The answer to a message; empty where there is nobody to answer."""
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
+            answer = self._control.recv(65536)
+        except TimeoutError as error:
+            self.close()
+            raise VerifierError(f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s") from error
+        except OSError:  # a closed socket, in one of its forms
+            answer = b""
+        decoded: dict[str, Any] = json.loads(answer) if answer else {}
+        return decoded
+
+    def _was_killed(self) -> bool:
+        """Whether the process has ended by someone else's hand. What ends by itself would do so again."""
+        if self._closed:
+            return False
+        try:
+            return self._process.wait(_CLOSE_TIMEOUT_S) in (-signal.SIGKILL, -signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            return False
 
 
 def _environment(sandbox: str) -> dict[str, str]:

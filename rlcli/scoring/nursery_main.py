@@ -7,8 +7,10 @@ never forked. One control message is one JSON object in one datagram, answered b
 
     {"load": "math + 0.1 * format", "is_sum": true, "parts": [{"name": "math", "target": "package.module:function",
      "options": {}, "weight": 1.0}, …]}   import them, answer with the fields of `nursery.Facts`; or {"error": …}
-    {"start": 0} and a socket             kill and reap worker 0 if there is one, fork another that reads the socket,
-                                          answer {"status": exit status of the former, negative for a signal, or null}
+    {"start": 0, "gone": false} and       kill and reap worker 0 if there is one, fork another that reads the socket,
+     a socket                             answer {"status": exit status of the former, negative for a signal, or null;
+                                          "killed": whether it was not us who ended it by SIGKILL}. gone: it has hung
+                                          up, so that its end is waited for a moment
 
 Nothing outlives the owner: the nursery sees the control socket close, or its parent change, and kills its workers; the
 kernel kills them (PR_SET_PDEATHSIG) where the nursery itself is killed.
@@ -24,6 +26,7 @@ import pickle
 import resource
 import signal
 import socket
+import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -41,6 +44,8 @@ MAX_REPLY_BYTES = 1 << 16
 """Longest verdict, encoded."""
 
 _PARENT_CHECK_S = 0.3
+_EXIT_S = 0.2
+"""A process that ends closes its files a moment before it has ended."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -81,6 +86,7 @@ def _answer(
         control.send(json.dumps(_load(message, scorers)).encode())
         return
     former = workers.pop(message["start"], None)
+    ended = former is not None and _ends_within(former, _EXIT_S if message["gone"] else 0.0)
     status = None if former is None else _end(former)
     nursery = os.getpid()
     pid = os.fork()
@@ -93,7 +99,7 @@ def _answer(
     os.close(fds[0])
     os.setpgid(pid, pid)  # so that what a verifier starts dies with it
     workers[message["start"]] = pid
-    control.send(json.dumps({"status": status}).encode())
+    control.send(json.dumps({"status": status, "killed": ended and status == -signal.SIGKILL}).encode())
 
 
 def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]:
@@ -109,6 +115,16 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
     scorers[message["load"]] = scorer
     gc.freeze()  # what is loaded stays shared with the workers: their collector must not write to it
     return {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox, "patience_s": scorer.patience_s}
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Whether a worker ends by itself, or by someone else's hand. It is left to be reaped."""
+    until = time.monotonic() + seconds
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _end(pid: int) -> int:

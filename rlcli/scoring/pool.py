@@ -18,11 +18,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlcli.errors import VerifierError
-from rlcli.scoring.nursery import Facts, Nursery
+from rlcli.scoring.nursery import Facts, Former, Nursery
 from rlcli.scoring.nursery_main import MAX_REPLY_BYTES
 from rlcli.scoring.registry import target
 from rlcli.scoring.spec import Composition, parse
 from rlcli.types import Outcome, Verdict, VerifyRequest
+
+STARTS = 4
+"""How many processes in a row may die before they are asked anything; more than that is no accident."""
+
+_ALIVE = Former(None, killed=False)
 
 MAX_COMPLETION_CHARS = 1 << 20
 """A longer completion loses its beginning before it is sent: answers stand at the end. About 250,000 tokens."""
@@ -34,8 +39,10 @@ class ScoringPool:
     A verifier is named by an expression (see `scoring.spec`): `math`, `math + 0.1 * format`, `some/file.py:function`.
     The deadline counts from when the verification starts, not from `submit`. Past it the worker is killed and replaced
     within milliseconds, and the verdict is (0, TIMEOUT); a verifier that raises or dies gives (0, CRASH) with the
-    reason as detail. A pool that cannot work raises `VerifierError`, from here or from the future: never a score of 0.
-    Expressions named here are loaded at once, others at their first use; an unknown name raises `UnknownName`.
+    reason as detail. Where the process was killed by someone else (the kernel, for want of memory), the verification is
+    done once more, and only then it is a CRASH. A pool that cannot work raises `VerifierError`, from here or from the
+    future: never a score of 0. Expressions named here are loaded at once, others at their first use; an unknown name
+    raises `UnknownName`.
 
     Verifiers that take many requests, or await, get those that are queued (at most `load.AT_ONCE`) in one message,
     under one deadline. Where that fails as a whole they are verified one by one: a bad request costs itself alone.
@@ -193,49 +200,53 @@ class _Worker:
         return [verdict for job in jobs for verdict in self.verify(line, [job])]
 
     def _ask(self, line: _Line, jobs: Sequence[_Job]) -> list[Verdict] | Verdict:
-        """The verdict on each job, or one TIMEOUT or CRASH on all of them."""
+        """The verdict on each job, or one TIMEOUT or CRASH on all of them. Once more in a new process where the first
+        was killed from outside, which is nobody's fault here."""
         message = pickle.dumps((line.key, [job.request for job in jobs]))
+        verdicts, former = self._once(message, len(jobs))
+        return self._once(message, len(jobs))[0] if former.killed else verdicts
+
+    def _once(self, message: bytes, count: int) -> tuple[list[Verdict] | Verdict, Former]:
+        """The verdicts on `count` jobs, or one on all, and how the process ended, if it did."""
         started = self._send(message)
         if not self._connection.poll(self._deadline_s):
             self._start()
             detail = f"killed after {self._deadline_s:g} s"
-            return Verdict(0.0, Outcome.TIMEOUT, detail=detail, latency_s=time.monotonic() - started)
+            return Verdict(0.0, Outcome.TIMEOUT, detail=detail, latency_s=time.monotonic() - started), _ALIVE
         try:
-            reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * len(jobs))
+            reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
         except (EOFError, OSError):
-            status = self._start()
-            detail = f"the verifier's process died ({_how(status)})"
-            return Verdict(0.0, Outcome.CRASH, detail=detail, latency_s=time.monotonic() - started)
+            former = self._start(gone=True)
+            detail = f"the verifier's process died ({_how(former.status)})"
+            return Verdict(0.0, Outcome.CRASH, detail=detail, latency_s=time.monotonic() - started), former
         latency_s = time.monotonic() - started
         try:
             replies = json.loads(reply)
         except ValueError as error:
             replies = {"crash": f"{type(error).__name__}: {error}"}
-        if not isinstance(replies, list) or len(replies) != len(jobs):
-            return _read(replies, latency_s)
-        return [_read(one, latency_s / len(jobs)) for one in replies]
+        if not isinstance(replies, list) or len(replies) != count:
+            return _read(replies, latency_s), _ALIVE
+        return [_read(one, latency_s / count) for one in replies], _ALIVE
 
     def _send(self, message: bytes) -> float:
         """Hand a message over; returns when its verification started."""
-        started = time.monotonic()
-        try:
-            self._connection.send_bytes(message)
-        except OSError:  # it died while it was idle (the kernel's OOM killer, say), which is not this job's fault
-            self._start()
+        for _ in range(STARTS):
             started = time.monotonic()
             try:
                 self._connection.send_bytes(message)
-            except OSError as error:
-                raise VerifierError(f"two scoring processes in a row died before they started: {error}") from error
-        return started
+            except OSError:  # it died while it was idle (the kernel's OOM killer, say), which is not this job's fault
+                self._start(gone=True)
+                continue
+            return started
+        raise VerifierError(f"{STARTS} scoring processes in a row died before they were asked anything")
 
-    def _start(self) -> int | None:
-        """Replace the process; returns the exit status of the former."""
+    def _start(self, gone: bool = False) -> Former:
+        """Replace the process; returns how the former ended. gone: it has hung up."""
         self._connection.close()
         known = self._nursery.loaded  # before the fork: what another thread loads meanwhile may be missing
-        self._connection, status = self._nursery.start(self.slot)
+        self._connection, former = self._nursery.start(self.slot, gone)
         self._known = known
-        return status
+        return former
 
 
 def _read(fields: Any, latency_s: float) -> Verdict:

@@ -39,6 +39,19 @@ def _say_pid(request: VerifyRequest) -> Any:
         pass
 
 
+def _sleep_and_say_pid(request: VerifyRequest) -> Any:
+    with open(f"{request.ground_truth}.tmp", "w") as file:
+        file.write(f"{os.getpid()}\n")
+    os.rename(f"{request.ground_truth}.tmp", request.ground_truth)
+    time.sleep(0.5)
+    return _right(request)
+
+
+def _hang_up(request: VerifyRequest) -> Any:
+    os.closerange(3, 1024)
+    time.sleep(600)
+
+
 def _child(request: VerifyRequest) -> Any:
     child = subprocess.Popen(["sleep", "600"])
     with open(request.ground_truth, "w") as file:
@@ -78,6 +91,10 @@ _DEEDS = {
     "raise": _raise,
     "memory": _memory,
     "surroundings": _surroundings,
+    "sleep and say pid": _sleep_and_say_pid,
+    "hang up": _hang_up,
+    "kill": lambda request: os.kill(os.getpid(), signal.SIGKILL),
+    "slow": lambda request: (time.sleep(0.01), _right(request))[1],
     "sleep": lambda request: (time.sleep(0.2), _right(request))[1],
     "exit": lambda request: os._exit(3),
     "sys.exit": lambda request: sys.exit(4),

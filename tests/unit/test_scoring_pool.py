@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -12,10 +13,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+import psutil
 import pytest
 
 from rlcli.errors import UnknownName, VerifierError
@@ -204,7 +209,7 @@ def test_a_pool_whose_processes_cannot_start_is_an_error(monkeypatch: pytest.Mon
         ScoringPool(1, 1.0)
 
 
-def test_a_broken_pool_gives_errors_not_zeros() -> None:
+def test_a_broken_pool_gives_errors_not_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScoringPool(2, 1.0, ["misbehave"]) as broken:
 
         def fails() -> bool:
@@ -215,10 +220,76 @@ def test_a_broken_pool_gives_errors_not_zeros() -> None:
             return isinstance(error, VerifierError)
 
         assert not fails()
+        monkeypatch.setattr(sys, "executable", "/bin/false")  # so that no other can take its place
         broken._nursery._process.kill()
         assert until(lambda: all(fails() for _ in range(4)), 5.0)
         with pytest.raises(VerifierError):
             ask(broken, "right").result()
+
+
+def test_a_verification_whose_process_is_killed_from_outside_is_done_once_more(tmp_path: Path) -> None:
+    with ScoringPool(1, 5.0, ["misbehave"]) as one:
+        for times, outcome in ((1, Outcome.OK), (2, Outcome.CRASH)):
+            file = tmp_path / f"pid {times}"
+            slow = ask(one, "sleep and say pid", str(file))
+            for _ in range(times):
+                assert until(file.exists, 2.0)
+                pid = int(file.read_text())
+                file.unlink()
+                os.kill(pid, signal.SIGKILL)
+            verdict = slow.result()
+            assert verdict.outcome is outcome, verdict
+            assert (verdict.score == 1.0) == (times == 1)
+        assert "signal 9" in verdict.detail
+        assert ask(one, "right").result().score == 1.0
+
+
+def test_a_verifier_that_kills_its_own_process_is_a_crash(scoring: ScoringPool) -> None:
+    verdict = ask(scoring, "kill").result()
+    assert (verdict.score, verdict.outcome) == (0.0, Outcome.CRASH)
+    assert "signal 9" in verdict.detail
+    # One that hangs up and lives on is killed by us: that is no reason to do it again.
+    verdict = ask(scoring, "hang up").result()
+    assert verdict.outcome is Outcome.CRASH
+    assert verdict.latency_s < DEADLINE_S
+
+
+def verifications(made: ScoringPool, count: int) -> list[Future[Verdict]]:
+    """Of several kinds and lengths, in two lines."""
+
+    def one(i: int) -> Future[Verdict]:
+        if i % 2:
+            return made.submit("gsm8k", VerifyRequest(f"#### {i}", str(i - i % 3)))
+        return ask(made, "exit" if i % 200 == 100 else "raise" if i % 20 == 10 else f"slow:{i}")
+
+    return [one(i) for i in range(count)]
+
+
+def old_enough(process: psutil.Process) -> bool:
+    """Whether a process has lived longer than any verification here: one that is killed twice is a crash."""
+    age_s: float = time.time() - process.create_time()
+    return age_s > 0.2
+
+
+def test_scoring_processes_and_nurseries_killed_at_random_under_load_cost_no_verdict() -> None:
+    random, kills = Random(0), Counter[str]()
+    with ScoringPool(2, 5.0, ["misbehave", "gsm8k"]) as made:
+        undisturbed = [replace(future.result(), latency_s=0.0) for future in verifications(made, 1000)]
+        futures = verifications(made, 1000)
+        while not all(future.done() for future in futures):
+            time.sleep(random.uniform(0.0, 0.05))
+            with contextlib.suppress(psutil.NoSuchProcess):
+                nursery = psutil.Process(made._nursery._process.pid)
+                workers = nursery.children()
+                if len(workers) == 2 and all(map(old_enough, workers)):
+                    victim, kind = random.choice([(workers[0], "worker"), (workers[1], "worker"), (nursery, "nursery")])
+                    victim.kill()
+                    kills[kind] += 1
+        disturbed = [replace(future.result(), latency_s=0.0) for future in futures]
+    assert disturbed == undisturbed
+    assert kills["nursery"] >= 2, kills
+    assert kills["worker"] >= 4, kills
+    assert {verdict.outcome for verdict in undisturbed} == {Outcome.OK, Outcome.WRONG, Outcome.CRASH}
 
 
 def test_close_ends_what_runs_and_what_waits(tmp_path: Path) -> None:
