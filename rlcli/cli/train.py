@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,6 +103,7 @@ def run_training(
     resolved: Resolved, *, out: Path | None, show_samples: int, dry_run: bool, force: bool, as_json: bool
 ) -> None:
     """Check, print the plan, run, print the result. Exits with 130 where the run was interrupted."""
+    from rlcli.trainer.exporting import with_model_folders
     from rlcli.trainer.run_folder import RunFolder, default_out
     from rlcli.trainer.view import View
 
@@ -109,6 +111,8 @@ def run_training(
     with View(show_samples=show_samples) as view:
         view.phase("check model and data")
         RunFolder.check(target, force)
+        # Noted in the run as they are found now: the newest checkpoint of another run may soon be another.
+        resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
         outcome = _checked_run(resolved, target, view, [], dry_run=dry_run, force=force)
     _tell(outcome, as_json)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli import __version__
+from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.files import by_umask
 from rlcli.hub import offline_unless_reachable
@@ -152,6 +153,7 @@ def model_folder(path: str, on_note: Say, critic: bool = False) -> str:
         temporary = tempfile.mkdtemp(prefix="rlcli-export-")
         atexit.register(shutil.rmtree, temporary, ignore_errors=True)
         out = Path(temporary) / out.name
+        on_note(f"{checkpoint} lies where nothing can be written: what is made of it lasts as long as this command")
     elif out.exists():
         shutil.rmtree(out)  # of another checkpoint of that step, before the run went back
     on_note(f"exporting {origin.name} to {out}")
@@ -161,6 +163,16 @@ def model_folder(path: str, on_note: Say, critic: bool = False) -> str:
         if not _is_of(out, checkpoint):  # else another process was faster
             raise
     return str(out)
+
+
+def with_model_folders(config: RunConfig, on_note: Say) -> RunConfig:
+    """`config` with what `model_folder` gives for its model.path and critic.path."""
+    found = {
+        "model": model_folder(config.model.path, on_note) if config.model.path else "",
+        "critic": model_folder(config.critic.path, on_note, critic=True) if config.critic.path else "",
+    }
+    sections = {name: getattr(config, name).model_copy(update={"path": path}) for name, path in found.items()}
+    return config.model_copy(update=sections)
 
 
 def has_critic(checkpoint: Checkpoint) -> bool:

@@ -148,8 +148,10 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Any]]:
         "cursor": dict(trainer.source.cursor.state()),
         "kl": trainer.algorithm.kl.state(),
         "entropy": trainer.algorithm.entropy.state(),
+        "bad_updates": trainer.health.state(),
         "waiting": waiting,
         "data": trainer.fingerprint,
+        "dtype": trainer.dtype,
         "probe": {
             "tokens": trainer.probe.tolist(),
             "log_probs": trainer.workers.probe_log_probs(trainer.probe.tolist()),
@@ -168,6 +170,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.source.waiting = as_groups(state["waiting"], shards)
     trainer.algorithm.kl.restore(state["kl"])
     trainer.algorithm.entropy.restore(state["entropy"])
+    trainer.health.restore(state["bad_updates"])
     trainer.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
     trainer.rewards = [line["reward/mean"] for line in metrics_of(trainer.folder.path) if line["step"]]

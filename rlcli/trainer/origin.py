@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlcli.config.load import Resolved, resolve
@@ -51,7 +52,22 @@ def find_origin(source: Path, step: str, on_note: Say) -> Origin:
         raise RlcliError(f"{source} {what}", "give runs/NAME or runs/NAME/checkpoints/step-NNNNNN")
     folder = checkpoint.path.parent
     run = folder.parent if folder.name == "checkpoints" else None
-    return Origin(checkpoint, resolve(str(checkpoint.path / CONFIG)), run)
+    return Origin(checkpoint, _located(resolve(str(checkpoint.path / CONFIG)), run), run)
+
+
+def _located(resolved: Resolved, run: Path | None) -> Resolved:
+    """With the paths that were given from where the run was started as whole ones, as far as they are there."""
+    try:
+        start = Path(json.loads(((run or Path()) / "environment.json").read_text(encoding="utf-8"))["directory"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return resolved
+    config = resolved.config
+    for section, name in (("model", "path"), ("critic", "path"), ("data", "path"), ("evaluation", "data")):
+        values = getattr(config, section)
+        path = getattr(values, name)
+        if path and (start / path).exists():
+            config = config.model_copy(update={section: values.model_copy(update={name: str(start / path)})})
+    return replace(resolved, config=config)
 
 
 def _of_run(run: Path, step: str, on_note: Say) -> Checkpoint:

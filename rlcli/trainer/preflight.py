@@ -14,6 +14,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, ModelError
 from rlcli.hub import offline_unless_reachable
+from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.verifying import check_verifiers, part_weights
 from rlcli.types import Prompt
 from rlcli.workers.cluster import check_local, cluster_address, resolve_device, worker_threads
@@ -74,7 +75,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
         )
     device = check_machine(config)
-    config, adapter = _located(config, train)
+    config, adapter = _located(with_model_folders(config, on_note), train)
     train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
     test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
     test_rows = test_rows[: config.evaluation.max_prompts or None]
@@ -225,7 +226,8 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     if note.is_file():
         if train:
             raise ModelError(
-                f"model.path = '{config.model.path}' is a LoRA adapter", "train its base model, or merge the two first"
+                f"model.path = '{config.model.path}' is a LoRA adapter",
+                "train its base model, or merge the two first: rlcli export RUN --merge",
             )
         try:
             settings = json.loads(note.read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.evaluate import evaluate
+from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, roll_back
 from rlcli.trainer.keeper import Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
     Clock,
@@ -87,6 +88,7 @@ class Trainer:
         stop: StopRequest,
     ) -> None:
         self.config = config
+        self.dtype = dtype
         self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[dtype]
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
         self.held_out = held_out
@@ -102,6 +104,7 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
+        self.health = Health(config.fault_tolerance, folder, view.note)
         cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
         self.source: Source = (
             SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
@@ -131,7 +134,10 @@ class Trainer:
             self.trackers.log(self.done, before | self.evaluate())
         self.stop.armed = True
         while self.done < total and not self.stop.requested:
-            self.advance(self.done + 1)
+            try:
+                self.advance(self.done + 1)
+            except RollBack as bad:
+                roll_back(self, str(bad))
         if self.keeper.saved < self.done:
             self.phase("checkpoint", self.done)
             self.keeper.begin(self.done, *snapshot(self))
@@ -209,9 +215,11 @@ class Trainer:
         for _ in range(train.passes):
             for index in range(minibatches):
                 if self.critic.needed:
-                    updates.critic.append(self.critic.update(index, rates["critic/lr"]))
+                    sums = self.critic.update(index, rates["critic/lr"])
+                    updates.critic.append(self.health.judge(CRITIC, self.critic.workers, number, index, sums))
                 if number > warmup:
-                    updates.policy.append(self.workers.update(index, coefficients))
+                    sums = self.workers.update(index, coefficients)
+                    updates.policy.append(self.health.judge(POLICY, self.workers, number, index, sums))
         return updates, rates
 
     def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
