@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from rlcli.config.schema import FaultTolerance
 from rlcli.errors import RunFailed
-from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.keeper import restore
+from rlcli.trainer.record import rewind
+from rlcli.trainer.run_folder import RunFolder, events_of
 from rlcli.workers.group import WorkerGroup
 
+if TYPE_CHECKING:
+    from rlcli.trainer.trainer import Trainer
+
+MEND = "lower train.lr or train.max_grad_norm; the last checkpoint is sound"
 MOST_IN_A_ROW = 3
 """After so many bad updates of one model without a good one between, no rule goes on."""
+MOST_ROLLBACKS = 3
+"""To one checkpoint: what goes wrong after it again and again will do so once more."""
 MOST_SAVED = 5
 """Batches a run that are kept to be looked at."""
 POLICY, CRITIC = "policy", "critic"
@@ -50,14 +59,9 @@ class Health:
         )
         where = f"; the batch is in {self.folder.path / saved}" if saved else ""
         if self.in_a_row[model] >= MOST_IN_A_ROW:
-            raise RunFailed(
-                f"{why}, the {MOST_IN_A_ROW}rd in a row{where}",
-                "lower train.lr or train.max_grad_norm; the last checkpoint is sound",
-            )
+            raise RunFailed(f"{why}, the {MOST_IN_A_ROW}rd in a row{where}", MEND)
         if self.rule.on_bad_update == "stop":
-            raise RunFailed(
-                f"{why}{where}", "lower train.lr or train.max_grad_norm, or let fault_tolerance.on_bad_update be skip"
-            )
+            raise RunFailed(f"{why}{where}", f"{MEND}; fault_tolerance.on_bad_update = skip would go on without it")
         if self.rule.on_bad_update == "rollback":
             raise RollBack(f"{why}{where}")
         self.note(f"{why}; it is left out{where}")
@@ -82,3 +86,25 @@ class Health:
             self.note(f"the batch of a bad update could not be saved: {failed[0]}")
             return ""
         return f"bad-batches/{name}.rank-0.pt"
+
+
+def roll_back(trainer: Trainer, why: str) -> None:
+    """Go on from the last checkpoint, with the prompts that come next; where there is none yet, from the weights as
+    they are, since the update that was bad has been left out."""
+    trainer.phase("restore", trainer.done)
+    trainer.keeper.poll(wait=True)
+    checkpoint = trainer.keeper.checkpoints.newest(trainer.view.note)
+    if checkpoint is None:
+        trainer.view.note(f"{why}; there is no checkpoint to go back to: the step is left with what it had learnt")
+    else:
+        before = [event for event in events_of(trainer.folder.path) if event["event"] == "rolled_back"]
+        if sum(event["to"] == checkpoint.step for event in before) >= MOST_ROLLBACKS:
+            raise RunFailed(f"{why}, and the run has gone back to {checkpoint.path} {MOST_ROLLBACKS} times", MEND)
+        trainer.view.note(f"{why}; back to {checkpoint.path}, with other prompts")
+        trainer.folder.event("rolled_back", step=trainer.done + 1, to=checkpoint.step)
+        cursor, in_a_row = trainer.source.cursor, trainer.health.state()
+        rewind(trainer.folder.path, checkpoint.step)
+        restore(trainer, checkpoint)
+        trainer.source.cursor = cursor
+        trainer.health.restore(in_a_row)
+    trainer.sync_weights()

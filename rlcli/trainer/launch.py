@@ -50,7 +50,8 @@ def running_workers(
             on_phase("start workers")
             for size, own in _pools(config, spec):
                 pool = Pool(size, prepared.device, prepared.threads)
-                group = start_group(Worker, pool, logs.resolve(), own, name=own.name)
+                stall_s = config.fault_tolerance.stall_s
+                group = start_group(Worker, pool, logs.resolve(), own, name=own.name, stall_s=stall_s)
                 started.append(group)
                 group.join(*group.meeting_point())
                 if train:
