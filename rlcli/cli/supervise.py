@@ -64,12 +64,16 @@ def supervised(folder_of: Callable[[Options], Path | None]) -> Callable[[Callabl
 
 def train_folder(options: Options) -> Path | None:
     """Where `rlcli train` puts its run: the folder that it goes on with, the one it was given, or the next free one."""
+    if options["resume"]:
+        from rlcli.trainer.resume import find_run
+
+        return find_run(options["resume"])
     from rlcli.config.recipes import load
     from rlcli.trainer.run_folder import default_out
 
-    named: Path | None = options.get("resume") or options["out"]
+    out: Path | None = options["out"]
     recipe: str | None = options["recipe"]
-    return named or (default_out(load(recipe).header.name) if recipe else None)
+    return out or (default_out(load(recipe).header.name) if recipe else None)
 
 
 def _of_this_call(options: Options) -> list[str]:

@@ -200,6 +200,7 @@ def train_in_folder(
     from rlcli.config.load import dump_toml
 
     view.phase("load torch and vLLM")  # which the next import does, and takes seconds
+    from rlcli.trainer.failing import noting_failure
     from rlcli.trainer.launch import launch
     from rlcli.trainer.plots import reward_curve_png
     from rlcli.trainer.record import rewind
@@ -217,7 +218,8 @@ def train_in_folder(
             tracking.trackers, folder, tracking.project, resolved.config.model_dump(mode="json"), view.note
         )
         try:
-            result = launch(prepared, folder, trackers, view, resumed.checkpoint if resumed else None)
+            with noting_failure(folder.path):
+                result = launch(prepared, folder, trackers, view, resumed.checkpoint if resumed else None)
         finally:
             trackers.close()
         at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}

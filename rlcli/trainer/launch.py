@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rlcli import attempt
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.rollout.engine import Sampling, shared_memory_prefix
 from rlcli.trainer.checkpoint import Checkpoint
 from rlcli.trainer.evaluate import EvalReport, evaluate
+from rlcli.trainer.failing import leaving_at_once
 from rlcli.trainer.preflight import Prepared
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.stop import StopOnSignal, ignoring_signals
@@ -22,6 +23,7 @@ from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
 from rlcli.trainer.view import View
 from rlcli.workers.cluster import Pool, ray_session, start_group
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.sentinel import OnLost, leave
 from rlcli.workers.worker import Worker, WorkerSpec
 
 
@@ -37,14 +39,14 @@ class Groups:
 
 @contextmanager
 def running_workers(
-    prepared: Prepared, logs: Path, *, train: bool, on_phase: Callable[[str], None]
+    prepared: Prepared, logs: Path, *, train: bool, on_phase: Callable[[str], None], on_lost: OnLost = leave
 ) -> Iterator[Groups]:
     """Ray, the actors, their process groups and their roles; all of it is gone when the block ends."""
     config = prepared.config
-    spec = worker_spec(prepared, logs, train=train, group_id=uuid.uuid4().hex[:8])
+    spec = worker_spec(prepared, logs, train=train, group_id=attempt.group_id())
     on_phase("start Ray")
     started: list[WorkerGroup] = []
-    with ray_session(config.cluster.address, config.cluster.workers + config.critic.workers):
+    with ray_session(config.cluster.address, config.cluster.workers + config.critic.workers, on_lost):
         failed = True
         try:
             on_phase("start workers")
@@ -111,7 +113,9 @@ def launch(
     folder.event("resumed" if checkpoint else "started", step=step, of=prepared.config.train.steps)
     with (
         StopOnSignal(lambda: view.note("finishing this step, then leaving; once more to leave at once")) as stop,
-        running_workers(prepared, folder.logs, train=True, on_phase=on_phase) as groups,
+        running_workers(
+            prepared, folder.logs, train=True, on_phase=on_phase, on_lost=leaving_at_once(folder.path)
+        ) as groups,
     ):
         return train(prepared, groups, folder, trackers, view, stop, checkpoint)
 

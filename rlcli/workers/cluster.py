@@ -11,22 +11,29 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlcli.attempt import group_id, is_restart
 from rlcli.errors import SetupError
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel, OnLost, leave
 from rlcli.workers.undertaker import Undertaker
 
 PLACEMENT_TIMEOUT_S = 120.0
+RETRY_EVERY_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
 """Ray's object store lies in /dev/shm; below this it would silently fall back to disk."""
 
 MIN_OPEN_FILES = 1024
 """Ray's daemons, the workers' sockets and the files of weights."""
+
+HEAD = ("gcs_server", "raylet")
+"""The daemons without which a local cluster is none."""
 
 WORKER_ENV = {
     # vLLM runs inside the worker, so that weights reach it without leaving the process.
@@ -102,21 +109,47 @@ def check_local() -> None:
 
 
 @contextlib.contextmanager
-def ray_session(address: str, workers: int) -> Iterator[None]:
-    """Connect to the cluster at `address` (or RAY_ADDRESS), else start a local one and end it with the block."""
+def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator[None]:
+    """Connect to the cluster at `address` (or RAY_ADDRESS), else start a local one and end it with the block.
+
+    on_lost: is told of the death of the cluster's head, in a thread, and ends this process.
+    """
     # Read by Ray at import.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would run workers at nice 15, as background work; they are what the machine is there for.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # A SIGTERM that comes while Ray is starting would wait as long for its services to quiesce.
+    os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     address = cluster_address(address)
-    with _joined(address) if address else _local(workers):
+    with _joined(address, on_lost) if address else _local(workers, on_lost):
         yield
 
 
 @contextlib.contextmanager
-def _joined(address: str) -> Iterator[None]:
+def _joined(address: str, on_lost: OnLost) -> Iterator[None]:
+    """Whatever the failure of an earlier attempt has taken with it may take a while to come back."""
+    import ray
+
+    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
+    while True:
+        try:
+            _join(address)
+            break
+        except SetupError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY_EVERY_S)
+    sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
+    try:
+        yield
+    finally:
+        sentinel.close()
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
     import ray
 
     host, _, port = address.rpartition(":")
@@ -132,20 +165,18 @@ def _joined(address: str) -> Iterator[None]:
             mend = "give its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
         said = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
         raise SetupError(f"no Ray cluster answers at {address}: {said}", mend) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextlib.contextmanager
-def _local(workers: int) -> Iterator[None]:
+def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
+    import psutil
     import ray
 
     store = _object_store_bytes()
     # A session folder of our own: Ray leaves its logs and sockets behind, and this way they go with the run.
-    folder = tempfile.mkdtemp(prefix="rlcli-ray-", dir="/tmp")
+    folder = tempfile.mkdtemp(prefix=f"rlcli-ray-{group_id()}-", dir="/tmp")
     undertaker = Undertaker(folder)
+    sentinel = None
     try:
         with _own_signal_handlers():
             ray.init(
@@ -158,8 +189,12 @@ def _local(workers: int) -> Iterator[None]:
                 _temp_dir=folder,
             )
         undertaker.watch()
+        names = {child.pid: child.name() for child in psutil.Process().children()}
+        sentinel = DaemonSentinel({pid: name for pid, name in names.items() if name in HEAD}, on_lost)
         yield
     finally:
+        if sentinel is not None:
+            sentinel.close()
         undertaker.watch()  # An interrupt may have come while Ray was starting.
         ray.shutdown()
         undertaker.close()
@@ -174,6 +209,8 @@ def _own_signal_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except SystemExit:  # Ray's handler of a SIGTERM that came in between
+        raise KeyboardInterrupt from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -188,7 +225,7 @@ def start_group(
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    _check_resources(pool, ray.cluster_resources())
+    _await_resources(pool)
     places = placement_group([pool.bundle] * pool.workers, strategy="PACK")
     ready, _ = ray.wait([places.ready()], timeout=PLACEMENT_TIMEOUT_S)
     if not ready:
@@ -215,6 +252,21 @@ def start_group(
         for rank in range(pool.workers)
     ]
     return WorkerGroup(worker, actors, logs, places, name, stall_s)
+
+
+def _await_resources(pool: Pool) -> None:
+    """What a cluster does not have is refused; after a failure it may come back."""
+    import ray
+
+    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
+    while True:
+        try:
+            _check_resources(pool, ray.cluster_resources())
+            return
+        except SetupError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY_EVERY_S)
 
 
 def _check_resources(pool: Pool, resources: dict[str, float]) -> None:

@@ -335,6 +335,8 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     monkeypatch.setattr(supervise, "supervise", lambda *args, **kwargs: calls.append((*args, kwargs)) or 0)
     monkeypatch.setattr(sys, "argv", ["rlcli", *words])
     monkeypatch.chdir(tmp_path)
+    Path("x").mkdir()
+    Path("x/config.toml").touch()
     assert main.main() == 0
     ((folder, first, again, kwargs),) = calls
     assert first[3:] == fixed
@@ -343,7 +345,9 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     assert kwargs == {"goes_on": "--resume" in words}
 
 
-@pytest.mark.parametrize("words", [["train", "grpo", "--help"], ["train", "grpo", "--wrong"], ["train"]])
+@pytest.mark.parametrize(
+    "words", [["train", "grpo", "--help"], ["train", "grpo", "--wrong"], ["train"], ["train", "--resume", "no"]]
+)
 def test_help_and_wrong_lines_start_no_supervisor(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from rlcli.cli import main, supervise
 

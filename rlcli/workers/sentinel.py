@@ -1,0 +1,87 @@
+"""Notices at once that the Ray cluster is gone on which a driver waits for its workers.
+
+Ray itself lets the driver wait: after the death of a local daemon for seconds or a minute, and then it ends the process
+without a word. So threads of the driver watch, and say who died.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+OnLost = Callable[[str, str], NoReturn]
+"""Is told who died and a message, in a thread while the main one may hang, and ends the process."""
+
+LOOK_EVERY_S, CONNECT_S = 5.0, 5.0
+HEAD_LOST_S = 40.0
+"""How long the head of a running cluster may be away: it may come back. Ray gives up, without a word, after 60 s."""
+
+
+def leave(who: str, message: str) -> NoReturn:
+    """For a command that has no run to go on with."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+class DaemonSentinel:
+    """Calls `on_lost` when one of `daemons`, process id → name, ends before `close`."""
+
+    def __init__(self, daemons: Mapping[int, str], on_lost: OnLost) -> None:
+        self._on_lost = on_lost
+        self._names: dict[int, str] = {}
+        for pid, name in daemons.items():
+            try:
+                self._names[os.pidfd_open(pid)] = name
+            except ProcessLookupError:
+                on_lost("the Ray head", f"the Ray head ({name}) died")
+        self._closing = os.eventfd(0)
+        self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        os.eventfd_write(self._closing, 1)
+        self._thread.join()
+        for descriptor in (*self._names, self._closing):
+            os.close(descriptor)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for descriptor in (*self._names, self._closing):
+            poll.register(descriptor, select.POLLIN)
+        ended = {descriptor for descriptor, _ in poll.poll()}
+        if self._closing not in ended:
+            self._on_lost("the Ray head", f"the Ray head ({self._names[min(ended)]}) died")
+
+
+class HeadSentinel:
+    """Calls `on_lost` when the head of the running cluster at `address` (host:port) cannot be reached for
+    HEAD_LOST_S, until `close`."""
+
+    def __init__(self, address: str, on_lost: OnLost) -> None:
+        host, _, port = address.rpartition(":")
+        self._place, self._on_lost = (host, int(port)), on_lost
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _watch(self) -> None:
+        seen = time.monotonic()
+        while not self._closing.wait(LOOK_EVERY_S):
+            try:
+                socket.create_connection(self._place, timeout=CONNECT_S).close()
+                seen = time.monotonic()
+            except OSError as error:
+                away = time.monotonic() - seen
+                if away > HEAD_LOST_S and not self._closing.is_set():
+                    at = ":".join(map(str, self._place))
+                    message = f"the Ray head at {at} has not answered for {away:.0f} s: {error.strerror or error}"
+                    self._on_lost("the Ray head", message)
