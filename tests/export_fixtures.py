@@ -17,6 +17,7 @@ from rlcli.model.lora import LoraSpec
 from rlcli.model.optim import build_optimizer
 from rlcli.model.packed import pack
 from rlcli.model.state import save_state, trained_state
+from rlcli.model.stored import Stored
 from rlcli.trainer.checkpoint import Checkpoints
 
 CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ def save_run(
         name: (model, build_optimizer(model, lr=1.0, betas=(0.9, 0.9), weight_decay=0.0))
         for name, model in models.items()
     }
-    written = save_state(trained_state(trained), {}, folder, dist.group.WORLD)
+    written = save_state(trained_state(trained), {}, folder, group())
     return checkpoints.commit(
         step,
         {"step": step, "dtype": str(dtype).removeprefix("torch."), "probe": {"tokens": PROBE, "log_probs": log_probs}},
@@ -64,6 +65,16 @@ def save_run(
         {f"policy/{name}": facts for name, facts in written.items()},
         {},
     )
+
+
+def stored(model: Any, folder: Path) -> Stored:
+    """The model's parameters as a checkpoint holds them. Collective: every rank calls it alike."""
+    save_state({f"policy.model.{name}": p.detach() for name, p in model.named_parameters()}, {}, folder, group())
+    return Stored(folder, "policy.model.lm.")
+
+
+def group() -> Any:
+    return dist.group.WORLD
 
 
 def save_evaluation(run: Path, step: int, mean: float) -> None:

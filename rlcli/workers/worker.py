@@ -251,21 +251,6 @@ class Worker:
         return float(difference.max()) if np.isfinite(difference).all() else float("inf")
 
     @dispatch()
-    def save(self, folder: str) -> None:
-        """Write the policy as a Hugging Face folder (collective; rank 0 writes)."""
-        from rlcli.model.export import save_pretrained
-
-        save_pretrained(self._policy.policy, self.config.model.path, Path(folder))
-
-    @dispatch()
-    def save_critic(self, folder: str) -> None:
-        """Write the critic as a Hugging Face folder (collective; rank 0 writes): `critic.path` takes it."""
-        from rlcli.model.export import save_pretrained, save_value
-
-        save = save_value if isinstance(self._critic, CriticRole) else save_pretrained
-        save(self._critic.model, self.config.model.path, Path(folder))
-
-    @dispatch()
     def save_state(self, folder: str) -> None:
         """Copy all that training has changed here (what the policy and the critic train, their optimizers, random
         states), then write it to the new folder `folder` in the background while training goes on. Collective. Waits

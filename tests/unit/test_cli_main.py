@@ -16,7 +16,7 @@ from rlcli.errors import ConfigError, RunFailed
 from rlcli.extras import INSTALL, require
 
 COMMANDS = {
-    "Train": ["train", "eval", "quickstart"],
+    "Train": ["train", "eval", "export", "quickstart"],
     "Data & rewards": ["prep", "verifiers", "recipes"],
     "Machine": ["doctor", "tiny-model"],
 }
