@@ -1,34 +1,51 @@
-"""`rlcli eval`: pass@k of a model, with intervals."""
+"""`rlcli eval`: pass@k, maj@k and mean@k of a model, with intervals; `rlcli eval compare`: of two, what differs."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.group import Group
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlcli.trainer.evaluate import EvalReport
+    from rlcli.trainer.eval_run import Evaluation, Request
 
 RECIPE = "grpo"
 """Where values that no option names come from."""
 
+app = typer.Typer(cls=Group)
 
+
+@app.callback(invoke_without_command=True)
 def evaluate(
-    data: Annotated[str, typer.Option(help="A parquet file, or a folder with test.parquet.")],
+    context: typer.Context,
+    data: Annotated[
+        list[str], typer.Option(help="A parquet file, or a folder with test.parquet; repeatable, for several datasets.")
+    ] = ...,  # type: ignore[assignment]
     model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the model; with --endpoint, its served name.")
+        str | None,
+        typer.Option(
+            help="Folder or hub id of the model, a LoRA adapter, a run or its checkpoint; with --endpoint, its served "
+            "name."
+        ),
     ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Base URL of a served OpenAI-compatible model.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k up to this k.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k and maj@k up to this k.")] = 1,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="Default: 0 (greedy) for one sample, else 1.")
     ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="One greedy response to each prompt besides the samples.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 1024,
-    max_prompts: Annotated[int, typer.Option(min=0, help="The first N prompts only; 0: all.")] = 0,
+    max_prompts: Annotated[int, typer.Option(min=0, help="The first N prompts of each dataset only; 0: all.")] = 0,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Tell categories apart by this field of extra_info, too; repeatable."),
+    ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes, one a device.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
     verifier: Annotated[
@@ -36,30 +53,46 @@ def evaluate(
         typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
     ] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the samples (parquet) and logs (default: none kept).")
+        Path | None,
+        typer.Option(
+            help="Folder that keeps the samples (parquet) as they finish: the same command again generates what is "
+            "missing (default: none kept)."
+        ),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Throw away samples in --out that were made with other settings.")
+    ] = False,
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
-    """Evaluate a model: pass@1 and pass@k with 95% intervals over prompts.
+    """Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts.
 
     Examples:
 
-      rlcli eval --model runs/grpo-1/checkpoints/latest --data data/gsm8k
+      rlcli eval --model runs/grpo-1 --data data/gsm8k
 
-      rlcli eval --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --samples 8
+      rlcli eval --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --data data/math --samples 8 --greedy
+
+      rlcli eval --model runs/grpo-1/checkpoints/latest --data data/math --by level --samples 4 --out evals/grpo-1
 
       rlcli eval --endpoint http://127.0.0.1:8000/v1 --data data/gsm8k
+
+      rlcli eval compare evals/base evals/grpo-1
     """
+    if context.invoked_subcommand:
+        return
     from rlcli.config.load import resolve
 
+    if temperature is None:
+        temperature = 0.0 if samples == 1 and not greedy else 1.0
+    _refuse(model, endpoint, samples, temperature, greedy)
     flags: dict[str, object] = {
         "model.path": model,
-        "evaluation.data": data,
+        "evaluation.data": data[0],
         "evaluation.samples": samples,
-        "evaluation.temperature": (0.0 if samples == 1 else 1.0) if temperature is None else temperature,
+        "evaluation.temperature": temperature,
         "evaluation.max_prompts": max_prompts,
         "rollout.max_response_tokens": max_tokens,
         "cluster.workers": workers,
@@ -67,66 +100,76 @@ def evaluate(
         "train.tokens_per_microbatch": 1 << 30,  # Nothing is trained: no bound on a micro-batch.
         "verifier.name": verifier,
     }
-    from rlcli.trainer.run_folder import evaluation_folder
-
     config = resolve(RECIPE, flags, sets or []).config
+    from rlcli.trainer.eval_run import Request
+
+    request = Request(config, tuple(data), greedy, tuple(by or ()), out, force)
+    evaluation = _served(request, endpoint) if endpoint else _local(request)
+    if as_json:
+        from rlcli.cli.console import emit_json
+
+        emit_json(evaluation.as_dict())
+        return
+    from rlcli.cli.eval_show import show_evaluation
+
+    show_evaluation(evaluation)
+
+
+def _refuse(model: str | None, endpoint: str | None, samples: int, temperature: float, greedy: bool) -> None:
     if model is None and endpoint is None:
         raise ConfigError("no model is given", "name a folder or hub id with --model, or a served one with --endpoint")
-    out = evaluation_folder(out) if out else None
-    # Workers write their logs as they go; where nothing is to be kept, they go with this folder.
-    with tempfile.TemporaryDirectory(prefix="rlcli-eval-") as scratch:
-        folder = out or Path(scratch)
-        report = _served(config, endpoint, out) if endpoint else _local(config, folder, out)
-    _print(report, config.model.path or str(endpoint), data, as_json)
+    if temperature == 0.0 and samples > 1:
+        raise ConfigError(f"--temperature = 0 gives the same response {samples} times", "raise it, or give --samples 1")
+    if temperature == 0.0 and greedy:
+        raise ConfigError("--greedy: at --temperature = 0 the samples are greedy already", "leave one of them out")
 
 
-def _local(config: Any, folder: Path, out: Path | None) -> EvalReport:
+def _local(request: Request) -> Evaluation:
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
-    from rlcli.trainer.preflight import prepare
+    from rlcli.trainer.eval_run import evaluate_model
     from rlcli.trainer.view import View
 
     with View() as view:
         view.phase("check model and data")
-        prepared = prepare(config, train=False, on_note=view.note)
-        view.phase("load torch and vLLM")  # which the next import does, and takes seconds
-        from rlcli.trainer.launch import launch_evaluation
-
-        return launch_evaluation(
-            prepared,
-            logs=folder / "logs",
-            save_as=str(out / "samples-rank-{rank}.parquet") if out else "",
-            view=view,
-        )
+        return evaluate_model(request, view)
 
 
-def _served(config: Any, endpoint: str, out: Path | None) -> EvalReport:
-    from rlcli.trainer.served import evaluate_served
+def _served(request: Request, endpoint: str) -> Evaluation:
+    from rlcli.trainer.eval_run import evaluate_endpoint
     from rlcli.trainer.view import View
 
     with View() as view:
         view.phase(f"ask {endpoint}")
-        return evaluate_served(
-            endpoint,
-            config,
-            save_as=out / "samples.parquet" if out else None,
-            on_progress=view.progress,
-        )
+        return evaluate_endpoint(request, endpoint, view)
 
 
-def _print(report: EvalReport, model: str, data: str, as_json: bool) -> None:
-    from rlcli.cli.console import emit_json, plain, show, table
+@app.command("compare")
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="Folder of rlcli eval --out, or a parquet file of samples.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same; what it does better counts as positive.")],
+    changed: Annotated[int, typer.Option(min=0, help="How many of the most changed prompts to list.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as one JSON object.")] = False,
+) -> None:
+    """Compare two evaluations of the same prompts: B minus A, with paired 95% intervals.
 
+    A and B may also be the evaluations of a training run at a step: runs/grpo-1/evaluations/step-000050.
+
+    Examples:
+
+      rlcli eval compare evals/base evals/grpo-1
+
+      rlcli eval compare runs/grpo-1/evaluations/step-000000 runs/grpo-1/evaluations/step-000100 --changed 20
+    """
+    from rlcli.trainer.eval_compare import compare as compared
+
+    found = compared(a, b, changed)
     if as_json:
-        emit_json({"model": model, "data": data, **report.as_dict()})
+        from rlcli.cli.console import emit_json
+
+        emit_json(found.as_dict())
         return
-    rows = [(f"pass@{k}", str(estimate)) for k, estimate in sorted(report.passes.passed.items())]
-    rows += [(name, f"{100 * share:.1f}%") for name, share in report.outcomes.items() if share]
-    rows += [
-        ("response tokens", f"{report.mean_response_tokens:.0f} (mean)"),
-        ("truncated", f"{100 * report.truncated:.1f}%"),
-    ]
-    title = f"{model} on {data}: {report.passes.prompts} prompts × {report.passes.samples // report.passes.prompts}"
-    plain(title)
-    show(table(["measure", "value"], rows))
+    from rlcli.cli.eval_show import show_comparison
+
+    show_comparison(found)

@@ -12,7 +12,7 @@ from typer import TyperException
 from rlcli import __version__
 from rlcli.attempt import RETRY, is_supervised
 from rlcli.cli.doctor import doctor
-from rlcli.cli.eval import evaluate
+from rlcli.cli.eval import app as eval_app
 from rlcli.cli.export import export
 from rlcli.cli.group import Group
 from rlcli.cli.prep import app as prep_app
@@ -56,7 +56,7 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 app.command("train", rich_help_panel=TRAIN)(supervised(train_folder)(train))
-app.command("eval", rich_help_panel=TRAIN)(evaluate)
+app.add_typer(eval_app, name="eval", rich_help_panel=TRAIN)
 app.command("export", rich_help_panel=TRAIN)(export)
 app.command("quickstart", rich_help_panel=TRAIN)(quickstart)
 app.add_typer(prep_app, name="prep", rich_help_panel=DATA)

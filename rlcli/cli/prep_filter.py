@@ -155,7 +155,7 @@ def _served(config: Any, endpoint: str) -> tuple[EvalReport, dict[int, float], i
 
     with View() as view:
         view.phase(f"ask {endpoint}")
-        report = evaluate_served(endpoint, config, save_as=None, on_progress=view.progress)
+        report = evaluate_served(endpoint, config, on_progress=view.progress)
     return report, dict(enumerate(report.pass_rates)), len(report.pass_rates)
 
 

@@ -12,7 +12,7 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.types import Sample, Verdict
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
-from rlcli.workers.work import Progress, PromptTask
+from rlcli.workers.work import Progress, PromptTask, RolloutReport
 
 OnProgress = Callable[[int, int], None]
 
@@ -69,18 +69,9 @@ def collect(
     and step before, which is counted on: each time gives other responses.
     """
     tasks = _tasks(prompts, indexes, samples_per_prompt, greedy, Counter() if drawn is None else drawn)
-    engines = len(workers) // tensor_parallel
-    per_rank = [tasks[rank // tensor_parallel :: engines] for rank in range(len(workers))]
-    reports, done, total = [], 0, sum(task.responses for task in tasks)
-    for item in workers.rollout(per_rank, [call] * len(workers)):
-        if isinstance(item, Progress):
-            done += item.finished
-            on_progress(done, total)
-        else:
-            reports.append(item)
+    reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, on_progress=on_progress)
     samples = sorted((s for report in reports for s in report.samples), key=lambda s: (s.prompt, s.sample))
     baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
-    assert len(samples) + len(baselines) == total, f"of {total} responses {len(samples)} + {len(baselines)} came back"
     shards = [shard for (shard,) in workers.take_shard()]
     slowest = max(reports, key=lambda report: report.generate_s + report.verify_s)
     return Collected(
@@ -94,6 +85,30 @@ def collect(
         generated_score=statistics.fmean(s.verdict.score for s in samples) if samples else 0.0,
         generated_tokens=sum(s.response_tokens for s in samples),
     )
+
+
+def gather(
+    workers: WorkerGroup,
+    tasks: Sequence[PromptTask],
+    call: RolloutCall,
+    *,
+    tensor_parallel: int = 1,
+    on_progress: OnProgress = lambda done, total: None,
+) -> list[RolloutReport]:
+    """Deal the tasks to the engines in turn, and wait for the report of every worker."""
+    engines = len(workers) // tensor_parallel
+    per_rank = [list(tasks[rank // tensor_parallel :: engines]) for rank in range(len(workers))]
+    reports: list[RolloutReport] = []
+    done, total = 0, sum(task.responses for task in tasks)
+    for item in workers.rollout(per_rank, [call] * len(workers)):
+        if isinstance(item, Progress):
+            done += item.finished
+            on_progress(done, total)
+        else:
+            reports.append(item)
+    came = sum(len(report.samples) + len(report.baselines) for report in reports)
+    assert came == total, f"of {total} responses {came} came back"
+    return reports
 
 
 def _tasks(

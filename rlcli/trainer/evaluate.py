@@ -1,52 +1,136 @@
-"""Evaluation: pass@1 and pass@k of whatever the workers' engines run, or of a served model."""
+"""Evaluation: pass@k, maj@k and mean@k of whatever the workers' engines run, or of a served model."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.collect import OnProgress, collect
-from rlcli.trainer.statistics import PassReport, summarise
-from rlcli.types import Outcome, Verdict
+from rlcli.trainer.collect import OnProgress, gather
+from rlcli.trainer.responses import Responses
+from rlcli.trainer.statistics import Estimate, PassReport, flat_estimate, interval, ks_of, majorities, pass_rates
+from rlcli.types import Outcome, Prompt
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.work import PromptTask
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PURPOSE = "eval"
+"""In the seed of every sample of an evaluation."""
+MOST_CATEGORIES = 100
+"""A field with more values than these tells no categories apart."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Of responses, in tokens; NaN where a server does not count them. truncated: share cut off at the limit."""
+
+    mean: float
+    p50: float
+    p95: float
+    max: float
+    truncated: float
+
+    @classmethod
+    def of(cls, responses: Responses) -> Lengths:
+        import numpy as np
+
+        counted = responses.tokens[~np.isnan(responses.tokens)]
+        cut = float(responses.truncated.mean())
+        if not len(counted):
+            unknown = float("nan")
+            return cls(unknown, unknown, unknown, unknown, cut)
+        middle, most = (float(np.percentile(counted, share)) for share in (50, 95))
+        return cls(float(counted.mean()), middle, most, float(counted.max()), cut)
+
+
+@dataclass(frozen=True)
+class Category:
+    """The prompts of one category. measures: name → estimate, of pass@1 and of the measures over all samples."""
+
+    prompts: int
+    measures: Mapping[str, Estimate]
+    mean_response_tokens: float
+    truncated: float
 
 
 @dataclass(frozen=True)
 class EvalReport:
-    """passes: pass@k with intervals. outcomes: share of each. truncated: share of responses cut at the limit.
-    pass_rates: the share of each prompt's samples that passed, in the prompts' order. crash: what the first crash of a
-    verifier says; empty where none crashed."""
+    """What an evaluation found.
+
+    passes: pass@k with intervals. majority: the same of maj@k, for k of 2 and more. mean: of the samples' scores, which
+    as mean@k does not depend on k. greedy: pass@1 of the greedy responses, where there are such beside the samples.
+    sampled_k: of which k maj@k is not exact, but over random subsets. outcomes: share of each. categories: field →
+    value → what holds of its prompts. values: measure → float64 `[prompts]`, of which the estimates are the means.
+    crash: what the first crash of a verifier says; empty where none crashed.
+    """
 
     passes: PassReport
+    majority: Mapping[int, Estimate]
+    mean: Estimate
+    greedy: Estimate | None
+    sampled_k: tuple[int, ...]
     outcomes: dict[str, float]
-    mean_response_tokens: float
-    truncated: float
-    pass_rates: tuple[float, ...]
+    lengths: Lengths
+    categories: Mapping[str, Mapping[str, Category]]
+    values: Mapping[str, np.ndarray]
     crash: str
+
+    @property
+    def pass_rates(self) -> tuple[float, ...]:
+        """The share of each prompt's samples that passed, in the prompts' order."""
+        return tuple(self.values["pass@1"].tolist())
+
+    @property
+    def mean_k(self) -> int:
+        """How many samples of each prompt `mean` is over."""
+        return max(self.passes.passed)
+
+    def measures(self) -> dict[str, Estimate]:
+        """Every estimate by its name: pass@1, …, maj@2, …, mean@4, greedy."""
+        return {
+            **{f"pass@{k}": estimate for k, estimate in sorted(self.passes.passed.items())},
+            **{f"maj@{k}": estimate for k, estimate in sorted(self.majority.items())},
+            f"mean@{self.mean_k}": self.mean,
+            **({} if self.greedy is None else {"greedy": self.greedy}),
+        }
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers, for trackers."""
+        flat = self.passes.metrics()
+        for name, estimate in self.measures().items():
+            flat |= flat_estimate(name, estimate)
+        lengths = asdict(self.lengths)
         return {
-            **self.passes.metrics(),
+            **flat,
             **{f"outcome/{name}": share for name, share in self.outcomes.items()},
-            "response_tokens/mean": self.mean_response_tokens,
-            "response_tokens/truncated": self.truncated,
+            **{f"response_tokens/{name}": value for name, value in lengths.items()},
         }
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report, for `--json`."""
+        measures = {name: asdict(estimate) for name, estimate in self.measures().items()}
         return {
             "prompts": self.passes.prompts,
             "samples": self.passes.samples,
-            "pass": {f"pass@{k}": asdict(estimate) for k, estimate in sorted(self.passes.passed.items())},
+            **{
+                kind: {n: e for n, e in measures.items() if n.startswith(f"{kind}@")}
+                for kind in ("pass", "maj", "mean")
+            },
+            "greedy": measures.get("greedy"),
+            "maj_over_random_subsets": [f"maj@{k}" for k in self.sampled_k],
             "outcomes": self.outcomes,
-            "mean_response_tokens": self.mean_response_tokens,
-            "truncated": self.truncated,
+            "mean_response_tokens": self.lengths.mean,
+            "response_tokens": {name: value for name, value in asdict(self.lengths).items() if name != "truncated"},
+            "truncated": self.lengths.truncated,
+            "by": {
+                field: {value: asdict(category) for value, category in values.items()}
+                for field, values in self.categories.items()
+            },
         }
 
     def headline(self) -> str:
@@ -68,48 +152,144 @@ def evaluate(
     on_progress: OnProgress = lambda done, total: None,
 ) -> EvalReport:
     """Generate `samples` responses to every prompt, through the rollout and scoring code of training, and report."""
-    call = RolloutCall(sampling, seed, "eval", step, save_as)
-    collected = collect(
+    responses = generate(
         workers,
         prompts,
-        range(len(prompts)),
-        samples,
-        call,
+        [tuple(range(samples))] * len(prompts),
+        sampling=sampling,
+        seed=seed,
         tensor_parallel=tensor_parallel,
+        save_as=save_as,
+        step=step,
         on_progress=on_progress,
     )
-    return report_of(
-        [(s.prompt, s.verdict, s.response_tokens, s.finish_reason == "length") for s in collected.samples], len(prompts)
-    )
+    return report_of(responses, prompts.prompts)
 
 
-def report_of(results: Iterable[tuple[int, Verdict, int | None, bool]], prompts: int) -> EvalReport:
-    """From (prompt, verdict, response tokens, truncated) of every sample. A sample passes where its outcome is ok.
-
-    Response tokens are None where a server does not count them.
+def generate(
+    workers: WorkerGroup,
+    prompts: TokenizedPrompts,
+    wanted: Sequence[tuple[int, ...]],
+    *,
+    sampling: Sampling,
+    seed: int,
+    tensor_parallel: int,
+    save_as: str,
+    step: int,
+    on_progress: OnProgress,
+) -> Responses:
+    """Responses with their verdicts. wanted: of each prompt, the indexes of the samples to generate; GREEDY stands for
+    a greedy one. A sample depends on (seed, step, prompt id, index) alone, so it is the same whatever else is wanted.
     """
-    results = list(results)
-    counted = [tokens for _, _, tokens, _ in results if tokens is not None]
-    passed: list[list[bool]] = [[] for _ in range(prompts)]
-    for prompt, verdict, _, _ in results:
-        passed[prompt].append(verdict.outcome == Outcome.OK)
-    outcomes = Counter(verdict.outcome for _, verdict, _, _ in results)
-    n = len(results)
+    call = RolloutCall(sampling, seed, PURPOSE, step, save_as, keep_tokens=False)
+    tasks = [
+        PromptTask(index, prompts.tokens(index), prompts.prompts[index], len(samples), wanted=samples)
+        for index, samples in enumerate(wanted)
+        if samples
+    ]
+    reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, on_progress=on_progress)
+    return Responses.of_samples(sample for report in reports for sample in report.samples)
+
+
+def report_of(responses: Responses, prompts: Sequence[Prompt], by: Sequence[str] = ()) -> EvalReport:
+    """From all responses to `prompts`, each of which has one or more besides the greedy one.
+
+    A response passes where its outcome is ok. by: fields of extra_info to tell the prompts apart by, besides
+    data_source and ability.
+    """
+    values, sampled_k = values_of(responses, len(prompts))
+    apart, responses = responses.split_greedy()
+    most = max(int(name.partition("@")[2]) for name in values if name.startswith("pass@"))
+    bounds = score_bounds(responses)
+    estimates = {
+        name: interval(array, bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
+        for name, array in values.items()
+    }
+    kinds = {
+        kind: {int(n.partition("@")[2]): e for n, e in estimates.items() if n.startswith(f"{kind}@")}
+        for kind in ("pass", "maj", "mean")
+    }
     return EvalReport(
-        passes=summarise(passed, _ks(min(len(row) for row in passed))),
-        outcomes={str(outcome): outcomes[outcome] / n for outcome in Outcome},
-        mean_response_tokens=sum(counted) / len(counted) if counted else float("nan"),
-        truncated=sum(cut for _, _, _, cut in results) / n,
-        pass_rates=tuple(sum(row) / len(row) for row in passed),
-        crash=next((verdict.detail for _, verdict, _, _ in results if verdict.outcome == Outcome.CRASH), ""),
+        passes=PassReport(len(prompts), len(responses), kinds["pass"]),
+        majority=kinds["maj"],
+        mean=kinds["mean"][most],
+        greedy=estimates.get("greedy"),
+        sampled_k=sampled_k,
+        outcomes={str(outcome): float((responses.outcome == str(outcome)).mean()) for outcome in Outcome},
+        lengths=Lengths.of(responses),
+        categories=_categories(responses, prompts, by, values, bounds, most),
+        values=values,
+        crash=responses.crash or apart.crash,
     )
 
 
-def _ks(samples: int) -> list[int]:
-    """1, the powers of two below `samples`, and `samples`.
+def values_of(responses: Responses, prompts: int) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+    """Measure → its value of each prompt, float64 `[prompts]`, and the k whose maj@k is not exact. greedy is among them
+    where every prompt has a greedy response besides its samples."""
+    import numpy as np
 
-    >>> _ks(1), _ks(6)
-    ([1], [1, 2, 4, 6])
-    """
-    powers = [1 << i for i in range(samples.bit_length()) if 1 << i < samples]
-    return sorted({1, *powers, samples})
+    apart, responses = responses.split_greedy()
+    counts = np.bincount(responses.prompt, minlength=prompts)
+    assert counts.all(), "a prompt without a response"
+    right = np.bincount(responses.prompt, weights=responses.passed, minlength=prompts).astype(np.int64)
+    ks = ks_of(int(counts.min()))
+    votes = majorities(responses.prompt, responses.answers(), responses.passed, prompts, [k for k in ks if k > 1])
+    values = {f"pass@{k}": pass_rates(counts, right, k) for k in ks}
+    values |= {f"maj@{k}": array for k, (array, _) in votes.items()}
+    values[f"mean@{ks[-1]}"] = responses.per_prompt(responses.score, prompts)
+    if np.bincount(apart.prompt, minlength=prompts).all():
+        values["greedy"] = apart.per_prompt(apart.passed, prompts)
+    return values, tuple(k for k, (_, exact) in votes.items() if not exact)
+
+
+def score_bounds(responses: Responses) -> tuple[float, float]:
+    """Between which a score lies, as far as anyone can tell: 0 and 1, or beyond where one did."""
+    return min(0.0, float(responses.score.min())), max(1.0, float(responses.score.max()))
+
+
+def _categories(
+    responses: Responses,
+    prompts: Sequence[Prompt],
+    by: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    bounds: tuple[float, float],
+    most: int,
+) -> dict[str, dict[str, Category]]:
+    """Field → value → its prompts; the values that most prompts have come first. Fields with more than
+    MOST_CATEGORIES values are left out."""
+    import numpy as np
+
+    told = [name for name in ("pass@1", f"pass@{most}", f"maj@{most}", f"mean@{most}", "greedy") if name in values]
+    found: dict[str, dict[str, Category]] = {}
+    for field in ("data_source", "ability", *by):
+        labels = labels_of(prompts, field)
+        if labels is None:
+            continue
+        names, which, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        if len(names) > MOST_CATEGORIES:
+            continue
+        found[field] = {}
+        for place in np.argsort(-sizes, kind="stable").tolist():
+            those = which == place
+            own = responses.of_prompts(those)
+            lengths = Lengths.of(own)
+            found[field][str(names[place])] = Category(
+                int(sizes[place]),
+                {
+                    name: interval(values[name][those], bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
+                    for name in dict.fromkeys(told)
+                },
+                lengths.mean,
+                lengths.truncated,
+            )
+    return found
+
+
+def labels_of(prompts: Sequence[Prompt], field: str) -> list[str] | None:
+    """The category of each prompt by data_source, ability or a field of extra_info; None where no prompt has one."""
+    if field in ("data_source", "ability"):
+        labels = [str(getattr(prompt, field)) for prompt in prompts]
+        return labels if any(labels) else None
+    if not any(field in prompt.extra_info for prompt in prompts):
+        return None
+    return [str(prompt.extra_info.get(field, "")) for prompt in prompts]

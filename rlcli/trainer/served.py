@@ -2,86 +2,149 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import read_prompts
-from rlcli.data.samples import write_samples
+from rlcli.data.samples import PartWriter, sample_row
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.scoring.pool import ScoringPool
 from rlcli.trainer.collect import OnProgress
-from rlcli.trainer.evaluate import EvalReport, report_of
+from rlcli.trainer.evaluate import PURPOSE, EvalReport, report_of
+from rlcli.trainer.responses import COLUMNS, Responses
 from rlcli.trainer.verifying import check_verifiers
 from rlcli.types import Prompt, Verdict, VerifyRequest
 from rlcli.workers.cluster import worker_threads
+from rlcli.workers.rollout_role import GREEDY
 from rlcli.workers.work import sample_seed
+
+SETTLE_EVERY_S = 0.25
 
 
 def evaluate_served(
-    endpoint: str,
-    config: RunConfig,
-    *,
-    save_as: Path | None,
-    on_progress: OnProgress = lambda done, total: None,
+    endpoint: str, config: RunConfig, *, on_progress: OnProgress = lambda done, total: None
 ) -> EvalReport:
-    """Ask the model at `endpoint` (config.model.path is its served name, or empty for the only one) and verify.
+    """Ask the model at `endpoint` (config.model.path is its served name, or empty for the only one) for
+    `evaluation.samples` responses to each prompt of `evaluation.data`, and verify them.
 
     Needs neither torch nor ray. Raises EndpointError where the model cannot be reached.
     """
     settings = config.evaluation
     prompts = read_prompts(settings.data, "test", config.verifier.name)[: settings.max_prompts or None]
-    total = len(prompts) * settings.samples
-    asked = {
-        f"{index}:{sample}": (index, sample) for index in range(len(prompts)) for sample in range(settings.samples)
-    }
-    requests = [
-        ChatRequest(
-            key=key,
-            messages=prompts[index].messages,
-            temperature=settings.temperature,
-            max_tokens=config.rollout.max_response_tokens,
-            # Servers take 32-bit seeds at least.
-            seed=sample_seed(config.train.seed, "eval", 0, prompts[index].id, sample) & 0x7FFFFFFF,
-        )
-        for key, (index, sample) in asked.items()
-    ]
+    wanted = [tuple(range(settings.samples))] * len(prompts)
+    with scoring(config, prompts) as scorer:
+        client = client_of(endpoint, config)
+        responses = ask(client, scorer, config, prompts, wanted, save_as="", on_progress=on_progress)
+    return report_of(responses, prompts)
+
+
+def client_of(endpoint: str, config: RunConfig) -> ChatClient:
+    return ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
+
+
+def served_name(client: ChatClient) -> str:
+    """The model that will answer; where none was named, the only one that the endpoint serves. Raises EndpointError."""
+    for _ in client.generate([]):  # nothing is asked but which model there is
+        pass
+    assert client.model is not None
+    return client.model
+
+
+@contextmanager
+def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[ScoringPool]:
+    """Processes that verify responses to `prompts`."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier)
     processes = config.verifier.processes or worker_threads(1)
-    client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
-    pending: list[tuple[ChatResult, Future[Verdict]]] = []
     with ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox or config.verifier.sandbox) as scorer:
-        for result in client.generate(requests):
-            prompt = prompts[asked[result.key][0]]
-            request = VerifyRequest(
-                result.text, prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info
-            )
-            pending.append((result, scorer.submit(prompt.verifier, request)))
-            on_progress(len(pending), total)
-        done = [(*asked[result.key], result, verdict.result()) for result, verdict in pending]
-    done.sort(key=lambda one: one[:2])
-    if save_as:
-        rows = [_record(prompts[index], sample, result, verdict) for index, sample, result, verdict in done]
-        write_samples(save_as, 0, rows)
-    return report_of(
-        [
-            (index, verdict, result.completion_tokens, result.finish_reason == "length")
-            for index, _, result, verdict in done
-        ],
-        len(prompts),
+        yield scorer
+
+
+@dataclass(frozen=True)
+class _Answered:
+    prompt: int
+    sample: int
+    result: ChatResult
+    verdict: Future[Verdict]
+
+
+def ask(
+    client: ChatClient,
+    scorer: ScoringPool,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    wanted: Sequence[tuple[int, ...]],
+    *,
+    save_as: str,
+    on_progress: OnProgress,
+) -> Responses:
+    """Responses with their verdicts. wanted: of each prompt, the indexes of the samples to ask for; GREEDY stands for a
+    greedy one. save_as: where they go as they finish, with `{part}` in it; empty: nowhere."""
+    asked = {f"{index}:{sample}": (index, sample) for index, samples in enumerate(wanted) for sample in samples}
+    requests = [_request(config, prompts[index], sample, key) for key, (index, sample) in asked.items()]
+    writer = PartWriter(save_as.replace("{rank}", "0"), 0) if save_as else None
+    waiting: list[_Answered] = []
+    done: list[dict[str, Any]] = []
+    places: list[int] = []
+
+    def settle(all_of_them: bool) -> None:
+        """Take those whose verdict is there, or wait for every one."""
+        nonlocal waiting
+        still = []
+        for one in waiting:
+            if not (all_of_them or one.verdict.done()):
+                still.append(one)
+                continue
+            row = _row(prompts[one.prompt], one)
+            done.append({name: row[name] for name in COLUMNS})
+            places.append(one.prompt)
+            if writer is not None:
+                writer.add(row)
+        waiting = still
+
+    settled = time.monotonic()
+    try:
+        for number, result in enumerate(client.generate(requests), 1):
+            index, sample = asked[result.key]
+            waiting.append(_Answered(index, sample, result, _verify(scorer, prompts[index], result)))
+            on_progress(number, len(asked))
+            if time.monotonic() - settled > SETTLE_EVERY_S:
+                settle(all_of_them=False)
+                settled = time.monotonic()
+        settle(all_of_them=True)
+    finally:
+        if writer is not None:  # of what an endpoint that went has answered before
+            writer.flush()
+    return Responses.of(places, *([row[name] for row in done] for name in COLUMNS))
+
+
+def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRequest:
+    return ChatRequest(
+        key=key,
+        messages=prompt.messages,
+        temperature=0.0 if sample == GREEDY else config.evaluation.temperature,
+        max_tokens=config.rollout.max_response_tokens,
+        # Servers take 32-bit seeds at least.
+        seed=sample_seed(config.train.seed, PURPOSE, 0, prompt.id, sample) & 0x7FFFFFFF,
     )
 
 
-def _record(prompt: Prompt, sample: int, result: ChatResult, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "prompt_id": prompt.id,
-        "sample": sample,
-        "response": result.text,
-        "answer": verdict.answer,
-        "score": verdict.score,
-        "outcome": str(verdict.outcome),
-        "detail": verdict.detail,
-        "response_tokens": result.completion_tokens,
-        "finish_reason": result.finish_reason,
-    }
+def _verify(scorer: ScoringPool, prompt: Prompt, result: ChatResult) -> Future[Verdict]:
+    request = VerifyRequest(result.text, prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
+    return scorer.submit(prompt.verifier, request)
+
+
+def _row(prompt: Prompt, one: _Answered) -> dict[str, Any]:
+    return sample_row(
+        prompt,
+        one.sample,
+        one.result.text,
+        one.verdict.result(),
+        prompt_tokens=None,
+        response_tokens=one.result.completion_tokens,
+        finish_reason=one.result.finish_reason,
+    )

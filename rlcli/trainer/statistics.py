@@ -1,19 +1,41 @@
-"""pass@k over the prompts of an evaluation, with intervals that stay honest at 0 and at 1."""
+"""pass@k and maj@k over the prompts of an evaluation, with intervals that stay honest at 0 and at 1.
+
+Every measure is one value a prompt (an array `[prompts]`), of which `interval` gives the mean and its 95% interval.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum, prod
+from itertools import combinations
+from math import comb, fsum, prod
+from typing import TYPE_CHECKING
 
-RESAMPLES = 10_000
+if TYPE_CHECKING:
+    import numpy as np
+
+RESAMPLES = 4_000
 """Draws behind an interval: enough that two seeds differ by less than a tenth of its width."""
+MOST_VALUES = 128
+"""Distinct values that are drawn apart; of more, those in one of as many equal bins share a draw and their mean."""
+EXACT_SUBSETS = 256
+"""A majority vote of k in n samples is worked out over all subsets where there are no more than these."""
+VOTES = 1 << 16
+"""Random votes that are held where there are more subsets, in all prompts together."""
+LEAST_VOTES = 8
+"""Of these, in each prompt at the least."""
+AT_ONCE = 4096
+"""Prompts whose votes are held in memory at a time."""
+
+PERMUTATIONS = 10_000
+"""Random sign patterns behind a p-value, whose least value is thus 1/10001."""
+FEW_PAIRS = 13
+"""With so many pairs that differ, all of the sign patterns are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over prompts and its 95% interval, all in [0, 1]; `low <= mean <= high`, and `low < high`.
+    """A mean over prompts and its 95% interval; `low <= mean <= high`, and `low < high`.
 
     >>> str(Estimate(0.5, 0.25, 0.75))
     '50.0% [25.0, 75.0]'
@@ -29,11 +51,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What an evaluation found. prompts, samples: how many were scored; passed: k → the estimate of pass@k.
-
-    >>> summarise([[True, True], [False, True]], ks=[2]).passed[2].mean
-    1.0
-    """
+    """What an evaluation found. prompts, samples: how many were scored; passed: k → the estimate of pass@k."""
 
     prompts: int
     samples: int
@@ -43,8 +61,26 @@ class PassReport:
         """Flat, for a tracker: `pass@1`, `pass@1/low`, `pass@1/high`, …, `prompts`, `samples`."""
         flat: dict[str, float] = {}
         for k, estimate in self.passed.items():
-            flat |= {f"pass@{k}": estimate.mean, f"pass@{k}/low": estimate.low, f"pass@{k}/high": estimate.high}
+            flat |= flat_estimate(f"pass@{k}", estimate)
         return flat | {"prompts": self.prompts, "samples": self.samples}
+
+
+def flat_estimate(name: str, estimate: Estimate) -> dict[str, float]:
+    """
+    >>> flat_estimate("pass@1", Estimate(0.5, 0.25, 0.75))
+    {'pass@1': 0.5, 'pass@1/low': 0.25, 'pass@1/high': 0.75}
+    """
+    return {name: estimate.mean, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
+
+
+def ks_of(samples: int) -> list[int]:
+    """The k of which pass@k and maj@k are told: 1, the powers of two below `samples`, and `samples`.
+
+    >>> ks_of(1), ks_of(6)
+    ([1], [1, 2, 4, 6])
+    """
+    powers = [1 << i for i in range(samples.bit_length()) if 1 << i < samples]
+    return sorted({1, *powers, samples})
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -65,40 +101,212 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - prod(1.0 - k / i for i in range(n - c + 1, n + 1))
 
 
-def interval(values: Sequence[float], seed: int = 0) -> Estimate:
-    """The mean of one value in [0, 1] a prompt, with a 95% Bayesian-bootstrap interval over prompts.
+def pass_rates(counts: np.ndarray, right: np.ndarray, k: int) -> np.ndarray:
+    """`pass_at_k` of each prompt: float64 `[prompts]`, from how many samples it has and how many of them are right.
+
+    No prompt has fewer than k samples.
+
+    >>> import numpy as np
+    >>> pass_rates(np.array([4, 2]), np.array([1, 2]), k=1).tolist()
+    [0.25, 1.0]
+    """
+    import numpy as np
+
+    span = int(right.max()) + 1
+    pairs, which = np.unique(counts * span + right, return_inverse=True)
+    rates: np.ndarray = np.array([pass_at_k(pair // span, pair % span, k) for pair in pairs.tolist()])[which]
+    return rates
+
+
+def majority_at_k(
+    answers: np.ndarray, worth: np.ndarray, ks: Sequence[int], held: int, seed: int = 0
+) -> dict[int, tuple[np.ndarray, bool]]:
+    """maj@k of each prompt: how often the answer that most of k samples give is right (self-consistency, Wang et al.,
+    arXiv 2203.11171), in expectation over the k of its n samples, drawn without replacement.
+
+    answers: integers `[prompts, n]`, which answer each sample gives, counted from 0 within the prompt; -1: none, which
+    is no vote. worth: float64 `[prompts, answers]`, 1 where the answer is right. Where several answers have the most
+    votes each of them is as likely to be taken, so that the vote is worth their mean; without a vote it is worth 0.
+
+    Returns for each k float64 `[prompts]`, and whether it is exact: over all subsets, where there are at most
+    EXACT_SUBSETS, else over `held` random ones.
+    """
+    import numpy as np
+
+    prompts, n = answers.shape
+    found = {}
+    for k in [k for k in ks if comb(n, k) <= EXACT_SUBSETS]:
+        drawn = answers[:, np.array(list(combinations(range(n), k)))]
+        found[k] = _worth_of(_votes(drawn, worth.shape[1]), worth), True
+    sampled = sorted(set(ks) - set(found))
+    if sampled:
+        drawn = np.random.default_rng(seed).permuted(np.repeat(answers, held, axis=0), axis=1)
+        drawn = drawn.reshape(prompts, held, n)
+        votes = _votes(drawn[:, :, :0], worth.shape[1])
+        # The first k of a permutation are a random subset; that of the next k holds it.
+        for before, k in zip([0, *sampled], sampled, strict=False):
+            votes = votes + _votes(drawn[:, :, before:k], worth.shape[1])
+            found[k] = _worth_of(votes, worth), False
+    return found
+
+
+def _votes(drawn: np.ndarray, answers: int) -> np.ndarray:
+    """How many votes each answer has: `[prompts, votes, answers]`. drawn: `[prompts, votes, k]`."""
+    import numpy as np
+
+    prompts, held, _ = drawn.shape
+    # A place for every answer of every vote, and one before them where those without an answer go.
+    places = np.arange(prompts * held).reshape(prompts, held, 1) * (answers + 1) + drawn + 1
+    counts = np.bincount(places.reshape(-1), minlength=prompts * held * (answers + 1))
+    counted: np.ndarray = counts.reshape(prompts, held, answers + 1)[:, :, 1:].astype(np.int16)
+    return counted
+
+
+def _worth_of(votes: np.ndarray, worth: np.ndarray) -> np.ndarray:
+    """Of each prompt the mean worth of its votes: `[prompts]`."""
+    import numpy as np
+
+    most = votes.max(axis=2, keepdims=True)
+    first = ((votes == most) & (most > 0)).astype(np.float64)
+    won = (first @ worth[:, :, None])[:, :, 0] / np.maximum(first.sum(axis=2), 1.0)
+    mean: np.ndarray = won.mean(axis=1)
+    return mean
+
+
+def majorities(
+    prompt: np.ndarray, answer: np.ndarray, passed: np.ndarray, prompts: int, ks: Sequence[int], seed: int = 0
+) -> dict[int, tuple[np.ndarray, bool]]:
+    """k → `majority_at_k` of all prompts, which may have different numbers of samples, none fewer than k.
+
+    prompt, answer, passed: of each sample which prompt it is of, which answer it gives (any numbers, equal where the
+    answers are; below 0: none) and whether it passed. An answer is worth the share of samples giving it that passed.
+    Where the votes are random, that makes an error in the mean over prompts of at most 0.5 / sqrt(VOTES) = 0.002 (one
+    standard deviation).
+    """
+    import numpy as np
+
+    order = np.argsort(prompt, kind="stable")
+    prompt, answer, passed = prompt[order], answer[order], passed[order]
+    counts = np.bincount(prompt, minlength=prompts)
+    column = np.arange(len(prompt)) - np.repeat(np.cumsum(counts) - counts, counts)
+    local, width = _within_prompt(prompt, answer)
+    place, gave = prompt * width + local, local >= 0
+    total = np.bincount(place[gave], minlength=prompts * width)
+    right = np.bincount(place[gave], weights=passed[gave], minlength=prompts * width)
+    worth = (right / np.maximum(total, 1)).reshape(prompts, width)
+    table: np.ndarray = np.full((prompts, int(counts.max())), -1, dtype=np.int16)
+    table[prompt, column] = local
+    held = max(LEAST_VOTES, -(-VOTES // prompts))
+    found = {k: (np.zeros(prompts), True) for k in ks}
+    for n in np.unique(counts).tolist():
+        those = np.flatnonzero(counts == n)
+        for start in range(0, len(those), AT_ONCE):
+            some = those[start : start + AT_ONCE]
+            for k, (values, exact) in majority_at_k(table[some, :n], worth[some], ks, held, seed + start).items():
+                found[k][0][some] = values
+                found[k] = (found[k][0], found[k][1] and exact)
+    return found
+
+
+def _within_prompt(prompt: np.ndarray, answer: np.ndarray) -> tuple[np.ndarray, int]:
+    """The answers counted from 0 within each prompt (-1: none), and one more than the largest such number."""
+    import numpy as np
+
+    local: np.ndarray = np.full(len(answer), -1, dtype=np.int64)
+    gave = answer >= 0
+    if not gave.any():
+        return local, 1
+    span = int(answer.max()) + 1
+    pairs, which = np.unique(prompt[gave] * span + answer[gave], return_inverse=True)
+    owner = pairs // span
+    first = np.searchsorted(owner, owner)
+    local[gave] = (np.arange(len(pairs)) - first)[which.reshape(-1)]
+    return local, int(local.max()) + 1
+
+
+def interval(values: Sequence[float] | np.ndarray, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> Estimate:
+    """The mean of one value a prompt, with a 95% Bayesian-bootstrap interval over prompts. bounds: of a value.
 
     A bootstrap over prompts keeps together the samples of one prompt, which are not independent. The usual percentile
     bootstrap can draw only what it has seen: it has no width after 64 zeros, and near 0 and 1 it holds the truth far
     less often than it says (at a pass rate of 2% and 64 prompts, 70% of the time). So the resampling weights are
-    Dirichlet (Rubin 1981, Annals of Statistics 9) and the sample holds, besides the prompts, half a prompt that failed
-    and half a prompt that passed. With one sample a prompt this is Jeffreys' interval, Beta(c + ½, n - c + ½), whose
-    coverage stays near 95% over the whole range (Brown, Cai and DasGupta 2001, Statistical Science 16); with many
-    prompts it is the usual bootstrap. 64 zeros give [0, 0.039]. The interval always reaches the mean.
+    Dirichlet (Rubin 1981, Annals of Statistics 9) and the sample holds, besides the prompts, half a prompt at either
+    bound: one that failed and one that passed. With one sample a prompt this is Jeffreys' interval,
+    Beta(c + ½, n - c + ½), whose coverage stays near 95% over the whole range (Brown, Cai and DasGupta 2001,
+    Statistical Science 16); with many prompts it is the usual bootstrap. 64 zeros give [0, 0.039]. The interval always
+    reaches the mean.
     """
     import numpy as np
 
-    assert values, "no prompt was evaluated"
-    assert all(0.0 <= value <= 1.0 for value in values), values
-    # Rounding must not push a mean of equal values off them.
-    mean = min(max(fsum(values) / len(values), min(values)), max(values))
-    counts = Counter(values)
+    array: np.ndarray = np.asarray(values, dtype=np.float64)
+    return _estimate(mean_of(array), resampled_means(array, seed, bounds))
+
+
+def average_of(groups: Sequence[np.ndarray], seed: int = 0) -> Estimate:
+    """The mean of the groups' means, each group counting the same, with an interval as above: datasets are
+    independent of one another, so each is resampled by itself."""
+    import numpy as np
+
+    draws = np.mean([resampled_means(values, seed + number) for number, values in enumerate(groups)], axis=0)
+    return _estimate(fsum(mean_of(values) for values in groups) / len(groups), draws)
+
+
+def mean_of(values: np.ndarray) -> float:
+    """The mean, never outside the values: rounding must not push a mean of equal values off them."""
+    return min(max(fsum(values.tolist()) / len(values), float(values.min())), float(values.max()))
+
+
+def resampled_means(values: np.ndarray, seed: int = 0, bounds: tuple[float, float] = (0.0, 1.0)) -> np.ndarray:
+    """float64 `[RESAMPLES]`: means of `values` under the weights that `interval` describes."""
+    import numpy as np
+
+    low, high = bounds
+    assert len(values), "no prompt was evaluated"
+    assert (low <= values).all(), values.min()
+    assert (values <= high).all(), values.max()
     # Prompts of equal value share one gamma draw, the sum of their weights, so the cost does not grow with the prompts.
-    support = sorted({0.0, 1.0, *counts})
-    shapes = [counts[value] + 0.5 * (value in (0.0, 1.0)) for value in support]
+    support, shapes = np.unique(np.concatenate([values, bounds]), return_counts=True)
+    shapes = shapes - 0.5 * ((support == low) | (support == high))
+    if len(support) > MOST_VALUES:
+        bins = ((support - low) / (high - low) * MOST_VALUES).astype(np.int64)
+        weight = np.bincount(bins, weights=shapes)
+        support = (np.bincount(bins, weights=shapes * support) / np.maximum(weight, 1e-300))[weight > 0]
+        shapes = weight[weight > 0]
     draws = np.random.default_rng(seed).standard_gamma(shapes, size=(RESAMPLES, len(support)))
-    means = draws @ np.array(support) / draws.sum(axis=1)
-    low, high = float(np.quantile(means, 0.025)), float(np.quantile(means, 0.975))
+    means: np.ndarray = draws @ support / draws.sum(axis=1)
+    return means
+
+
+def _estimate(mean: float, draws: np.ndarray) -> Estimate:
+    import numpy as np
+
+    low, high = (float(np.quantile(draws, share)) for share in (0.025, 0.975))
     return Estimate(mean, low=min(low, mean), high=max(high, mean))
 
 
-def summarise(scores: Sequence[Sequence[bool]], ks: Sequence[int] = (1,), seed: int = 0) -> PassReport:
-    """pass@k of `scores[prompt][sample]`, whether that sample is right. Every prompt has at least max(ks) samples.
+def sign_flip(differences: np.ndarray, seed: int = 0) -> float:
+    """The two-sided p-value of a paired permutation test: how often the mean difference would be as far from 0 if each
+    pair's difference had either sign with the same chance (Fisher 1935, The Design of Experiments, §21).
 
-    pass@1 is always among the estimates. `seed` is that of the intervals, so that a report is reproducible.
+    Over all signs where at most FEW_PAIRS pairs differ, else over PERMUTATIONS random ones, the observed one counted
+    among them (Phipson and Smyth 2010, arXiv 1603.05766), and differences rounded to 1/1000 of the largest.
+
+    >>> import numpy as np
+    >>> sign_flip(np.array([0.5, 0.0, 0.25, 0.25]))  # two of the eight sign patterns are as extreme
+    0.25
     """
-    assert scores, "no prompt was evaluated"
-    passed = {
-        k: interval([pass_at_k(len(row), sum(map(bool, row)), k) for row in scores], seed) for k in sorted({1, *ks})
-    }
-    return PassReport(prompts=len(scores), samples=sum(map(len, scores)), passed=passed)
+    import numpy as np
+
+    moved = differences[differences != 0.0]
+    if not len(moved):
+        return 1.0
+    if len(moved) <= FEW_PAIRS:
+        signs = 1 - 2 * (np.arange(1 << len(moved))[:, None] >> np.arange(len(moved)) & 1)
+        sums = np.abs(signs @ moved)
+        return float((sums >= abs(moved.sum()) - 1e-9).mean())
+    steps = np.rint(moved / np.abs(moved).max() * 1000).astype(np.int64)
+    sizes, counts = np.unique(np.abs(steps), return_counts=True)
+    # Of as many differences of one size, how many are positive is all that matters.
+    positive = np.random.default_rng(seed).binomial(counts, 0.5, size=(PERMUTATIONS, len(sizes)))
+    sums = np.abs((2 * positive - counts) @ sizes)
+    return float((1 + (sums >= abs(int(steps.sum()))).sum()) / (1 + PERMUTATIONS))

@@ -13,11 +13,14 @@ from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.evaluate import report_of
 from rlcli.trainer.metrics import PER_TOKEN
-from rlcli.trainer.trainer import Trainer, _eval_metrics
-from rlcli.types import Outcome, Sample, Verdict
+from rlcli.trainer.responses import Responses
+from rlcli.trainer.trainer import Trainer
+from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.work import Coefficients
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+PROMPT = Prompt("a:0", ({"role": "user", "content": "2+2?"},), "a", "math", "exact", "4")
 
 
 def documented() -> set[str]:
@@ -73,18 +76,18 @@ def written(advantage: str) -> set[str]:
         }
     )
     trainer.algorithm = Algorithm.build(**trainer.config.algorithm.model_dump())
-    trainer.view, trainer.workers = MagicMock(), Workers()  # type: ignore[assignment]
+    trainer.view, trainer.folder, trainer.workers = MagicMock(), MagicMock(), Workers()  # type: ignore[assignment]
     trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
-    trainer.idle_steps = 0
+    trainer.idle_steps = trainer.version = 0
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
     trainer.source = MagicMock()
     trainer.source.take.return_value = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8)
-    evaluation = _eval_metrics(report_of([(0, verdict, 4, False) for verdict in verdicts], 1))
+    evaluation = {f"eval/{name}" for name in report_of(Responses.of_samples(samples), [PROMPT]).metrics()}
     return {"step", *trainer.step(1), *evaluation}
 
 
 def test_the_metrics_are_those_that_are_documented() -> None:
     written_by_all = written("gae") | written("prime")
-    found = {re.sub(r"pass@\d+", "pass@K", name) for name in written_by_all}
+    found = {re.sub(r"(pass|maj|mean)@\d+", r"\1@K", name) for name in written_by_all}
     found = {re.sub(r"^eval/outcome/\w+", "eval/outcome/NAME", name) for name in found}
     assert found == documented()

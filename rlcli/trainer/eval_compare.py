@@ -1,0 +1,218 @@
+"""Two evaluations of the same prompts, matched prompt by prompt: what differs, and whether chance would do as much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import DataError
+from rlcli.trainer.eval_store import PARTS, prompt_order, read_samples, settings_of
+from rlcli.trainer.evaluate import score_bounds, values_of
+from rlcli.trainer.responses import Responses, joined
+from rlcli.trainer.statistics import Estimate, interval, sign_flip
+from rlcli.workers.rollout_role import GREEDY
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MEAN = "mean score"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One measure of both. difference: B minus A, with a 95% interval by a bootstrap over the pairs. p: of a paired
+    permutation test."""
+
+    a: float
+    b: float
+    difference: Estimate
+    p: float
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A prompt, and the share of its samples that passed in A and in B."""
+
+    prompt_id: str
+    prompt: str
+    a: float
+    b: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of one dataset. prompts: how many are in both; only_a, only_b: how many are not. better, worse, same: prompts by
+    their pass@1 in B. changed: those that differ most."""
+
+    prompts: int
+    only_a: int
+    only_b: int
+    measures: Mapping[str, Difference]
+    better: int
+    worse: int
+    same: int
+    changed: Sequence[Changed]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """a, b: as they were named. differing: settings that are not the same, name → theirs. unmatched: datasets that only
+    one of them has."""
+
+    a: str
+    b: str
+    differing: Mapping[str, tuple[Any, Any]]
+    unmatched: Sequence[str]
+    overall: Comparison
+    datasets: Mapping[str, Comparison]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "differing": {name: {"a": one, "b": other} for name, (one, other) in self.differing.items()},
+            "unmatched_datasets": list(self.unmatched),
+            **asdict(self.overall),
+            "datasets": {name: asdict(comparison) for name, comparison in self.datasets.items()},
+        }
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The prompts of a dataset that both have: their ids and texts, and the responses of either, by place."""
+
+    ids: list[str]
+    texts: list[str]
+    a: Responses
+    b: Responses
+    only_a: int
+    only_b: int
+
+
+def compare(a: str, b: str, changed: int) -> Compared:
+    """Match `a` and `b` (folders of evaluations, parquet files of samples, or `evaluations/step-N` of a run).
+
+    changed: how many of the most changed prompts to name. Raises `DataError` where they are of different datasets or
+    prompts, with how many.
+    """
+    one, other = _tables(a), _tables(b)
+    pairs: dict[str, _Pair] = {}
+    for name_a, name_b in _matched(a, b, one, other):
+        pairs[name_a] = _pair(name_a, a, b, one[name_a], other[name_b])
+    comparisons = {name: _compared([pair], changed) for name, pair in pairs.items()}
+    whole = _compared(list(pairs.values()), changed) if len(pairs) > 1 else next(iter(comparisons.values()))
+    unmatched = [] if len(one) == len(other) == 1 else sorted({*one} ^ {*other})
+    return Compared(a, b, _differing(a, b), unmatched, whole, comparisons)
+
+
+def _tables(path: str) -> dict[str, Any]:
+    """Dataset → its samples."""
+    import pyarrow as pa
+
+    place = Path(path)
+    if place.is_file() and place.suffix == ".parquet":
+        return {place.stem: read_samples(place)}
+    if place.is_dir():
+        files = sorted(place.glob("*.parquet"))
+        if (place / PARTS).is_dir():
+            raise DataError(f"{path} holds an evaluation that is not finished", "run the command that began it again")
+        if files:
+            return {file.stem: read_samples(file) for file in files}
+    step = place.with_suffix("") if place.suffix == ".json" else place
+    shards = sorted(step.parent.glob(f"{step.name}.rank-*.parquet")) if step.parent.is_dir() else []
+    if shards:
+        return {step.name: pa.concat_tables([read_samples(shard) for shard in shards])}
+    raise DataError(
+        f"{path} holds no samples of an evaluation",
+        "give a folder that rlcli eval wrote with --out, a parquet file of samples, or runs/NAME/evaluations/step-N",
+    )
+
+
+def _matched(a: str, b: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if len(one) == len(other) == 1:  # whatever they are called: the prompts will tell
+        return [(next(iter(one)), next(iter(other)))]
+    both = [(name, name) for name in one if name in other]
+    if not both:
+        raise DataError(
+            f"{a} and {b} have no dataset in common: {', '.join(one)} ({len(one)}), {', '.join(other)} ({len(other)})",
+            "compare evaluations of the same data",
+        )
+    return both
+
+
+def _pair(name: str, a: str, b: str, one: Any, other: Any) -> _Pair:
+    rows, others = _prompts(one), _prompts(other)
+    ids = sorted(rows.keys() & others.keys(), key=prompt_order)
+    if not ids:
+        raise DataError(
+            f"{name}: {a} and {b} have no prompt in common, of {len(rows)} and {len(others)}",
+            "compare evaluations of the same data",
+        )
+    changed = [prompt for prompt in ids if rows[prompt] != others[prompt]]
+    if changed:
+        raise DataError(
+            f"{name}: {len(changed)} of {len(ids)} prompts with the same id are others in {b} than in {a}, "
+            f"such as {changed[0]}",
+            "compare evaluations of the same data",
+        )
+    places = {prompt: place for place, prompt in enumerate(ids)}
+    texts = [rows[prompt][0] or "" for prompt in ids]
+    found = Responses.of_table(one, places), Responses.of_table(other, places)
+    return _Pair(ids, texts, *found, only_a=len(rows) - len(ids), only_b=len(others) - len(ids))
+
+
+def _prompts(table: Any) -> dict[str, tuple[str | None, str | None]]:
+    """Prompt id → its text and its ground truth, of those that have a sample."""
+    columns = (table.column(name).to_pylist() for name in ("prompt_id", "sample", "prompt", "ground_truth"))
+    return {name: (text, truth) for name, sample, text, truth in zip(*columns, strict=True) if sample != GREEDY}
+
+
+def _compared(pairs: Sequence[_Pair], changed: int) -> Comparison:
+    import numpy as np
+
+    ids = [name for pair in pairs for name in pair.ids]
+    texts = [text for pair in pairs for text in pair.texts]
+    offsets = [sum(len(pair.ids) for pair in pairs[:number]) for number in range(len(pairs))]
+    one, other = joined([pair.a for pair in pairs], offsets), joined([pair.b for pair in pairs], offsets)
+    before, after = _named(one, len(ids)), _named(other, len(ids))
+    lows, highs = zip(score_bounds(one), score_bounds(other), strict=True)
+    spans = {MEAN: max(highs) - min(lows)}
+    measures = {name: _difference(before[name], after[name], spans.get(name, 1.0)) for name in before if name in after}
+    moved = after["pass@1"] - before["pass@1"]
+    order = [place for place in np.argsort(-np.abs(moved), kind="stable").tolist() if moved[place]][:changed]
+    return Comparison(
+        len(ids),
+        sum(pair.only_a for pair in pairs),
+        sum(pair.only_b for pair in pairs),
+        measures,
+        better=int((moved > 0).sum()),
+        worse=int((moved < 0).sum()),
+        same=int((moved == 0).sum()),
+        changed=[
+            Changed(ids[place], texts[place], float(before["pass@1"][place]), float(after["pass@1"][place]))
+            for place in order
+        ],
+    )
+
+
+def _named(responses: Responses, prompts: int) -> dict[str, np.ndarray]:
+    """The values of each measure. The mean score is the same measure however many samples it is over."""
+    values, _ = values_of(responses, prompts)
+    return {MEAN if name.startswith("mean@") else name: array for name, array in values.items()}
+
+
+def _difference(before: np.ndarray, after: np.ndarray, span: float) -> Difference:
+    moved = after - before
+    return Difference(
+        float(before.mean()), float(after.mean()), interval(moved, bounds=(-span, span)), sign_flip(moved)
+    )
+
+
+def _differing(a: str, b: str) -> dict[str, tuple[Any, Any]]:
+    """The settings that are not the same, where both tell them."""
+    one, other = (settings_of(Path(path)).get("settings", {}) if Path(path).is_dir() else {} for path in (a, b))
+    names = {**one, **other} if one and other else {}
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
