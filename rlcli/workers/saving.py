@@ -112,7 +112,7 @@ def read_waiting(path: Path) -> list[SampleShard | None]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file.items())
-    except (OSError, ValueError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, BadZipFile) as error:
         raise CheckpointError(f"cannot read {path}: {error}", "go on from another checkpoint") from error
     shards: list[dict[str, Any]] = [{} for _ in range(int(arrays.pop("count")))]
     for key, value in arrays.items():

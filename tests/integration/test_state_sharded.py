@@ -1,0 +1,228 @@
+"""Saving and loading on real gloo groups of one process, this one, and of two, launched once for all tests; each waits
+for what the other saves."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rlcli.errors import RunFailed
+from rlcli.model.lora import LoraSpec
+from tests.model_fixtures import ragged_rows, save_tiny
+
+pytestmark = pytest.mark.timeout(300)
+CPU = torch.device("cpu")
+ROWS = ragged_rows(8, longest=30, seed=3)
+LORA = LoraSpec(rank=3, alpha=8.0)
+"""Three rows do not divide over two ranks, nor do the 101 of the vocabulary; of the critic's head one rank has none."""
+VOCABULARY = 101
+KINDS = ("lora", "with a critic")
+
+
+class Learning:
+    """A policy or value model and its optimizer; a step trains it on this rank's share of the rows."""
+
+    def __init__(self, base: str, mesh: Any, *, lora: LoraSpec | None = None, value: bool = False) -> None:
+        from rlcli.model.loading import load_policy, load_value
+        from rlcli.model.optim import build_optimizer
+
+        place = {"dtype": torch.float32, "device": CPU, "mesh": mesh}
+        self.value, self.rank, self.world = value, mesh.get_rank(), mesh.size()
+        self.model = load_value(base, **place) if value else load_policy(base, lora=lora, **place)
+        self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
+
+    def step(self) -> float:
+        from rlcli.model.packed import pack
+
+        rows = ROWS[self.rank :: self.world]
+        out = self.model(pack(rows, CPU))
+        loss = (out.values - 1).square().sum() if self.value else out.log_probs.sum()
+        loss = loss / sum(len(tokens) - prompt for tokens, prompt in ROWS)
+        (loss * self.world).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        return total.item()
+
+
+Owners = dict[str, Learning]
+
+
+def build(kind: str, base: str, mesh: Any) -> Owners:
+    torch.manual_seed(0)
+    if kind == "lora":
+        return {"policy": Learning(base, mesh, lora=LORA)}
+    return {"policy": Learning(base, mesh), "critic": Learning(base, mesh, value=True)}
+
+
+def trained(owners: Owners) -> dict[str, tuple[Any, Any]]:
+    return {name: (learning.model, learning.optimizer) for name, learning in owners.items()}
+
+
+def whole(owners: Owners) -> dict[str, torch.Tensor]:
+    from rlcli.model.state import trained_state
+
+    state = trained_state(trained(owners))
+    return {name: getattr(t, "full_tensor", t.clone)().clone() for name, t in state.items()}
+
+
+def steps(owners: Owners, count: int = 2) -> list[float]:
+    return [learning.step() for _ in range(count) for learning in owners.values()]
+
+
+def save_and_go_on(owners: Owners, writer: Any, folder: Path, rank: int) -> dict[str, Any]:
+    """What was saved, and how training went on while it was written: collectives of both threads at once."""
+    from rlcli.model.state import copied, rng_state, trained_state
+
+    result: dict[str, Any] = {"saved": whole(owners)}
+    torch.manual_seed(100 + rank)
+    rng = rng_state()
+    result["drawn"] = torch.rand(3)
+    writer.start(copied(trained_state(trained(owners))), rng, folder)
+    result["losses"] = steps(owners)
+    result["files"] = writer.files(wait=True)
+    result["after"] = whole(owners)
+    return result
+
+
+def load_and_go_on(kind: str, base: str, mesh: Any, folder: Path) -> dict[str, Any]:
+    from rlcli.model.state import load_own, load_state, set_rng_state
+
+    owners = build(kind, base, mesh)
+    steps(owners, 1)
+    load_state(trained(owners), folder)
+    own = load_own(folder, mesh.get_rank())
+    result: dict[str, Any] = {"loaded": whole(owners), "known": own is not None}
+    if own:
+        set_rng_state(own)
+        result["drawn"] = torch.rand(3)
+    return result | {"losses": steps(owners), "after": whole(owners)}
+
+
+def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
+    """What each rank is told where the disk of the second is full; after that it has room again."""
+    from rlcli.model.state import copied, rng_state, trained_state
+    from rlcli.workers.saving import StateWriter
+
+    writer, told = StateWriter(), []
+    for name, size in (("full", 20_000), ("room", resource.RLIM_INFINITY)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size if rank else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        writer.start(copied(trained_state(trained(owners))), rng_state(), folder / name)
+        try:
+            told.append(f"{len(writer.files(wait=True) or {})} files")
+        except RunFailed as error:
+            told.append(str(error))
+    return told
+
+
+def act(rank: int, world: int, port: int, base: str, folder: Path) -> None:
+    """What each rank of each group does; what comes of it lies in `world`-`rank`.pt."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rlcli.workers.saving import StateWriter
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    mesh, writer = init_device_mesh("cpu", (world,)), StateWriter()
+    result: dict[str, Any] = {}
+    for kind in KINDS:
+        owners = build(kind, base, mesh)
+        steps(owners)
+        result[kind, "saved"] = save_and_go_on(owners, writer, folder / kind / str(world), rank)
+    if world == 2:
+        result["told"] = fail_on_one(owners, folder, rank)
+    for kind in KINDS:
+        for other in (1, 2):
+            until(folder / kind / str(other) / ".metadata")  # written last
+            result[kind, other] = load_and_go_on(kind, base, mesh, folder / kind / str(other))
+    torch.save(result, folder / f"{world}-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def until(path: Path) -> None:
+    end = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < end, path
+        time.sleep(0.05)
+
+
+Results = dict[tuple[int, int], dict[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    out = tmp_path_factory.mktemp("state")
+    base = str(save_tiny(out / "base", vocab_size=VOCABULARY))
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        ports = (first.getsockname()[1], second.getsockname()[1])
+    pair = mp.spawn(act, (2, ports[1], base, out), nprocs=2, join=False)
+    act(0, 1, ports[0], base, out)
+    while not pair.join():
+        pass
+    return {
+        (world, rank): torch.load(out / f"{world}-{rank}.pt", weights_only=False)
+        for world, rank in ((1, 0), (2, 0), (2, 1))
+    }
+
+
+def pairs(results: Results, kind: str) -> Iterator[tuple[int, int, dict[str, Any], int, dict[str, Any]]]:
+    """(world, rank, what it did after loading, the world that had saved it, what that did after saving)."""
+    for (world, rank), result in results.items():
+        for saver in (1, 2):
+            yield world, rank, result[kind, saver], saver, results[saver, 0][kind, "saved"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_loaded_is_what_was_saved_on_whatever_number_of_ranks(results: Results, kind: str) -> None:
+    for _, _, loaded, _, saved in pairs(results, kind):
+        assert loaded["loaded"].keys() == saved["saved"].keys()
+        assert all(torch.equal(loaded["loaded"][name], tensor) for name, tensor in saved["saved"].items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_as_if_it_had_not_been_interrupted(results: Results, kind: str) -> None:
+    for world, _, loaded, saver, saved in pairs(results, kind):
+        if world == saver:
+            assert loaded["losses"] == saved["losses"]
+            assert all(torch.equal(loaded["after"][name], tensor) for name, tensor in saved["after"].items())
+        else:
+            assert loaded["losses"] == pytest.approx(saved["losses"], rel=1e-6)
+            weights = [name for name in saved["after"] if name.split(".")[1] == "model"]
+            apart = sum((loaded["after"][name] - saved["after"][name]).square().sum() for name in weights)
+            assert apart.sqrt() <= 1e-6 * sum(saved["after"][name].square().sum() for name in weights).sqrt()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_rank_draws_on_as_it_would_have_and_one_that_was_not_there_keeps_its_seed(
+    results: Results, kind: str
+) -> None:
+    for _, rank, loaded, saver, _ in pairs(results, kind):
+        assert loaded["known"] == (rank < saver)
+        if loaded["known"]:
+            assert torch.equal(loaded["drawn"], results[saver, rank][kind, "saved"]["drawn"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_rank_lists_what_it_wrote(results: Results, kind: str) -> None:
+    written = [set(results[2, rank][kind, "saved"]["files"]) for rank in (0, 1)]
+    assert written == [{"2/.metadata", "2/__0_0.distcp", "2/rank-0.pt"}, {"2/__1_0.distcp", "2/rank-1.pt"}]
+
+
+def test_a_full_disk_of_one_rank_is_told_by_all_and_the_next_save_works(results: Results) -> None:
+    for rank, files in ((0, 3), (1, 2)):
+        failed, worked = results[2, rank]["told"]
+        assert failed.startswith("rank 1: cannot write the checkpoint ")
+        assert "/full: File too large; make room there" in failed
+        assert worked == f"{files} files"
