@@ -118,6 +118,7 @@ class Keeper:
     def resumed(self, checkpoint: Checkpoint) -> None:
         """The run goes on from `checkpoint`, and its record ends there."""
         self.saved, self.newest = checkpoint.step, checkpoint.path
+        self._evaluations.clear()
         for line in metrics_of(self.folder.path):
             found = {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
             if found:

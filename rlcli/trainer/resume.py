@@ -6,14 +6,15 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlcli.config.changes import changes, check_changes, read_run_config, whole_paths
 from rlcli.config.load import Resolved, resolve
 from rlcli.config.schema import RunConfig
 from rlcli.errors import CheckpointError, DataError, RlcliError
-from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
+from rlcli.trainer.checkpoint import Checkpoint, Checkpoints, is_checkpoint
+from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.record import evaluations_of
 from rlcli.trainer.run_folder import RunFolder
 
@@ -46,6 +47,8 @@ def find_run(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
         path = RUNS / path
+    if is_checkpoint(path):
+        raise RlcliError(f"{path} is a checkpoint", f"name its run: {path.resolve().parent.parent}")
     if not (path / "config.toml").is_file():
         why = "there is no such folder" if not path.is_dir() else "it has no config.toml"
         raise RlcliError(f"{path} is no run: {why}", "name the folder of a run; rlcli runs list shows them")
@@ -70,6 +73,8 @@ def resumption(
     flags, sets = whole_paths(flags, sets)
     was, directory = read_run_config(run), _directory(run)
     now = resolve(recipe, flags, sets) if recipe else read_run_config(run, flags, sets)
+    if (now.config.model.path, now.config.critic.path) != (was.config.model.path, was.config.critic.path):
+        now = replace(now, config=with_model_folders(now.config, on_note))
     found = changes(was, now, directory)
     for note in check_changes(found, run):
         on_note(note)

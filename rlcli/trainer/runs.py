@@ -1,0 +1,108 @@
+"""Runs as their folders tell of them, alive or not: for `rlcli runs`. Imports nothing heavy and holds no lock."""
+
+from __future__ import annotations
+
+import fcntl
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcli.trainer.record import evaluations_of, metrics_of
+from rlcli.trainer.run_folder import LOCK, events_of
+
+State = Literal["alive", "finished", "stopped", "failed", "killed"]
+ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+"""Events after which a run does nothing more, unless it is begun again."""
+BEGINS = ("started", "resumed", "restarted")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What there is to say of one run at a glance. step: done so far, of `steps`. reward: mean of the last step.
+    evaluated, pass_at_1: step and outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, seconds since 1970;
+    None where nothing is known."""
+
+    name: str
+    path: str
+    recipe: str
+    state: State
+    step: int
+    steps: int
+    reward: float | None
+    evaluated: int | None
+    pass_at_1: float | None
+    checkpoint: int | None
+    time: float | None
+
+
+def runs_in(root: Path) -> list[Run]:
+    """The runs in the folders of `root`, the latest first."""
+    folders = [path.parent for path in root.glob(f"*/{LOCK}") if (path.parent / "config.toml").is_file()]
+    return sorted((run_at(folder) for folder in folders), key=lambda run: run.time or 0.0, reverse=True)
+
+
+def run_at(folder: Path) -> Run:
+    """The run in `folder`, which has a config.toml."""
+    config = config_of(folder)
+    metrics = [line for line in metrics_of(folder) if line.get("step")]
+    evaluations, events = evaluations_of(folder), events_of(folder)
+    evaluated = max(evaluations, default=None)
+    return Run(
+        name=folder.name,
+        path=str(folder),
+        recipe=str(config.get("recipe", {}).get("name", "")),
+        state=state_of(folder),
+        step=metrics[-1]["step"] if metrics else 0,
+        steps=int(config.get("train", {}).get("steps", 0)),
+        reward=metrics[-1].get("reward/mean") if metrics else None,
+        evaluated=evaluated,
+        pass_at_1=None if evaluated is None else evaluations[evaluated]["pass"]["pass@1"]["mean"],
+        checkpoint=max(checkpoints_of(folder), default=None),
+        time=events[-1]["time"] if events else _changed(folder / "config.toml"),
+    )
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The resolved configuration as it stands there, unchecked: it may be of another version."""
+    try:
+        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def checkpoints_of(folder: Path) -> list[int]:
+    """The steps of the whole ones, rising; whether they are sound has not been looked at."""
+    found = (folder / "checkpoints").glob("step-*/manifest.json")
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+
+
+def state_of(folder: Path) -> State:
+    """Whether a process holds the folder; else how its last attempt ended, and killed where it could not say."""
+    if _held(folder):
+        return "alive"
+    for event in reversed(events_of(folder)):
+        kind = event.get("event")
+        if kind in ENDS:
+            return ENDS[kind]
+        if kind in BEGINS:
+            break
+    return "killed"
+
+
+def _held(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
