@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from rlcli.config.schema import FaultTolerance
 from rlcli.errors import RunFailed
 from rlcli.trainer.keeper import restore
 from rlcli.trainer.record import rewind
@@ -30,15 +29,22 @@ class RollBack(Exception):
 
 
 class Health:
-    """Judges the updates of one run by `rule`, and tells `folder`'s events and `note` of bad ones.
+    """Judges the updates of one run, and tells `folder`'s events and `note` of bad ones.
 
         sums = health.judge("policy", workers, step, minibatch, workers.update(minibatch, …))
 
-    in_a_row: bad updates since the last good one, of each model.
+    rule, bound: as `fault_tolerance.on_bad_update` and `bad_grad_norm`. in_a_row: bad updates since the last good one,
+    of each model.
     """
 
-    def __init__(self, rule: FaultTolerance, folder: RunFolder, note: Callable[[str], None]) -> None:
-        self.rule, self.folder, self.note = rule, folder, note
+    def __init__(
+        self,
+        rule: Literal["skip", "rollback", "stop"],
+        bound: float | None,
+        folder: RunFolder,
+        note: Callable[[str], None],
+    ) -> None:
+        self.rule, self.bound, self.folder, self.note = rule, bound, folder, note
         self.in_a_row = {POLICY: 0, CRITIC: 0}
 
     def judge(
@@ -51,8 +57,8 @@ class Health:
             return sums
         self.in_a_row[model] += 1
         why = f"bad update of the {model} in step {step}: its gradient norm is {sums['grad_norm']:.3g}"
-        if self.rule.bad_grad_norm is not None:
-            why += f" (fault_tolerance.bad_grad_norm = {self.rule.bad_grad_norm:g})"
+        if self.bound is not None:
+            why += f" (fault_tolerance.bad_grad_norm = {self.bound:g})"
         saved = self._save(model, workers, step, minibatch)
         self.folder.event(
             "bad_update", step=step, model=model, minibatch=minibatch, grad_norm=str(sums["grad_norm"]), saved=saved
@@ -60,9 +66,9 @@ class Health:
         where = f"; the batch is in {self.folder.path / saved}" if saved else ""
         if self.in_a_row[model] >= MOST_IN_A_ROW:
             raise RunFailed(f"{why}, the {MOST_IN_A_ROW}rd in a row{where}", MEND)
-        if self.rule.on_bad_update == "stop":
+        if self.rule == "stop":
             raise RunFailed(f"{why}{where}", f"{MEND}; fault_tolerance.on_bad_update = skip would go on without it")
-        if self.rule.on_bad_update == "rollback":
+        if self.rule == "rollback":
             raise RollBack(f"{why}{where}")
         self.note(f"{why}; it is left out{where}")
         return sums

@@ -104,7 +104,8 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
-        self.health = Health(config.fault_tolerance, folder, view.note)
+        faults = config.fault_tolerance
+        self.health = Health(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
         cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
         self.source: Source = (
             SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)

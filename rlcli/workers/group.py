@@ -125,6 +125,7 @@ class WorkerGroup:
                 except StopIteration:
                     waiting.remove(stream)
                     continue
+                patience.heard(rank_of[stream])
                 yield self._get(name, rank_of[stream], item)
             self._watch(name, patience, [rank_of[stream] for stream in waiting])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from catalog import STEPS, sets_for
 from conftest import ENVIRONMENT, Cli
 
 from rlcli.config import recipes
+from rlcli.trainer.run_folder import events_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -24,6 +26,8 @@ ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
 SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vapo"]
 """One of each kind of sum over ranks: also run with one worker."""
+HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback"]
+"""Runs in which one of two ranks goes wrong."""
 Steps = list[dict[str, Any]]
 
 
@@ -48,10 +52,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_workers(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    rows = train(tiny, sums, folder / "two", 2, [name for name in NAMES if name not in ADAPTED])
-    rows |= train(tiny, sums, folder / "adapted", 2, ADAPTED)
+    rows = train(tiny, sums, folder / "two", 2, [*(name for name in NAMES if name not in ADAPTED), *HARMED])
+    rows |= train(tiny, sums, folder / "adapted", 2, [*ADAPTED, *(f"{name}:stale" for name in ADAPTED)])
     print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
     for name, row in rows.items():
+        if row["failed"]:
+            print(f"{name:<24} {row['failed']}")
+            continue
         last = row["steps"][-1]
         print(
             f"{name:<24} {last['reward/mean']:>7.3f} {last.get('update/policy_loss', math.nan):>10.2e} "
@@ -91,6 +98,59 @@ def test_an_adapter_reaches_the_engine(
     assert json.loads(cli(*words).stdout)["prompts"] == 8
 
 
+@pytest.mark.parametrize("name", ["grpo:swapped", "grpo:nan", *(f"{name}:stale" for name in ADAPTED)])
+def test_a_run_stops_where_one_engine_has_other_weights_than_the_trainer(
+    two_workers: dict[str, dict[str, Any]], name: str
+) -> None:
+    assert re.match(
+        r"after the weight sync the engine's log-probs differ from the trainer's by \S+, more than 0.001; "
+        r"the engine does not run the trained weights",
+        two_workers[name]["failed"],
+    )
+    assert ("by inf" in two_workers[name]["failed"]) == (name == "grpo:nan")
+    assert not two_workers[name]["steps"]  # the first sync was sound, the one after the first update was not
+
+
+def test_an_update_whose_loss_is_no_number_on_one_rank_is_left_out_on_all_and_its_batch_is_saved(
+    two_workers: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    run, sound = two_workers["grpo:skip"], two_workers["grpo"]["steps"]
+    assert not run["failed"]
+    assert [(step["update/count"], step["update/skipped"]) for step in run["steps"]] == [(1, 1), (2, 0)]
+    assert run["steps"][0]["reward/mean"] == sound[0]["reward/mean"]
+    assert all(step["canary/max_abs_diff"] < 1e-3 for step in run["steps"])
+    events = [event for event in events_of(folder / "two" / "grpo:skip") if event["event"] == "bad_update"]
+    assert [(event["step"], event["model"], event["minibatch"]) for event in events] == [(1, "policy", 1)]
+    saved = sorted((folder / "two" / "grpo:skip" / "bad-batches").iterdir())
+    assert [path.name for path in saved] == [f"step-000001.policy-1.rank-{rank}.pt" for rank in (0, 1)]
+    for path in saved:
+        import torch
+
+        batch = torch.load(path, weights_only=True)
+        assert sum(len(micro["samples"]) for micro in batch["micros"]) > 0
+        assert {"rollout_log_probs", "advantages"} <= set(batch["micros"][0]["tokens"])
+
+
+def test_a_run_that_rolls_back_goes_on_from_the_checkpoint_with_other_prompts(
+    two_workers: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    run = two_workers["grpo:rollback"]
+    assert not run["failed"]
+    assert [step["step"] for step in run["steps"]] == [1, 2]
+    assert [step["update/skipped"] for step in run["steps"]] == [0, 0]
+    events = [event for event in events_of(folder / "two" / "grpo:rollback") if event["event"] == "rolled_back"]
+    assert [(event["step"], event["to"]) for event in events] == [(2, 1)]
+
+    def prompts(name: str, step: int) -> set[str]:
+        files = (folder / "two" / name / "samples").glob(f"step-{step:06d}.*")
+        return {prompt for file in files for prompt in pq.read_table(file)["prompt_id"].to_pylist()}
+
+    assert prompts("grpo:rollback", 1) == prompts("grpo", 1)
+    assert not prompts("grpo:rollback", 2) & prompts("grpo", 2)
+
+
 @pytest.fixture(scope="module")
 def one_worker(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return train(tiny, sums, folder / "one", 1, SPLIT)
@@ -117,7 +177,9 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
         *("--workers", "1", "--set", "critic.workers=1", *sets),
     )
     apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
-    assert sorted(path.name for path in (tmp_path / "apart" / "logs").iterdir()) == ["critic-0.log", "rank-0.log"]
+    assert sorted(path.name for path in (tmp_path / "apart" / "logs").iterdir()) == [
+        *("critic-0.log", "critic-0.stack", "rank-0.log", "rank-0.stack"),
+    ]
     from transformers import AutoModelForSequenceClassification
 
     critic = AutoModelForSequenceClassification.from_pretrained(

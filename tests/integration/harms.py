@@ -1,0 +1,92 @@
+"""What may go wrong in one rank, done to it from outside: `catalog.py` names it after a colon, as in `grpo:swapped`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlcli.workers.group import WorkerGroup
+
+Weights = Iterable[tuple[str, Any]]
+SETTINGS = {
+    "skip": ["fault_tolerance.on_bad_update=skip"],
+    "rollback": ["fault_tolerance.on_bad_update=rollback", "checkpoint.every=1"],
+}
+"""`--set` arguments that go with a harm."""
+
+
+def _swap(weights: Weights) -> Weights:
+    """Two matrices of the same shape, each in the other's place."""
+    names = {
+        f"model.layers.{layer}.mlp.up_proj.weight": f"model.layers.{1 - layer}.mlp.up_proj.weight" for layer in (0, 1)
+    }
+    return [(names.get(name, name), tensor.clone()) for name, tensor in weights]
+
+
+def _spoil(weights: Weights) -> Weights:
+    return [(name, tensor * math.nan if "norm" in name else tensor.clone()) for name, tensor in weights]
+
+
+def _second_sync(worker: Any, change: Callable[[Weights], Weights]) -> None:
+    """From the second sync on, the engine gets other weights than the trainer has."""
+    load, calls = worker.engine.load_weights, itertools.count(1)
+    worker.engine.load_weights = lambda weights: load(change(weights) if next(calls) > 1 else weights)
+
+
+def _keep_adapter(worker: Any) -> None:
+    """The first adapter, which changes nothing yet, is the last that the engine loads."""
+    load, calls = worker.engine.load_adapter, itertools.count(1)
+    worker.engine.load_adapter = lambda folder: load(folder) if next(calls) == 1 else None
+
+
+def _spoil_loss(worker: Any, *bad: int) -> None:
+    """The loss of some updates, counted from 1, is no number; the gradient that it has by itself is one."""
+    policy, calls = worker.policy, itertools.count(1)
+    update, objective = policy.update, policy._objective
+
+    def spoilt(*args: Any) -> Any:
+        output, term, sums = objective(*args)
+        return output, term + math.nan, sums
+
+    def counted(*args: Any) -> dict[str, float]:
+        policy._objective = spoilt if next(calls) in bad else objective
+        done: dict[str, float] = update(*args)
+        return done
+
+    policy.update = counted
+
+
+HARMS: dict[str, Callable[[Any], None]] = {
+    "swapped": lambda worker: _second_sync(worker, _swap),
+    "nan": lambda worker: _second_sync(worker, _spoil),
+    "stale": _keep_adapter,
+    "skip": lambda worker: _spoil_loss(worker, 2),
+    "rollback": lambda worker: _spoil_loss(worker, 3),
+}
+
+
+def _heal(worker: Any) -> None:
+    for name in ("load_weights", "load_adapter"):
+        worker.engine.__dict__.pop(name, None)
+
+
+@contextmanager
+def harmed(group: WorkerGroup, harm: str) -> Iterator[None]:
+    """The last rank alone is harmed, and its engine is well again afterwards."""
+    import ray
+    from ray import cloudpickle
+
+    if not harm:
+        yield
+        return
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    actor = group._actors[-1]
+    ray.get(actor.__ray_call__.remote(HARMS[harm]))
+    try:
+        yield
+    finally:
+        ray.get(actor.__ray_call__.remote(_heal))
