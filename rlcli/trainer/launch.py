@@ -51,7 +51,7 @@ def running_workers(
         try:
             on_phase("start workers")
             for size, own in _pools(config, spec):
-                pool = Pool(size, prepared.device, prepared.threads)
+                pool = Pool(size, prepared.device, prepared.threads, config.train.deterministic)
                 stall_s = config.fault_tolerance.stall_s
                 group = start_group(Worker, pool, logs.resolve(), own, name=own.name, stall_s=stall_s)
                 started.append(group)

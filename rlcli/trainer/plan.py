@@ -18,6 +18,12 @@ SANDBOXES = {
     "landlock": "Landlock and a system-call filter, without namespaces of their own",
     "unsafe": "processes with limits alone: a program can read this user's files",
 }
+DETERMINISTIC = {
+    "cpu": "one thread a worker: the same bits on any number of cores, at the speed of one core a worker",
+    "cuda": "torch's deterministic kernels, cuBLAS with a fixed workspace, vLLM's batch-invariant mode, no TF32: the same "
+    "bits on the same GPUs and versions, as far as torch has such kernels; slower, in generation most",
+}
+"""What train.deterministic turns on and what it costs."""
 MOST_LISTED = 5
 
 
@@ -56,6 +62,8 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
         ("length", f"{train.steps} steps, {train.steps * samples} samples, {train.steps / epoch:.2f} epochs"),
     ]
+    if train.deterministic:
+        rows.append(("deterministic", DETERMINISTIC[prepared.device]))
     if train.passes > 1:
         updates = train.passes * train.minibatches
         rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))

@@ -51,7 +51,9 @@ class Prepared:
 
     @property
     def threads(self) -> int:
-        return worker_threads(self.config.cluster.workers + self.config.critic.workers)
+        """Of each worker on CPUs. With one the order of sums, and so every bit, is the same on any number of cores."""
+        deterministic = self.config.train.deterministic
+        return 1 if deterministic else worker_threads(self.config.cluster.workers + self.config.critic.workers)
 
     @property
     def scoring_processes(self) -> int:

@@ -19,9 +19,9 @@ BEGINS = ("started", "resumed", "restarted")
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to say of one run at a glance. step: done so far, of `steps`. reward: mean of the last step.
-    evaluated, pass_at_1: step and outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, seconds since 1970;
-    None where nothing is known."""
+    """What there is to say of one run at a glance. step: done so far, of `steps`. reward: mean of the last
+    one. evaluated, pass_at_1: step and outcome of the last evaluation. checkpoint: step of the newest. time: of the
+    last event, in seconds since 1970; None where nothing is known."""
 
     name: str
     path: str

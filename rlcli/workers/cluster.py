@@ -47,16 +47,26 @@ WORKER_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 
+DETERMINISTIC_ENV = {
+    # vLLM's kernels then give a response the same bits whatever else is in the batch; it sets up NCCL likewise.
+    "VLLM_BATCH_INVARIANT": "1",
+    # Without a workspace of its own for each stream cuBLAS may choose another order of sums.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""On GPUs, where train.deterministic asks for it."""
+
 PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "TORCH_COMPILE_DISABLE", "WANDB_MODE")
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Where a group runs: how many workers, on what. threads: of each worker on CPUs."""
+    """Where a group runs: how many workers, on what. threads: of each worker on CPUs. deterministic: with kernels on
+    GPUs that give the same bits each time."""
 
     workers: int
     device: str
     threads: int
+    deterministic: bool = False
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -238,6 +248,8 @@ def start_group(
     if pool.device == "cpu":
         # Inductor costs half a minute of compilation and gains nothing on the models that fit a CPU.
         environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
+    elif pool.deterministic:
+        environment |= DETERMINISTIC_ENV
     for left in logs.glob(f"{name}-*.stack"):
         left.unlink(missing_ok=True)  # what workers before these have noted
     actor = ray.remote(worker)

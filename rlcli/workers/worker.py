@@ -94,6 +94,8 @@ class Worker:
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(self.device)
+            # Not enforced: vLLM shares this process and has kernels for which torch knows no deterministic one.
+            torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
 
