@@ -209,19 +209,19 @@ def train_in_folder(
 
     facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
     with RunFolder.resume(target) if resumed else RunFolder.create(target, force=force, facts=facts) as folder:
+        resumed_at = None
         if resumed is not None:
-            rewind(folder.path, resumed.step if resumed.checkpoint else -1)
+            resumed_at = resumed.step if resumed.checkpoint else -1
+            rewind(folder.path, resumed_at)
         if resumed is None or resumed.changed:
             folder.write_config(dump_toml(resolved))
         tracking = resolved.config.tracking
-        trackers = open_trackers(
-            tracking.trackers, folder, tracking.project, resolved.config.model_dump(mode="json"), view.note
-        )
-        try:
-            with noting_failure(folder.path):
-                result = launch(prepared, folder, trackers, view, resumed.checkpoint if resumed else None)
-        finally:
-            trackers.close()
+        config = resolved.config.model_dump(mode="json")
+        with (
+            open_trackers(tracking.trackers, folder, tracking.project, config, view.note, resumed_at) as trackers,
+            noting_failure(folder.path),
+        ):
+            result = launch(prepared, folder, trackers, view, resumed.checkpoint if resumed else None)
         at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
         if result.rewards:
             reward_curve_png(

@@ -150,6 +150,7 @@ def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
 ) -> None:
     needs("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(tracking, "FAILED_S", 60.0)
     run("mlflow", folder, STEPS)
     first = ids(folder)["mlflow"]
     run("mlflow", folder, [(3, {"reward/mean": 1.0})], resumed_at=2, failed=True)
@@ -380,6 +381,19 @@ def test_ctrl_c_for_the_run_does_not_reach_a_tracker(folder: RunFolder, tracker:
     trackers.log(1, {})
     trackers.close()
     assert seen(folder) == "([1], False)"
+
+
+def test_a_run_that_ends_in_an_exception_is_marked_as_failed(folder: RunFolder, tracker: Made) -> None:
+    name = tracker("marked", close=WRITE)
+
+    def attempt() -> None:
+        with open_trackers([name], folder, "rlcli", CONFIG, print) as trackers:
+            trackers.log(1, {})
+            raise RunFailed("a worker died")
+
+    with pytest.raises(RunFailed):
+        attempt()
+    assert seen(folder) == "([1], True)"
 
 
 def test_a_full_disk_fails_the_run_naming_the_file_and_leaves_whole_lines(folder: RunFolder, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from rlcli.errors import SetupError
@@ -20,6 +21,8 @@ MODULES = {name: f"rlcli.trainer.tracking.{name}" for name in ("wandb", "tensorb
 """The module of each tracker; its `start` takes a TrackedRun and returns a Tracker."""
 FINISH_S = 60.0
 """Seconds that the trackers have, together, to send what is left when the run ends."""
+FAILED_S = 10.0
+"""The same of a run that fails, or is told to leave at once."""
 
 
 class Trackers:
@@ -27,7 +30,7 @@ class Trackers:
 
     metrics.jsonl is the record of the run: it is written at once, and where that fails the run fails (`RunFailed`).
     A tracker never stops or delays a step: what goes wrong with it is told once, through `warn`, from the thread that
-    calls `log` or `close`.
+    calls `log` or `close`. As a context it is closed at the end, as failed where an exception ends it.
     """
 
     def __init__(self, folder: RunFolder, processes: Sequence[TrackerProcess], warn: Callable[[str], None]) -> None:
@@ -42,14 +45,23 @@ class Trackers:
         self._tell()
 
     def close(self, failed: bool = False) -> None:
-        """Let the trackers send what is left, for FINISH_S at most. failed: mark the run so. Again is harmless."""
+        """Let the trackers send what is left, for FINISH_S at most. failed: mark the run so, and wait less. Again is
+        harmless."""
         for process in self._processes:
             process.finish(failed)
-        until = time.monotonic() + FINISH_S
+        until = time.monotonic() + (FAILED_S if failed else FINISH_S)
         for process in self._processes:
             process.join(until)
         self._tell()
         self._processes.clear()
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=kind is not None)
 
     def _tell(self) -> None:
         for process in self._processes:
