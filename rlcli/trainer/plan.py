@@ -20,8 +20,8 @@ SANDBOXES = {
 }
 DETERMINISTIC = {
     "cpu": "one thread a worker: the same bits on any number of cores, at the speed of one core a worker",
-    "cuda": "torch's deterministic kernels, cuBLAS with a fixed workspace, vLLM's batch-invariant mode, no TF32: the same "
-    "bits on the same GPUs and versions, as far as torch has such kernels; slower, in generation most",
+    "cuda": "torch's deterministic kernels, cuBLAS with a fixed workspace, vLLM's batch-invariant mode, no TF32: the "
+    "same bits on the same GPUs and versions, as far as torch has such kernels; slower, in generation most",
 }
 """What train.deterministic turns on and what it costs."""
 MOST_LISTED = 5
