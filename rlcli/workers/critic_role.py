@@ -9,6 +9,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.workers.batch import MicroBatch, TrainBatch
 from rlcli.workers.learner import Learner
 from rlcli.workers.policy_role import log_probs_of
+from rlcli.workers.watch import progress
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,7 @@ class CriticRole:
         import torch
 
         for micro in batch:
+            progress()
             with torch.no_grad():
                 micro.tokens["values"] = self.model(micro.packed).values
 

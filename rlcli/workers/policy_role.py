@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rlcli.config.schema import RunConfig
 from rlcli.workers.batch import MicroBatch, TrainBatch
 from rlcli.workers.learner import Learner
+from rlcli.workers.watch import progress
 from rlcli.workers.work import Coefficients
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def log_probs_of(model: Any, micro: MicroBatch, temperature: float) -> Tensor:
     """log π of the response tokens, float32 `[R]`, without gradient."""
     import torch
 
+    progress()
     with torch.no_grad():
         log_probs: Tensor = model(micro.packed, temperature=temperature, want_entropy=False).log_probs
     return log_probs

@@ -15,6 +15,7 @@ from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
 from rlcli.scoring.pool import ScoringPool
 from rlcli.types import FinishReason, Sample, Verdict, VerifyRequest
+from rlcli.workers.watch import progress
 from rlcli.workers.work import Progress, PromptTask, RolloutReport, sample_seed
 
 PROGRESS_EVERY_S = 0.25
@@ -95,7 +96,7 @@ class RolloutRole:
         if saver is not None:
             saver.save_rest()
         samples = [self._sample(item) for item in pending]
-        baselines = {prompt: verdict.result() for prompt, verdict in greedy.items()}
+        baselines = {prompt: _awaited(verdict) for prompt, verdict in greedy.items()}
         verified = time.monotonic()
         yield Progress(unsaid)
         self._texts = [] if saver is None else saver.rows
@@ -138,7 +139,7 @@ class RolloutRole:
             prompt_tokens=len(item.task.tokens),
             response_tokens=item.tokens,
             finish_reason=item.finish_reason,
-            verdict=item.verdict.result(),
+            verdict=_awaited(item.verdict),
             version=self.version,
         )
 
@@ -148,13 +149,20 @@ class RolloutRole:
             item.task.source,
             item.sample,
             item.text,
-            item.verdict.result(),
+            _awaited(item.verdict),
             prompt_tokens=len(item.task.tokens),
             response_tokens=item.tokens,
             finish_reason=item.finish_reason,
             log_probs=item.log_probs,
             version=self.version,
         )
+
+
+def _awaited(verdict: Future[Verdict]) -> Verdict:
+    """A verdict, once it is there: each is progress, however long the queue."""
+    there = verdict.result()
+    progress()
+    return there
 
 
 def _pending(
