@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.optim import Optimizer
 
 from rlcli.errors import CheckpointError
@@ -30,7 +30,7 @@ def trained_state(trained: Trained) -> dict[str, Tensor]:
     (the base beneath an adapter) are not there, and tied ones are there once."""
     state: dict[str, Tensor] = {}
     for owner, (model, optimizer) in trained.items():
-        for name, parameter in _parameters(model):
+        for name, parameter in _parameters(model, optimizer):
             state[f"{owner}.model.{name}"] = parameter.detach()
             for key, value in optimizer.state.get(parameter, {}).items():
                 state[f"{owner}.optimizer.{name}.{key}"] = value
@@ -81,18 +81,19 @@ def save_state(
     return writer.written
 
 
-def load_state(trained: Trained, folder: Path) -> None:
+def load_state(trained: Trained, folder: Path, on_tensor: Callable[[], None] = lambda: None) -> None:
     """Fill models and optimizers with what `folder` holds of them, whatever the number of ranks that wrote it.
+    `on_tensor` is called after each tensor.
 
     Not collective. Reads tensor by tensor into the parameters themselves. What an optimizer holds of a parameter that
     it had not stepped when the folder was written is forgotten. `CheckpointError` where the folder does not hold these
-    models.
+    models, or cannot be read.
     """
     reader = FileSystemReader(folder)
-    saved = _tensors(reader.read_metadata())
+    saved = _saved(reader)
     wanted: dict[str, Tensor] = {}
     for owner, (model, optimizer) in trained.items():
-        for name, parameter in _parameters(model):
+        for name, parameter in _parameters(model, optimizer):
             key = f"{owner}.model.{name}"
             _check_fits(folder, key, parameter, saved)
             wanted[key] = parameter.detach()
@@ -105,7 +106,7 @@ def load_state(trained: Trained, folder: Path) -> None:
         optimizer.zero_grad(set_to_none=True)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself
-        dcp.load(wanted, storage_reader=reader, no_dist=True)
+        dcp.load(wanted, storage_reader=reader, planner=_Planner(on_tensor), no_dist=True)
 
 
 def load_own(folder: Path, rank: int) -> dict[str, Any] | None:
@@ -141,6 +142,16 @@ class _Writer(FileSystemWriter):
             raise _cause(error) from error
 
 
+class _Planner(DefaultLoadPlanner):
+    def __init__(self, on_tensor: Callable[[], None]) -> None:
+        super().__init__()
+        self.on_tensor = on_tensor
+
+    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+        super().commit_tensor(read_item, tensor)
+        self.on_tensor()
+
+
 def _own_name(rank: int) -> str:
     return f"rank-{rank}.pt"
 
@@ -153,12 +164,23 @@ def _cause(error: BaseException) -> BaseException:
     return found or error
 
 
-def _parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """By name, each once; FSDP2's are sharded tensors outside of its passes."""
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+def _parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """What is trained, by name, each once."""
+    found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    # Within FSDP2's passes a model's parameters are gathered copies, which the optimizer knows nothing of.
+    assert {id(parameter) for _, parameter in found} == held, "the model is in the middle of a pass"
+    return found
 
 
-def _tensors(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+def _saved(reader: FileSystemReader) -> dict[str, TensorStorageMetadata]:
+    try:
+        metadata = reader.read_metadata()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {reader.path}/{_METADATA}: {error.strerror}",
+            "let every machine see the run folder at the same path",
+        ) from error
     return {k: v for k, v in metadata.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)}
 
 

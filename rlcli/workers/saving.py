@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import threading
 import traceback
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent import futures
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,14 @@ from zipfile import BadZipFile
 from rlcli.data.shard import SampleShard
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.files import described, write_synced
+from rlcli.workers.watch import progress
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WRITE_TIMEOUT = timedelta(hours=4)
 """Longest wait for other ranks to have written their parts."""
+LOOK_EVERY_S = 1.0
 Files = dict[str, dict[str, Any]]
 """Relative name → size and sha256."""
 
@@ -30,7 +33,8 @@ class StateWriter:
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._done: Future[Files] | None = None
+        self._done: futures.Future[Files] | None = None
+        self._folder = Path()
 
     def start(self, state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path) -> None:
         """Write `state`, which nobody may change from now on, and this rank's `own` values to `folder`. Collective.
@@ -41,25 +45,30 @@ class StateWriter:
         if self._group is None:
             # Its own: what two threads send over one group would get mixed up. Gloo: what is sent is on the CPU.
             self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
-        self._done = Future()
+        self._done, self._folder = futures.Future(), folder
         # A daemon: a process that is told to end does not wait for a slow disk.
         threading.Thread(target=_write, args=(self._done, state, own, folder, self._group), daemon=True).start()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
-        if self._done is not None:
-            self._done.exception()
+        """Until nothing is being written, which is progress as long as the folder grows."""
+        size = -1
+        while self._done is not None and not futures.wait([self._done], timeout=LOOK_EVERY_S).done:
+            before, size = size, _size(self._folder)
+            if size != before:
+                progress()
 
     def files(self, wait: bool) -> Files | None:
         """What this rank wrote, under names that begin with the folder's; None while it still writes. RunFailed where
         a rank could not."""
         assert self._done is not None, "nothing was begun"
-        if not wait and not self._done.done():
-            return None
-        return self._done.result()
+        if wait:
+            self.wait()
+        return self._done.result() if self._done.done() else None
 
 
-def _write(done: Future[Files], state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: Any) -> None:
+def _write(
+    done: futures.Future[Files], state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: Any
+) -> None:
     from rlcli.model.state import save_state
 
     try:
@@ -68,6 +77,13 @@ def _write(done: Future[Files], state: Mapping[str, Tensor], own: Mapping[str, A
     except BaseException as error:
         traceback.print_exc()  # to the rank's log
         done.set_exception(_failure(error, folder))
+
+
+def _size(folder: Path) -> int:
+    """Bytes in its files, other ranks' too: this one waits for them."""
+    with contextlib.suppress(OSError):  # it is not there yet
+        return sum(path.stat().st_size for path in folder.iterdir())
+    return 0
 
 
 def _failure(error: BaseException, folder: Path) -> BaseException:

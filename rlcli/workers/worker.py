@@ -275,7 +275,7 @@ class Worker:
         other models. A rank that there was not then keeps the random state of its seed."""
         from rlcli.model.state import load_own, load_state, set_rng_state
 
-        load_state(self._trained(), Path(folder))
+        load_state(self._trained(), Path(folder), watch.progress)
         own = load_own(Path(folder), self.rank)
         if own is not None:
             set_rng_state(own)
