@@ -33,8 +33,12 @@ def save_run(
     critic: Path | None = None,
     recipe: str = "grpo",
     dtype: torch.dtype = torch.float32,
+    swap: bool = False,
 ) -> Path:
-    """A run folder with a checkpoint of `base`, its weights moved at random; that checkpoint. Needs a process group."""
+    """A run folder with a checkpoint of `base`, its weights moved at random; that checkpoint. Needs a process group.
+
+    swap: two tensors of one shape have changed places in the files.
+    """
     resolved = resolve(recipe, {"model.path": str(base)}, list(settings))
     lora = resolved.config.lora
     place: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": init_device_mesh("cpu", (1,))}
@@ -51,6 +55,13 @@ def save_run(
                     parameter.add_(torch.randn_like(parameter) * moved_by)
     with torch.no_grad():
         log_probs = models["policy"](pack([(np.array(PROBE), 1)], CPU)).log_probs.tolist()
+    if swap:
+        named = dict(models["policy"].named_parameters())
+        first, second = (named[f"lm.model.layers.{layer}.self_attn.q_proj.weight"] for layer in (0, 1))
+        with torch.no_grad():
+            kept = first.clone()
+            first.copy_(second)
+            second.copy_(kept)
     checkpoints = Checkpoints(run / "checkpoints", keep=9)
     folder = checkpoints.begin(step) / "policy"
     trained = {
