@@ -18,6 +18,7 @@ from rlcli.cli.group import Group
 from rlcli.cli.prep import app as prep_app
 from rlcli.cli.quickstart import quickstart
 from rlcli.cli.recipes import app as recipes_app
+from rlcli.cli.runs import app as runs_app
 from rlcli.cli.supervise import INTERRUPTED, command_line, supervised, train_folder
 from rlcli.cli.tiny_model import tiny_model
 from rlcli.cli.train import train
@@ -56,6 +57,7 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 app.command("train", rich_help_panel=TRAIN)(supervised(train_folder)(train))
+app.add_typer(runs_app, name="runs", rich_help_panel=TRAIN)
 app.add_typer(eval_app, name="eval", rich_help_panel=TRAIN)
 app.command("export", rich_help_panel=TRAIN)(export)
 app.command("quickstart", rich_help_panel=TRAIN)(quickstart)

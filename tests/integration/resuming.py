@@ -1,9 +1,10 @@
-"""Train each case three times on one group of workers: whole, stopped by a signal, and killed; the latter two go on from
-their checkpoints with roles that are built anew. Prints a JSON line a case: its name and the seconds it took.
+"""Train each case three times on one group of workers: whole, stopped by a signal, and killed; the latter two go on
+from their checkpoints with roles that are built anew. Prints a JSON line a case: its name and the seconds it took.
 
     python tests/integration/resuming.py MODEL DATA OUT WORKERS CASE…
 
-A case is a recipe, and settings if there are any: `dapo,dynamic_sampling.oversample=2`.
+A case is a recipe, and settings if there are any: `dapo,dynamic_sampling.oversample=2`. A case that is a folder is a
+stopped run of another number of workers, to go on with. Of the first case the folder `moved` is such a one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -57,10 +59,14 @@ class Watcher(View):
 
 
 def resolved(case: str, model: str, data: str, workers: int) -> Resolved:
-    recipe, *own = case.split(",")
     flags = {"model.path": model, "data.path": data, "train.steps": STEPS, "cluster.workers": workers}
-    sets = [*sets_for(recipe), f"evaluation.data={data}", *EVALUATED, f"checkpoint.every={STOP}", *own]
-    return resolve(recipe, flags, sets)
+    return resolve(case.partition(",")[0], flags, [*settings(case), f"evaluation.data={data}"])
+
+
+def settings(case: str) -> list[str]:
+    """`--set` arguments of a case."""
+    recipe, *own = case.split(",")
+    return [*sets_for(recipe), *EVALUATED, f"checkpoint.every={STOP}", *own]
 
 
 def run(config: Resolved, groups: Groups, out: Path, how: str, checkpoint: Checkpoint | None = None) -> None:
@@ -84,20 +90,29 @@ def run(config: Resolved, groups: Groups, out: Path, how: str, checkpoint: Check
             trackers.close()
 
 
+def go_on(groups: Groups, folder: Path, workers: int) -> None:
+    resumed = resumption(folder, None, {"cluster.workers": workers}, [], lambda note: None)
+    assert resumed.step == STOP
+    run(resumed.resolved, groups, folder, "", resumed.checkpoint)
+
+
 def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> None:
     first = prepare(resolved(cases[0], model, data, workers).config)
     (out / "logs").mkdir(parents=True)
     with running_workers(first, out / "logs", train=True, on_phase=lambda name: None) as groups:
         for number, case in enumerate(cases):
             started = time.perf_counter()
+            if Path(case).is_dir():
+                go_on(groups, Path(case), workers)
+                continue
             config = resolved(case, model, data, workers)
             for how in ("whole", "stopped", "killed"):
                 folder = out / str(number) / how
                 run(config, groups, folder, how)
+                if how == "stopped" and number == 0:
+                    shutil.copytree(folder, folder.with_name("moved"), symlinks=True)
                 if how != "whole":
-                    resumed = resumption(folder, None, {}, [], lambda note: None)
-                    assert resumed.step == STOP
-                    run(resumed.resolved, groups, folder, "", resumed.checkpoint)
+                    go_on(groups, folder, workers)
             print(json.dumps({"case": case, "seconds": time.perf_counter() - started}), flush=True)
 
 

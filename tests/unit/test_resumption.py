@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcli.config.changes import ALLOWED, changes, check_changes, origins_in, read_run_config
+from rlcli.config.changes import ALLOWED, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError
@@ -191,7 +191,7 @@ def test_a_run_is_not_begun_again_over_checkpoints_of_which_none_is_sound(run: P
 def test_what_is_no_run_and_what_is_alive_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RlcliError, match=r"elsewhere is no run: there is no such folder; .*rlcli runs list"):
         resume(tmp_path / "elsewhere")
-    with pytest.raises(RlcliError, match="is no run: it has no config.toml"):
+    with pytest.raises(RlcliError, match=r"is no run: it has no config\.toml"):
         resume(tmp_path)
     with pytest.raises(RlcliError, match=r"latest is a checkpoint; name its run: .*runs/first"):
         resume(run / "checkpoints" / "latest")

@@ -1,0 +1,169 @@
+"""A run that was interrupted and resumed equals the one that was not, bit for bit: metrics, samples, weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ENVIRONMENT, Cli, start
+from resuming import STEPS, STOP, settings
+
+from rlcli.trainer.run_folder import events_of, place_of
+
+pytestmark = pytest.mark.timeout(900)
+
+CASES = {
+    "grpo": "grpo,algorithm.kl_coef=0.1,algorithm.kl_target=0.01,train.schedule=linear",
+    "dapo that refills": "dapo,dynamic_sampling.oversample=1",
+    "dapo with a surplus": "dapo,dynamic_sampling.oversample=2",
+    "ppo": "ppo",
+}
+NOT_COMPARED = ("time/", "throughput/", "memory/")
+Runs = dict[str, dict[str, Path]]
+
+
+def train_cases(model: Path, data: Path, out: Path, workers: int, *more: Path) -> Runs:
+    """Case → how it ended → its run folder. more: stopped runs to go on with besides."""
+    program = Path(__file__).with_name("resuming.py")
+    done = subprocess.run(
+        [sys.executable, program, model, data, out, str(workers), *CASES.values(), *more],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    print(done.stdout)
+    return {
+        case: {how: out / str(number) / how for how in ("whole", "stopped", "killed", "moved")}
+        for number, case in enumerate(CASES)
+    }
+
+
+@pytest.fixture(scope="module")
+def one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("one") / "runs", 1)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny: Path, sums: Path, one_rank: Runs, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    moved = one_rank["grpo"]["moved"]
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("two") / "runs", 2, moved) | {"moved": {"": moved}}
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Its lines, but for what is measured with a clock."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith(NOT_COMPARED)} for line in lines]
+
+
+def samples_of(run: Path, room: str) -> dict[str, list[dict[str, Any]]]:
+    """File → its rows, but for what is measured with a clock."""
+    import pyarrow.parquet as pq
+
+    found = {path.name: pq.read_table(path).to_pylist() for path in (run / room).glob("*.parquet")}
+    return {
+        name: [{key: value for key, value in row.items() if key != "verify_s"} for row in rows]
+        for name, rows in found.items()
+    }
+
+
+def tensors_of(run: Path) -> dict[str, Any]:
+    """Every tensor of the newest checkpoint: weights and optimizer of all that is trained."""
+    import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    whole = run / "whole.pt"
+    dcp_to_torch_save(run / "checkpoints" / "latest" / "policy", whole)
+    found: dict[str, Any] = torch.load(whole, weights_only=True)
+    return found
+
+
+def assert_equal(left: Path, right: Path) -> None:
+    import torch
+
+    assert metrics_of(left) == metrics_of(right)
+    for room in ("samples", "evaluations"):
+        assert samples_of(left, room) == samples_of(right, room)
+    a, b = tensors_of(left), tensors_of(right)
+    assert a.keys() == b.keys()
+    assert len(a) > 50
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", ["one_rank", "two_ranks"])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    ranks: str, case: str, how: str, request: pytest.FixtureRequest
+) -> None:
+    runs: Runs = request.getfixturevalue(ranks)
+    assert_equal(runs[case]["whole"], runs[case][how])
+
+
+def test_what_is_compared_is_there(one_rank: Runs) -> None:
+    """Equality proves nothing of runs in which nothing happens."""
+    for case, runs in one_rank.items():
+        steps = metrics_of(runs["whole"])
+        assert [line["step"] for line in steps] == [0, 1, 2, 3, 4], case
+        assert all(line["update/grad_norm"] > 0 for line in steps[1:]), case
+        assert all(("eval/pass@1" in line) == (line["step"] % 2 == 0) for line in steps), case
+        assert len({line["reward/mean"] for line in steps[1:]}) > 1, case
+    state = json.loads((one_rank["dapo with a surplus"]["whole"] / "checkpoints/step-000002/state.json").read_text())
+    assert state["waiting"], "a surplus waits over the step at which the run was interrupted"
+    assert any(line["rollout/rounds"] > 1 for line in metrics_of(one_rank["dapo that refills"]["whole"])[1:])
+    assert len({line["update/kl_coef"] for line in metrics_of(one_rank["grpo"]["whole"])[1:]}) > 1
+
+
+def test_a_run_goes_on_with_another_number_of_ranks_and_agrees_to_rounding(one_rank: Runs, two_ranks: Runs) -> None:
+    import torch
+
+    whole, moved = one_rank["grpo"]["whole"], two_ranks["moved"][""]
+    assert (moved / "samples" / "step-000004.rank-1.parquet").exists()
+    for one, two in zip(metrics_of(whole), metrics_of(moved), strict=True):
+        for name in ("reward/mean", "update/policy_loss", "update/grad_norm", "update/kl_coef", "eval/pass@1"):
+            assert one.get(name) == pytest.approx(two.get(name), rel=1e-3, abs=1e-6), (name, one["step"])
+    left, right = tensors_of(whole), tensors_of(moved)
+    for name in left:
+        if ".model." in name:
+            torch.testing.assert_close(left[name], right[name], rtol=1e-3, atol=2e-5)
+
+
+def test_a_run_whose_driver_was_killed_goes_on_from_the_command_line(
+    one_rank: Runs, cli: Cli, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(
+        *("train", "ppo", "--model", tiny, "--data", sums, "--eval-data", sums, "--steps", str(STEPS), "--out", out),
+        *[word for text in settings("ppo") for word in ("--set", text)],
+        *("--set", "fault_tolerance.max_restarts=0"),
+    )
+    try:
+        while process.poll() is None and not (out / "checkpoints" / f"step-{STOP:06d}" / "manifest.json").exists():
+            time.sleep(0.005)
+        os.kill(place_of(out)["pid"], signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1, said
+    assert f"rlcli train --resume {out}" in said
+    listed = json.loads(cli("runs", "list", tmp_path, "--json").stdout)
+    assert [(run["name"], run["recipe"], run["state"], run["checkpoint"]) for run in listed] == [
+        ("run", "ppo", "failed", STOP)
+    ]
+    refused = cli("train", "--resume", out, "--set", "train.lr=0.5", expect=2)
+    assert "train.lr: was 0.001, is 0.5" in refused.stderr
+    done = json.loads(cli("runs", "resume", out, "--json").stdout)
+    assert (done["steps"], done["stopped"], len(done["rewards"])) == (STEPS, False, STEPS)
+    assert_equal(one_rank["ppo"]["whole"], out)
+    again = cli("train", "--resume", out)
+    assert "nothing to do" in again.stderr
+    assert [event["event"] for event in events_of(out)][-1] == "finished"
