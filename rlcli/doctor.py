@@ -17,8 +17,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,11 @@ from rlcli.sandbox import backend_name, open_sandbox
 GIB = 1 << 30
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is not known to."""
+TRACKERS = {
+    **{"wandb": ("wandb",), "tensorboard": ("tensorboard",), "mlflow": ("mlflow", "mlflow-skinny")},
+    **{"swanlab": ("swanlab",), "trackio": ("trackio",)},
+}
+"""The packages of each tracker, any of which will do."""
 
 _running: set[int] = set()
 """Ids of the processes that are being waited for."""
@@ -63,7 +70,8 @@ def diagnose() -> list[Finding]:
         check_vllm,
         check_ray,
         check_sandbox,
-        lambda: check_disk("disk (here)", Path.cwd()),
+        check_trackers,
+        lambda: check_disk("disk (runs)", Path.cwd() / "runs"),
         lambda: check_disk("disk (model cache)", cache),
         check_shared_memory,
         check_open_files,
@@ -183,6 +191,22 @@ def check_sandbox() -> Finding:
             return Finding("sandbox", Status.PASS, f"{sandbox.name} ({sandbox.version}){others}")
     detail, mend = "; ".join(error.message for error in refused), "; or ".join(error.mend for error in refused)
     return Finding("sandbox", Status.WARN, f"no code can be verified: {detail}", mend)
+
+
+def check_trackers() -> Finding:
+    """Which trackers are installed. None is needed: every run writes metrics.jsonl."""
+    found = {name: _installed(packages) for name, packages in TRACKERS.items()}
+    shown = ", ".join(f"{name} {version}" for name, version in found.items() if version) or "none"
+    absent = ", ".join(name for name, version in found.items() if not version)
+    return Finding("trackers", Status.PASS, shown + (f"; pip install 'rlcli[NAME]' adds {absent}" if absent else ""))
+
+
+def _installed(packages: Sequence[str]) -> str:
+    """The version of the first of `packages` that is there, or nothing."""
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return ""
 
 
 def check_disk(name: str, path: Path, fail_below: int = GIB, warn_below: int = 10 * GIB) -> Finding:

@@ -139,9 +139,9 @@ class RunFolder:
 
     def at(self, step: int, phase: str) -> None:
         """Note where the run is, for whoever finds it dead. One small write, in place."""
-        note = json.dumps({"step": step, "phase": phase, "time": round(time.time(), 3), "pid": os.getpid()})
+        place = {"step": step, "phase": phase[:100], "time": round(time.time(), 3), "pid": os.getpid()}
         with suppress(OSError):
-            os.pwrite(self._place, note.ljust(PLACE_BYTES).encode(), 0)
+            os.pwrite(self._place, json.dumps(place).ljust(PLACE_BYTES).encode(), 0)
 
     def close(self) -> None:
         """Let go of the folder. Again is harmless."""

@@ -297,6 +297,18 @@ def test_an_endpoint_is_named_and_not_called(monkeypatch: pytest.MonkeyPatch) ->
     assert "http://203.0.113.1:8080" in found.detail
 
 
+def test_trackers_are_listed_by_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package in ("tensorboard", "mlflow-skinny"):
+            return "3.1"
+        raise doctor.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    found = doctor.check_trackers()
+    assert found.status is Status.PASS
+    assert found.detail == "tensorboard 3.1, mlflow 3.1; pip install 'rlcli[NAME]' adds wandb, swanlab, trackio"
+
+
 def test_disk_space_is_taken_where_the_folder_will_be(tmp_path: Path) -> None:
     absent = tmp_path / "not" / "yet"
     free = doctor.check_disk("disk", absent, fail_below=1, warn_below=1)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,16 @@ from hypothesis import strategies as st
 
 from rlcli.errors import RlcliError, SetupError
 from rlcli.trainer.environment import environment
-from rlcli.trainer.run_folder import RunFolder, default_out, evaluation_folder, finite, write_json
+from rlcli.trainer.run_folder import (
+    RunFolder,
+    add_event,
+    default_out,
+    evaluation_folder,
+    events_of,
+    finite,
+    place_of,
+    write_json,
+)
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -84,6 +94,81 @@ def test_any_metrics_are_valid_json_and_finite_ones_come_back_unchanged(metrics:
     assert {name: v for name, v in back.items() if name not in odd} == {
         name: v for name, v in metrics.items() if name not in odd
     }
+
+
+def test_events_are_lines_that_tell_what_and_when(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        before = time.time()
+        folder.event(
+            "saved", step=3, seconds=np.float32(0.5), loss=math.nan, at=Path("a"), why="größer\u2028", n=np.int64(2)
+        )
+    add_event(tmp_path, "restarted", attempt=2)
+    saved, restarted = events_of(tmp_path)
+    assert before - 0.001 <= saved.pop("time") <= time.time()
+    assert saved == {
+        **{"event": "saved", "step": 3, "seconds": 0.5, "loss": None, "path": "a", "why": "größer\u2028"},
+        "nonfinite": {"loss": "nan"},
+    }
+    assert (restarted["event"], restarted["attempt"]) == ("restarted", 2)
+
+
+def test_a_line_that_a_kill_cut_off_costs_no_other(tmp_path: Path) -> None:
+    assert events_of(tmp_path) == []
+    (tmp_path / "events.jsonl").write_bytes(b'{"time": 1, "event": "a"}\n[1]\n{"time": 2, "event": "gr\xc3')
+    add_event(tmp_path, "b")
+    add_event(tmp_path, "c")
+    assert [event["event"] for event in events_of(tmp_path)] == ["a", "b", "c"]
+
+
+def test_where_a_run_is_can_be_read_while_it_lives_and_after(tmp_path: Path) -> None:
+    assert place_of(tmp_path) == {}
+    with RunFolder.create(tmp_path) as folder:
+        assert place_of(tmp_path) == {}
+        folder.at(7, "generate, with a name that is longer than the next")
+        folder.at(7, "update")
+        found = place_of(tmp_path)
+        assert (found["step"], found["phase"], found["pid"]) == (7, "update", os.getpid())
+        assert abs(found["time"] - time.time()) < 60
+    assert place_of(tmp_path)["phase"] == "update"
+    stranger = os.open(tmp_path / "stranger", os.O_WRONLY | os.O_CREAT)
+    folder.at(8, "late")  # the closed folder's descriptor may be another file's by now
+    os.close(stranger)
+    assert (tmp_path / "stranger").read_bytes() == b""
+    RunFolder.create(tmp_path).close()
+    assert place_of(tmp_path) == {}
+    (tmp_path / ".place").write_text("[]")
+    assert place_of(tmp_path) == {}
+
+
+def test_a_phase_too_long_for_its_place_is_cut(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        folder.at(7, "x" * 1000)
+        assert place_of(tmp_path)["phase"].startswith("xxx")
+        folder.at(8, "y")
+        assert place_of(tmp_path)["step"] == 8
+
+
+def test_the_environment_keeps_passwords_and_networks_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["rlcli", "train", "--set", "verifier.sandbox=https://me:secret@box:8080/run"])
+    monkeypatch.setattr("platform.node", lambda: "node7.lab.example")
+    found = environment()
+    assert found["command"][-1] == "verifier.sandbox=https://***@box:8080/run"
+    assert found["host"] == "node7"
+    assert "secret" not in json.dumps(found)
+    assert "lab.example" not in json.dumps(found)
+
+
+def test_force_removes_what_trackers_have_left(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        folder.append_metrics({"step": 1})
+        for name in ("trackers.json", "reward.png", "events.jsonl"):
+            (tmp_path / name).write_text("{}")
+        for name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio", "exports", "bad-batches"):
+            (tmp_path / name).mkdir()
+    with RunFolder.create(tmp_path, force=True):
+        assert {path.name for path in tmp_path.iterdir()} == {
+            *(".lock", ".place", "environment.json", "samples", "evaluations", "checkpoints", "logs")
+        }
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
