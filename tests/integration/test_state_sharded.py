@@ -167,7 +167,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
         ports = (first.getsockname()[1], second.getsockname()[1])
-    pair = mp.spawn(act, (2, ports[1], base, out), nprocs=2, join=False)
+    # Both fork from one process that has imported, which takes longer than all that is tested here.
+    mp.get_context("forkserver").set_forkserver_preload(["rlcli.model.loading", "rlcli.model.state", __name__])
+    pair = mp.start_processes(act, (2, ports[1], base, out), nprocs=2, join=False, start_method="forkserver")
     act(0, 1, ports[0], base, out)
     while not pair.join():
         pass
