@@ -99,9 +99,7 @@ def test_any_metrics_are_valid_json_and_finite_ones_come_back_unchanged(metrics:
 def test_events_are_lines_that_tell_what_and_when(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path) as folder:
         before = time.time()
-        folder.event(
-            "saved", step=3, seconds=np.float32(0.5), loss=math.nan, at=Path("a"), why="größer\u2028", n=np.int64(2)
-        )
+        folder.event("saved", step=np.int64(3), seconds=0.5, loss=math.nan, path=Path("a"), why="größer\u2028")
     add_event(tmp_path, "restarted", attempt=2)
     saved, restarted = events_of(tmp_path)
     assert before - 0.001 <= saved.pop("time") <= time.time()
