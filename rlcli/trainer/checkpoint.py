@@ -84,12 +84,6 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.root / f"step-{step:06d}"
 
-    def committed(self, step: int) -> None:
-        """Point `latest` at this step and drop what is older than the newest `keep`."""
-        self._link(self.path(step))
-        for old in sorted(self.root.glob("step-*"))[: -self.keep]:
-            shutil.rmtree(old)
-
     def begin(self, step: int) -> Path:
         """A new, empty folder to write the checkpoint of `step` to. `commit` or `abandon` follows. RunFailed where it
         cannot be made."""

@@ -305,6 +305,7 @@ def test_the_newest_the_best_and_every_so_manieth_stay(tmp_path: Path) -> None:
     made(checkpoints, *range(10, 101, 10), scores={10: 0.9, 20: 0.5, 30: 0.1, 60: 0.5, 70: 0.2})
     steps = [found.step for found in checkpoints.all()]
     assert steps == [10, 40, 60, 80, 90, 100]  # 20 and 60 scored alike: the newer stays
+    assert (tmp_path / "latest").readlink() == Path("step-000100")
     assert heard(checkpoints) == (100, [])
 
 

@@ -18,10 +18,11 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.checkpoint import Checkpoints
+from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.critic import Critic
+from rlcli.trainer.health import Health
 from rlcli.trainer.launch import check_shared
 from rlcli.trainer.metrics import Clock, Updates, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.preflight import _roles, prepare
@@ -278,15 +279,6 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
     assert {task.prompt: task.first_sample for own in workers.tasks for task in own} == {0: 0, 1: 0, 2: 2, 3: 0}
 
 
-def test_the_newest_checkpoints_are_kept_and_latest_points_to_the_last(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (2, 4, 6, 10):
-        checkpoints.path(step).mkdir(parents=True)
-        checkpoints.committed(step)
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-000006", "step-000010"]
-    assert (tmp_path / "latest").resolve() == checkpoints.path(10)
-
-
 def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_it() -> None:
     rollouts: list[str] = []
     trainer = object.__new__(Trainer)
@@ -323,13 +315,14 @@ def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_samples_that_wait
     sums = {f"mismatch_{name}": 1.0 for name in ("tokens", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
     updates = Updates([{"tokens": 1.0, "grad_norm": 1.0, "mismatch_kl": 0.3, **sums}], [])
     trainer = object.__new__(Trainer)
-    trainer.config, trainer.algorithm = config, Algorithm.build(mismatch_alarm=0.2)
+    trainer.config, trainer.algorithm = config, Algorithm.build()
     for stale, notes in ((0, 1), (2, 0)):
-        trainer.view, trainer.critic = MagicMock(), MagicMock(**{"metrics.return_value": {}})
+        heard: list[str] = []
+        trainer.alarms, trainer.critic = Alarms(0.2, 1.0, heard.append), MagicMock(**{"metrics.return_value": {}})
         batch = Collected(list(samples), [], 0.0, 0.0, stale=stale)
         metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
         assert metrics["mismatch/kl"] == 0.3
-        assert trainer.view.note.call_count == notes
+        assert len(heard) == notes
 
 
 def test_a_run_folder_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:
@@ -377,6 +370,7 @@ def test_the_policys_own_warm_up_begins_when_the_critics_has_ended() -> None:
     trainer.algorithm = Algorithm.build(advantage="gae")
     trainer.workers = MagicMock()
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
+    trainer.health = Health("skip", None, MagicMock(), MagicMock())
     made = [trainer.update(step, 1) for step in range(1, 6)]
     assert [(len(updates.critic), len(updates.policy)) for updates, _ in made] == [(1, 0)] * 3 + [(1, 1)] * 2
     assert [rates["critic/lr"] for _, rates in made] == [2.0, 4.0, 4.0, 4.0, 4.0]
@@ -384,20 +378,19 @@ def test_the_policys_own_warm_up_begins_when_the_critics_has_ended() -> None:
 
 
 def test_steps_without_a_gradient_are_told_with_their_cause() -> None:
-    trainer = object.__new__(Trainer)
-    trainer.view, trainer.idle_steps = MagicMock(), 0
-    idle = {"update/count": 0.0, "reward/equal_groups": 1.0, "reward/mean": 0.0}
-    busy = {"update/count": 1.0, "update/grad_norm": 0.5, "reward/equal_groups": 0.0, "reward/mean": 0.0}
+    heard: list[str] = []
+    alarms = Alarms(0.05, 1.0, heard.append)
+    idle = {"update/count": 0.0, "reward/equal_groups": 1.0, "reward/mean": 0.0, "rollout/stale": 0.0}
+    busy = idle | {"update/count": 1.0, "update/grad_norm": 0.5, "reward/equal_groups": 0.0}
     cut = busy | {"update/grad_norm": 0.0, "mismatch/corrected": 1.0}
     for metrics in (idle, idle, busy, idle, idle):
-        trainer.watch_gradient(metrics)
-    trainer.view.note.assert_not_called()  # never three of them in a row
-    trainer.watch_gradient(idle)
-    (said,) = trainer.view.note.call_args.args
-    assert said == "no gradient for 3 steps: rewards are equal in 100% of the groups; reward 0"
+        alarms.hear(metrics)
+    assert heard == []  # never three of them in a row
+    alarms.hear(idle)
+    assert heard == ["no gradient for 3 steps: rewards are equal in 100% of the groups; reward 0"]
     for _ in range(3):
-        trainer.watch_gradient(cut)
-    assert "no gradient for 6 steps" in trainer.view.note.call_args.args[0]
-    assert "algorithm.correction cuts every token" in trainer.view.note.call_args.args[0]
-    trainer.watch_gradient(idle | {"critic/grad_norm": 1.0})  # a critic that learns alone
-    assert trainer.idle_steps == 0
+        alarms.hear(cut)
+    assert "no gradient for 6 steps" in heard[-1]
+    assert "algorithm.correction cuts every token" in heard[-1]
+    alarms.hear(idle | {"critic/grad_norm": 1.0})  # a critic that learns alone
+    assert alarms.idle_steps == 0
