@@ -14,6 +14,8 @@ from runs import Run, Stuck
 POLL_S = 0.002
 START_UP_S = 12.0
 """About what a start takes: blows at `start` fall within it."""
+NOTHING_DONE = "nothing was done yet"
+"""What a run says that was killed before it had a folder to go on from."""
 
 
 @dataclass
@@ -131,7 +133,7 @@ def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
     run.until(lambda: run.ended() or _settled(run, blow, struck_again), f"what comes of killing the {blow.victim}")
     if run.ended() and run.code() != 0:
         blow.said = run.said()
-        if "--resume" not in blow.said or blow.outcome:
+        if not ("--resume" in blow.said or NOTHING_DONE in blow.said) or blow.outcome:
             raise Stuck(f"{run.out.name}: exit code {run.code()} after its {blow.victim} was killed: {blow.said}")
         _by_hand(run, blow, "stopped with a message, resumed by hand")
         run.until(lambda: _settled(run, blow, struck_again), "its second beginning")
@@ -155,7 +157,8 @@ def _settled(run: Run, blow: Blow, struck_again: bool) -> bool:
 
 
 def _by_hand(run: Run, blow: Blow, outcome: str) -> None:
-    """Resume an ended run, once nothing of it is left."""
+    """Resume an ended run, once nothing of it is left; one that had hardly begun is begun anew."""
     blow.orphans += run.orphans()
-    blow.outcome = outcome
-    run.resume()
+    begun = (run.out / "config.toml").exists()
+    blow.outcome = outcome if begun else outcome.replace("resumed", "begun again")
+    run.resume() if begun else run.start()
