@@ -145,7 +145,7 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Any]]:
     return {
         "step": trainer.done,
         "version": trainer.version,
-        "idle_steps": trainer.idle_steps,
+        "idle_steps": trainer.alarms.idle_steps,
         "cursor": dict(trainer.source.cursor.state()),
         "kl": trainer.algorithm.kl.state(),
         "entropy": trainer.algorithm.entropy.state(),
@@ -172,7 +172,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.algorithm.kl.restore(state["kl"])
     trainer.algorithm.entropy.restore(state["entropy"])
     trainer.health.restore(state["bad_updates"])
-    trainer.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
+    trainer.alarms.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
     trainer.rewards = [line["reward/mean"] for line in metrics_of(trainer.folder.path) if line["step"]]
     trainer.evaluations = evaluations_of(trainer.folder.path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +14,7 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.model.optim import lr_at
 from rlcli.rollout.engine import Sampling
+from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
 from rlcli.trainer.collect import Collected
@@ -43,8 +42,6 @@ from rlcli.workers.work import Coefficients, step_seed
 
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 PROBE_TOKENS = 64
-IDLE_STEPS = 3
-"""After so many steps without a gradient the run warns, and again after as many more."""
 
 
 class StopRequest(Protocol):
@@ -71,7 +68,7 @@ class Trainer:
     """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
     What a step leaves to the next one is here, in `source`, in the algorithm's controllers and in the workers, and
-    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far. idle_steps: without a gradient.
+    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far.
     """
 
     def __init__(
@@ -92,7 +89,7 @@ class Trainer:
         self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[dtype]
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
         self.held_out = held_out
-        self.done = self.version = self.idle_steps = 0
+        self.done = self.version = 0
         self.rewards: list[float] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
@@ -104,6 +101,7 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
+        self.alarms = Alarms(self.algorithm.mismatch_alarm, config.rollout.top_p, view.note)
         faults = config.fault_tolerance
         self.health = Health(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
         cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
@@ -239,32 +237,8 @@ class Trainer:
             self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
         if "update/entropy" in metrics:
             self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
-        self.watch_gradient(metrics)
-        if not batch.stale:  # samples that waited are of an older policy: it is that from which they differ
-            self.watch(metrics.get("mismatch/kl", 0.0))
+        self.alarms.hear(metrics)
         return metrics
-
-    def watch_gradient(self, metrics: Mapping[str, float]) -> None:
-        """Warn where step after step teaches nothing."""
-        if metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0):
-            self.idle_steps = 0
-            return
-        self.idle_steps += 1
-        if self.idle_steps % IDLE_STEPS == 0:
-            why = f"rewards are equal in {metrics['reward/equal_groups']:.0%} of the groups"
-            if metrics.get("mismatch/corrected") == 1.0:
-                why += ", and algorithm.correction cuts every token"
-            self.view.note(f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}")
-
-    def watch(self, mismatch: float) -> None:
-        """Warn where engine and trainer drift apart."""
-        # Sampling from a nucleus of mass p makes up to −ln p of the KL by itself.
-        by_design = -math.log(self.config.rollout.top_p)
-        if mismatch - by_design > self.algorithm.mismatch_alarm:
-            self.view.note(
-                f"engine and trainer disagree: mismatch/kl = {mismatch:.3g} is above algorithm.mismatch_alarm = "
-                f"{self.algorithm.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
-            )
 
     def release_rollout_memory(self) -> None:
         if self.has_engine:

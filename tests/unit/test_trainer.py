@@ -302,7 +302,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
         trainer.evaluations[trainer.done] = {}
         return {}
 
-    trainer.step, trainer.evaluate = step, evaluate  # type: ignore[assignment, method-assign]
+    trainer.step, trainer.evaluate = step, evaluate  # type: ignore[method-assign]
     with patch("rlcli.trainer.trainer.snapshot", return_value=({}, [])):
         trainer.run()
     shown = [call.args[0][0][1] for call in trainer.view.samples.call_args_list]
