@@ -336,30 +336,51 @@ def test_what_stays_is_the_union_of_the_rules(
         assert (step in kept) == wanted
 
 
-@pytest.mark.parametrize("moment", ["replace", "rmtree"])
-def test_a_kill_while_pruning_leaves_whole_checkpoints_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int) -> list[str]:
+    """Have the process die before the `moment`-th call that changes the disk for good."""
+    calls: list[str] = []
+
+    def dying(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            if len(calls) >= moment:  # nothing that comes later, in a `finally` say, would run either
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        return call
+
+    for owner, name in ((os, "replace"), (os, "fsync"), (os, "symlink"), (os, "unlink"), (os, "rmdir"), (os, "mkdir")):
+        monkeypatch.setattr(owner, name, dying(name, getattr(owner, name)))
+    return calls
+
+
+def test_a_kill_at_any_moment_leaves_the_one_before_or_the_new_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    made(checkpoints, 10)
-    real, calls = {"replace": os.replace, "rmtree": shutil.rmtree}[moment], []
-
-    def killed(path: Any, *args: Any, **options: Any) -> None:
-        calls.append(path)
-        if "step-000010" in str(path):
-            if moment == "rmtree":  # half of it is gone
-                (Path(path) / SHARD).unlink()
-            raise KeyboardInterrupt
-        real(path, *args, **options)
-
-    monkeypatch.setattr(os if moment == "replace" else shutil, moment, killed)
-    with pytest.raises(KeyboardInterrupt):
-        made(checkpoints, 20)
-    monkeypatch.undo()
-    for found in checkpoints.all():
-        read_checkpoint(found.path)
-    made(Checkpoints(tmp_path, keep=1), 30)
-    assert names(checkpoints) == ["latest", "step-000030"]
+    outcomes, moment = [], 0
+    while True:
+        moment += 1
+        root = tmp_path / str(moment)
+        checkpoints = Checkpoints(root, keep=1)
+        made(checkpoints, 10)
+        (root / ".step-000005.old").mkdir()
+        files = written(checkpoints.begin(20))
+        with monkeypatch.context() as patch:
+            calls = killed_at(patch, moment)
+            try:
+                checkpoints.commit(20, {"step": 20}, "", files, {})
+            except KeyboardInterrupt:
+                outcomes.append(calls[-1])
+            else:
+                break
+        step, notes = heard(checkpoints)
+        assert step in (10, 20)
+        assert not notes
+        assert (root / "latest").resolve().is_dir()
+        made(Checkpoints(root, keep=1), 30)
+        assert names(checkpoints) == ["latest", "step-000030"]
+    assert {"replace", "fsync", "symlink", "unlink", "rmdir"} <= set(outcomes)
+    assert len(outcomes) > 15
 
 
 def test_a_checkpoint_is_told_from_a_model_and_from_a_run(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ def whole(owners: Owners) -> dict[str, torch.Tensor]:
     return {name: getattr(t, "full_tensor", t.clone)().clone() for name, t in state.items()}
 
 
+def sharded(owners: Owners) -> dict[str, Any]:
+    return {name: tensor for name, tensor in trained_state(trained(owners)).items() if hasattr(tensor, "to_local")}
+
+
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
@@ -119,8 +123,10 @@ def test_what_is_loaded_is_what_was_saved_and_training_goes_on_alike(
     others = build(kind, mesh, base, seed=7)
     for learning in [*others.values(), *others.values()]:
         learning.step()  # what it learned has to be forgotten
+    places = {name: tensor.to_local().data_ptr() for name, tensor in sharded(others).items()}
     load_state(trained(others), tmp_path / "policy")
     assert_same(whole(others), expected)
+    assert places == {name: tensor.to_local().data_ptr() for name, tensor in sharded(others).items()}  # no second model
     own = load_own(tmp_path / "policy", 0)
     assert own is not None
     set_rng_state(own)
