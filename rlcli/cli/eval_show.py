@@ -43,12 +43,13 @@ def _show_report(title: str, report: EvalReport) -> None:
         plain(f"the first crash of a verifier: «{report.crash}»")
     for field, categories in report.categories.items():
         if len(categories) > 1 or field not in ("data_source", "ability"):
-            names = list(next(iter(categories.values())).measures)
+            # The others need more room than a terminal has; --json has them.
+            names = [name for name in next(iter(categories.values())).measures if name.startswith(("pass@", "maj@"))]
             cells = [
-                [value, category.prompts, *(str(category.measures[name]) for name in names), _share(category.truncated)]
+                [value, category.prompts, *(str(category.measures[name]) for name in names)]
                 for value, category in categories.items()
             ]
-            show(table([field, "prompts", *names, "truncated"], cells[:MOST_ROWS]))
+            show(table([field, "prompts", *names], cells[:MOST_ROWS]))
             if len(cells) > MOST_ROWS:
                 plain(f"and {len(cells) - MOST_ROWS} more; --json shows all")
 

@@ -207,9 +207,13 @@ def _check_tokenizer(path: str, vocab_size: int) -> int:
             "use the tokenizer that the model was trained with, or resize its embeddings",
         )
     if not tokenizer.chat_template:
+        mend = (
+            "add chat_template.jinja to the folder (that of the model's chat or instruct version, say)"
+            if Path(path).is_dir()
+            else "give the folder of a copy to which you add chat_template.jinja"
+        )
         raise ModelError(
-            f"{path}: the tokenizer has no chat template",
-            "add chat_template.jinja to the folder, or choose the model's chat or instruct version",
+            f"{path}: the tokenizer has no chat template", f"{mend}, or choose the model's chat or instruct version"
         )
     return size
 
