@@ -9,9 +9,11 @@ from unittest.mock import MagicMock
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
+from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.evaluate import report_of
+from rlcli.trainer.health import Health
 from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.trainer.responses import Responses
 from rlcli.trainer.trainer import Trainer
@@ -60,7 +62,7 @@ class Workers:
     def update_critic(self, index: int, lr: float) -> dict[str, float]:
         return dict.fromkeys(CRITIC, 1.0)
 
-    def sync_weights(self, probe: Any) -> list[float]:
+    def sync_weights(self, probe: Any, version: int) -> list[float]:
         return [0.0]
 
 
@@ -78,8 +80,10 @@ def written(advantage: str) -> set[str]:
     trainer.algorithm = Algorithm.build(**trainer.config.algorithm.model_dump())
     trainer.view, trainer.folder, trainer.workers = MagicMock(), MagicMock(), Workers()  # type: ignore[assignment]
     trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
-    trainer.idle_steps = trainer.version = 0
+    trainer.version = 0
+    trainer.alarms = Alarms(1.0, 1.0, print)
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
+    trainer.health = Health("skip", None, MagicMock(), print)
     trainer.source = MagicMock()
     trainer.source.take.return_value = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8)
     evaluation = {f"eval/{name}" for name in report_of(Responses.of_samples(samples), [PROMPT]).metrics()}
