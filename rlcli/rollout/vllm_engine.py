@@ -86,6 +86,8 @@ class VllmEngine:
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
         import numpy as np
 
+        # What an earlier call has left there would be history: a run that goes on from a checkpoint has none.
+        self._llm.reset_prefix_cache()
         keys: dict[str, int] = {}
         for request in requests:
             keys[self._add(request.prompt, self._params(sampling, request))] = request.key

@@ -1,0 +1,132 @@
+"""Checkpoints in the loop: when they are committed, and what a failed write costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.errors import RunFailed
+from rlcli.files import described
+from rlcli.trainer.checkpoint import Checkpoints
+from rlcli.trainer.keeper import Keeper
+from rlcli.trainer.run_folder import RunFolder, events_of
+
+
+class Writers:
+    """Two workers that write a file each; `busy`: not yet. failing: what the second one raises."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.failing: Exception | None = None
+        self.folder = Path()
+
+    def save_state(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir()
+        for rank in range(2):
+            (self.folder / f"rank-{rank}.pt").write_text(str(rank))
+
+    def state_saved(self, wait: bool) -> list[dict[str, Any] | None]:
+        if self.failing:
+            raise self.failing
+        names = [f"{self.folder.name}/rank-{rank}.pt" for rank in range(2)]
+        files: list[dict[str, Any] | None] = [{name: described(self.folder.parent / name)} for name in names]
+        return [files[0], None] if self.busy and not wait else files
+
+    def write_waiting(self, path: str, shards: list[list[Any]]) -> dict[str, Any]:
+        Path(path).write_text(json.dumps(shards))
+        return {Path(path).name: described(Path(path))}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write_config("[train]\nsteps = 9\n")
+        yield folder
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def workers() -> Writers:
+    return Writers()
+
+
+@pytest.fixture
+def keeper(folder: RunFolder, workers: Writers, notes: list[str]) -> Keeper:
+    checkpoints = Checkpoints(folder.checkpoints, keep=1, keep_best=1)
+    return Keeper(checkpoints, folder, workers, None, notes.append)  # type: ignore[arg-type]
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "waiting": []}
+
+
+def kept(folder: RunFolder) -> list[str]:
+    return sorted(path.name for path in folder.checkpoints.iterdir())
+
+
+def test_a_checkpoint_is_committed_once_every_rank_has_written_its_part(
+    keeper: Keeper, folder: RunFolder, workers: Writers
+) -> None:
+    workers.busy = True
+    keeper.begin(1, state(1), ["shard"])
+    keeper.poll()
+    assert kept(folder) == [".step-000001.partial"]
+    keeper.evaluated(1, {"pass@1": 0.5})
+    workers.busy = False
+    keeper.poll()
+    assert kept(folder) == ["latest", "step-000001"]
+    made = folder.checkpoints / "step-000001"
+    assert json.loads((made / "state.json").read_text())["evaluation"] == {"pass@1": 0.5}
+    files = json.loads((made / "manifest.json").read_text())["files"]
+    assert set(files) == {"policy/rank-0.pt", "policy/rank-1.pt", "waiting.npz", "state.json", "config.toml"}
+    assert [event["event"] for event in events_of(folder.path)] == ["checkpoint"]
+    keeper.finish()
+
+
+def test_the_next_checkpoint_waits_for_the_one_before_it(keeper: Keeper, folder: RunFolder, workers: Writers) -> None:
+    workers.busy = True
+    for step in (1, 2):
+        keeper.begin(step, state(step), [])
+        keeper.evaluated(step, {"pass@1": 1.0 - step / 10})
+    assert kept(folder) == [".step-000002.partial", "latest", "step-000001"]
+    keeper.finish()
+    assert kept(folder) == ["latest", "step-000001", "step-000002"]  # the newest, and the best
+
+
+def test_a_write_that_fails_is_told_and_costs_only_that_checkpoint(
+    keeper: Keeper, folder: RunFolder, workers: Writers, notes: list[str]
+) -> None:
+    keeper.begin(1, state(1), [])
+    keeper.poll()
+    workers.failing = RunFailed("rank 1: cannot write: No space left on device")
+    keeper.begin(2, state(2), [])
+    keeper.poll()
+    assert kept(folder) == ["latest", "step-000001"]
+    assert notes == [
+        "the checkpoint of step 2 could not be written: rank 1: cannot write: No space left on device; the one before "
+        "it, step-000001, stands"
+    ]
+    assert events_of(folder.path)[-1]["event"] == "checkpoint_failed"
+    with pytest.raises(RunFailed, match=r"the last checkpoint, of step 2, .*--resume .*run"):
+        keeper.finish()
+    workers.failing = None
+    keeper.begin(3, state(3), [])
+    keeper.finish()
+    assert keeper.newest == folder.checkpoints / "step-000003"
+
+
+def test_workers_that_are_gone_are_no_failed_checkpoint(keeper: Keeper, folder: RunFolder, workers: Writers) -> None:
+    keeper.begin(1, state(1), [])
+    workers.failing = RunFailed("worker 1 died", retry=True)
+    with pytest.raises(RunFailed, match="worker 1 died"):
+        keeper.poll()
+    assert events_of(folder.path) == []

@@ -1,0 +1,71 @@
+"""`rlcli runs list` and `show`: what folders tell of runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.config.load import dump_toml, resolve
+from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.runs import run_at, runs_in, state_of
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, ends in {"a": ["finished"], "b": ["stopped", "resumed"], "c": ["failed"], "d": ["stopped"]}.items():
+        with RunFolder.create(tmp_path / name) as folder:
+            folder.write_config(dump_toml(resolve("dapo", {"train.steps": 70}, ["train.lr=0.5"])))
+            folder.event("started")
+            folder.append_metrics({"step": 0, "eval/pass@1": 0.25})
+            folder.append_metrics({"step": 3, "reward/mean": 0.5})
+            report = {"headline": "pass@1 25.0%", "pass": {"pass@1": {"mean": 0.25}}}
+            (folder.evaluations / "step-000000.json").write_text(json.dumps(report))
+            for event in ends:
+                folder.event(event, step=3)
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
+def test_a_run_is_told_at_a_glance(runs: Path) -> None:
+    run = run_at(runs / "a")
+    assert (run.name, run.recipe, run.state, run.step, run.steps, run.reward) == ("a", "dapo", "finished", 3, 70, 0.5)
+    assert (run.evaluated, run.pass_at_1, run.checkpoint) == (0, 0.25, None)
+
+
+def test_how_a_run_ended_is_told_by_its_last_attempt(runs: Path) -> None:
+    states = {run.name: run.state for run in runs_in(runs)}
+    assert states == {"a": "finished", "b": "killed", "c": "failed", "d": "stopped"}
+    assert [run.name for run in runs_in(runs)] == ["d", "c", "b", "a"]
+    with RunFolder.resume(runs / "c"):
+        assert state_of(runs / "c") == "alive"
+    assert state_of(runs / "c") == "failed"
+
+
+def test_runs_are_listed_and_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", str(runs)]) == 0
+    assert "25.0%" in capsys.readouterr().out
+    assert main(["runs", "show", str(runs / "b"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["settings"] == {
+        "train.steps": {"value": 70, "origin": "flag --steps"},
+        "train.lr": {"value": 0.5, "origin": "--set"},
+    }
+    assert [event["event"] for event in shown["events"]] == ["started", "stopped", "resumed"]
+    assert main(["runs", "show", str(runs / "b")]) == 0
+    assert "flag --steps" in capsys.readouterr().out
+    assert main(["runs", "show", str(runs / "data")]) == 2
+    assert "is no run: it has no config.toml" in capsys.readouterr().err
+
+
+def test_listing_runs_imports_nothing_heavy(runs: Path) -> None:
+    code = (
+        f"import sys; from rlcli.cli.main import main; main(['runs', 'list', {str(runs)!r}]); "
+        "print([name for name in ('torch', 'ray', 'vllm', 'transformers', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
