@@ -4,14 +4,27 @@ layout."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Cli
+from conftest import ENVIRONMENT, SMALL, Cli
 
 pytestmark = pytest.mark.timeout(600)
 
+READ_BY_VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256, kv_cache_memory_bytes=64 << 20)
+params = SamplingParams(temperature=0.0, max_tokens=16, logprobs=0, ignore_eos=True)
+found = [one.outputs[0] for one in llm.generate(json.loads(sys.argv[2]), params)]
+values = [[step[token].logprob for step, token in zip(one.logprobs, one.token_ids)] for one in found]
+print(json.dumps([[list(one.token_ids), row] for one, row in zip(found, values)]))
+"""
+"""vLLM by itself: the folder, the prompts as JSON; prints tokens and log-probs of greedy responses."""
 LAYOUTS = {"one worker": ("1", "256"), "two workers": ("2", "128")}
 
 
@@ -40,6 +53,17 @@ def runs(cli: Cli, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFact
             "--json",
         )
         made[name] = out
+    return made
+
+
+@pytest.fixture(scope="module")
+def exports(runs: dict[str, Path]) -> dict[str, Path]:
+    """The last checkpoint of each run as a Hugging Face folder."""
+    from rlcli.cli.main import main
+
+    made = {name: run.parent / "model" for name, run in runs.items()}
+    for name, out in made.items():
+        assert main(["export", str(runs[name]), "--out", str(out)]) == 0
     return made
 
 
@@ -76,7 +100,7 @@ def test_samples_are_readable_and_all_there(runs: dict[str, Path]) -> None:
     assert all(row["mean_log_prob"] < 0 for row in rows)
 
 
-def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path]) -> None:
+def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path]) -> None:
     import torch
 
     one, two = (metrics_of(runs[name]) for name in LAYOUTS)
@@ -84,23 +108,45 @@ def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path]) -> None:
         for name in ("reward/mean", "response_tokens/mean", "update/policy_loss", "update/grad_norm", "update/kl"):
             if name in a:
                 assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), (name, a["step"])
-    left, right = (weights_of(runs[name] / "checkpoints" / "latest") for name in LAYOUTS)
+    left, right = (weights_of(exports[name]) for name in LAYOUTS)
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         torch.testing.assert_close(tensor, right[name], rtol=1e-3, atol=2e-5)
 
 
-def test_the_checkpoint_is_a_model_that_moved(runs: dict[str, Path], tiny: Path) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_export_is_a_model_that_moved_and_gives_the_trainers_log_probs(
+    exports: dict[str, Path], tiny: Path, layout: str
+) -> None:
+    record = json.loads((exports[layout] / "rlcli_export.json").read_text())
+    assert record["step"] == 3
+    assert record["change"]["moved"] == record["change"]["tensors"] == len(weights_of(tiny))
+    assert record["log_probs"]["largest"] < 1e-5
+    card = (exports[layout] / "README.md").read_text()
+    assert "| pass@1 |" in card
+    assert "sums: how it was made is not recorded." in card
+
+
+def test_vllm_and_transformers_give_the_exports_greedy_tokens_and_log_probs(exports: dict[str, Path]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = runs["one worker"] / "checkpoints" / "latest"
-    AutoModelForCausalLM.from_pretrained(folder)
-    assert AutoTokenizer.from_pretrained(folder).chat_template
-    before, after = weights_of(tiny), weights_of(folder)
-    assert before.keys() == after.keys()
-    moved = [name for name in before if not torch.equal(before[name], after[name])]
-    assert len(moved) == len(before)
+    folder, prompts = exports["two workers"], ["1+1=", "12+30=", "what is 7+5?"]
+    done = subprocess.run(
+        [sys.executable, "-c", READ_BY_VLLM, str(folder), json.dumps(prompts)],
+        env=os.environ | ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lm, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    for prompt, (tokens, log_probs) in zip(prompts, json.loads(done.stdout.splitlines()[-1]), strict=True):
+        ids = tokenizer(prompt)["input_ids"]
+        with torch.no_grad():
+            rows = lm(input_ids=torch.tensor([ids + tokens])).logits[0].log_softmax(-1)[len(ids) - 1 : -1]
+        assert rows.argmax(-1).tolist() == tokens
+        assert log_probs == pytest.approx(rows.max(-1).values.tolist(), abs=1e-4)
 
 
 def test_a_checkpoint_is_evaluated(cli: Cli, runs: dict[str, Path], sums: Path, tmp_path: Path) -> None:
