@@ -98,8 +98,8 @@ class EvalStore:
             for part in parts:
                 part.unlink()
         room = self.path / PARTS
-        if room.is_dir() and not any(room.iterdir()):
-            room.rmdir()
+        if room.is_dir() and not any(room.glob("*.parquet")):
+            shutil.rmtree(room)  # with what a kill has left half written
 
     def write_report(self, report: Mapping[str, Any]) -> None:
         """What `--json` prints."""
