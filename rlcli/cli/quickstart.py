@@ -31,7 +31,7 @@ def quickstart(
 
       rlcli quickstart --seed 1 --json
     """
-    from rlcli.cli.train import train_in_folder
+    from rlcli.cli.running import train_in_folder
     from rlcli.config.load import resolve
     from rlcli.extras import TRAINING, require
 
