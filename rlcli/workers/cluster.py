@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.attempt import group_id, is_restart
-from rlcli.errors import SetupError
+from rlcli.errors import RunFailed, SetupError
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel, OnLost, leave
 from rlcli.workers.undertaker import Undertaker
@@ -188,16 +188,20 @@ def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
     undertaker = Undertaker(folder)
     sentinel = None
     try:
-        with _own_signal_handlers():
-            ray.init(
-                address="local",  # Or it would join a cluster that happens to run on this machine.
-                num_cpus=max(workers, os.cpu_count() or 1),
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                object_store_memory=store,
-                _temp_dir=folder,
-            )
+        try:
+            with _own_signal_handlers():
+                ray.init(
+                    address="local",  # Or it would join a cluster that happens to run on this machine.
+                    num_cpus=max(workers, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=store,
+                    _temp_dir=folder,
+                )
+        except Exception as error:  # of no class of its own, where one of Ray's daemons has died in starting
+            said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise RunFailed(f"Ray did not start: {said}", retry=True) from error
         undertaker.watch()
         names = {child.pid: child.name() for child in psutil.Process().children()}
         sentinel = DaemonSentinel({pid: name for pid, name in names.items() if name in HEAD}, on_lost)
