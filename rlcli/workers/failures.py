@@ -55,7 +55,7 @@ def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kil
     text = str(death).strip()
     helps = HELPS.get(method, TRAINS)
     # Its log tells more than Ray, unless it never got as far as to write to it.
-    ending = f"; its log {log} ends: {tail}" if tail else f": {last_line(death)}"
+    ending = f"; its log {log} ends: {tail}" if tail else f": {_of_ray(text)}"
     if getattr(death, "actor_init_failed", False):  # Its constructor raised, as it would again.
         return RunFailed(f"worker {rank} died in {method}{ending}")
     if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
@@ -92,6 +92,13 @@ def kernel_oom_kills() -> int:
 def last_line(error: BaseException) -> str:
     """Where Ray's messages end with the cause."""
     return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+
+
+def _of_ray(text: str) -> str:
+    """The line of Ray's message that tells most: it explains at length how to configure Ray."""
+    lines = text.splitlines()
+    memory = [line.strip() for line in lines if "Memory on the node" in line]
+    return (memory or [line.strip() for line in lines[-1:]] or ["nothing is known of why"])[0]
 
 
 def _node(text: str) -> str:

@@ -17,6 +17,7 @@ CLOSE_TIMEOUT_S = 20.0
 DEATH_GRACE_S = 3.0
 LOST_PEER_GRACE_S = 40.0
 """Until Ray knows of a machine that is gone; what is connected to it notices at once."""
+UNAVAILABLE_PAUSE_S = 0.5
 LOG_TAIL_LINES = 8
 
 
@@ -160,6 +161,10 @@ class WorkerGroup:
 
         try:
             return ray.get(reference)
+        except ray.exceptions.ActorUnavailableError as error:  # Its connection broke: Ray will learn why.
+            for other, death in self._deaths(LOST_PEER_GRACE_S):
+                raise self._died(name, other, death) from error
+            raise self._died(name, rank, error) from error
         except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
             raise self._died(name, rank, error) from error
         except ray.exceptions.RayTaskError as error:
@@ -193,10 +198,15 @@ class WorkerGroup:
             answered, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, until - time.monotonic()))
             if not answered:
                 return
+            rank = rank_of[answered[0]]
             try:
                 ray.get(answered[0])
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(UNAVAILABLE_PAUSE_S)
+                waiting.append(again := self._actors[rank].__ray_ready__.remote())
+                rank_of[again] = rank
             except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as death:
-                yield rank_of[answered[0]], death
+                yield rank, death
 
     def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
         oom_kills = failures.kernel_oom_kills() - self._oom_kills

@@ -36,6 +36,7 @@ class _Watch:
     """The worker's side."""
 
     def __init__(self, path: Path, stall_s: float) -> None:
+        self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         self._stall_s = stall_s
         self._count = 0
@@ -58,6 +59,11 @@ class _Watch:
         if method:
             faulthandler.dump_traceback_later(self._stall_s, file=self._file)
 
+    def close(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(self._file)
+        self._path.unlink(missing_ok=True)
+
     def progress(self) -> None:
         if self.method and time.monotonic() >= self._due:
             self.begin(self.method)
@@ -72,6 +78,14 @@ def start(path: Path, stall_s: float) -> None:
     global _watch
     path.parent.mkdir(parents=True, exist_ok=True)
     _watch = _Watch(path, stall_s)
+
+
+def stop() -> None:
+    """This process is to end, and all was well: nothing is left of its file."""
+    global _watch
+    if _watch is not None:
+        _watch.close()
+    _watch = None
 
 
 def progress() -> None:

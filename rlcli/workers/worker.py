@@ -307,7 +307,7 @@ class Worker:
         return found
 
     def close(self) -> None:
-        """End what this process holds, in order: engine, scoring processes, process group."""
+        """End what this process holds, in order: engine, scoring processes, process group, watchdog."""
         import torch.distributed as dist
 
         with contextlib.suppress(Exception):
@@ -317,6 +317,7 @@ class Worker:
             self._close_scorer()
         if dist.is_initialized():
             dist.destroy_process_group()
+        watch.stop()
 
     def _trained(self) -> dict[str, tuple[Any, Any]]:
         """Models that learn here, with their optimizers."""

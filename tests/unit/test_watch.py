@@ -15,7 +15,7 @@ from rlcli.workers.dispatch import dispatch
 from rlcli.workers.failures import died, lost_a_peer, out_of_memory, ran_out_of_memory
 from rlcli.workers.watch import Frame, Note, Patience, read_note
 
-STALL_S = 0.3
+STALL_S = 0.5
 
 
 @pytest.fixture
@@ -24,7 +24,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
     try:
         yield tmp_path / "rank-0.stack"
     finally:
-        watch._watch = None
+        watch.stop()
+    assert not (tmp_path / "rank-0.stack").exists()
 
 
 def note_of(file: Path) -> Note:
@@ -42,8 +43,8 @@ class Slow:
         time.sleep(seconds)
 
     @dispatch(collect="stream")
-    def rollout(self, pause: float) -> Iterator[int]:
-        for number in range(4):
+    def rollout(self, pause: float, count: int = 3) -> Iterator[int]:
+        for number in range(count):
             time.sleep(pause)
             yield number
 
@@ -59,7 +60,7 @@ def test_a_method_that_makes_no_progress_leaves_its_stack_until_it_goes_on(file:
     note = note_of(file)
     assert not note.threads, "it went on after all"
     found = [(number, note_of(file)) for number in Slow().rollout(2 * STALL_S)]
-    assert [number for number, _ in found] == [0, 1, 2, 3]
+    assert [number for number, _ in found] == [0, 1, 2]
     first = found[0][1]
     assert first.method == "rollout"
     assert [frame.function for frame in first.threads[0][:2]] == ["rollout", "stream"]
@@ -70,11 +71,11 @@ def test_a_method_that_makes_no_progress_leaves_its_stack_until_it_goes_on(file:
 
 
 def test_a_method_that_goes_on_leaves_none(file: Path) -> None:
-    for _ in Slow().rollout(STALL_S * 0.6):
+    for _ in Slow().rollout(STALL_S / 8, count=12):
         assert not note_of(file).threads
     with watch.watched("update"):
-        for _ in range(8):
-            time.sleep(STALL_S * 0.3)
+        for _ in range(12):
+            time.sleep(STALL_S / 8)
             watch.progress()
         assert not note_of(file).threads
 
@@ -94,7 +95,7 @@ def test_a_method_within_another_is_part_of_it(file: Path) -> None:
 def test_a_process_that_is_not_watched_runs_as_if_there_were_no_watchdog() -> None:
     assert watch._watch is None
     Slow().update(0.0)
-    assert list(Slow().rollout(0.0)) == [0, 1, 2, 3]
+    assert list(Slow().rollout(0.0)) == [0, 1, 2]
     watch.progress()
 
 
@@ -272,7 +273,8 @@ The actor died because its node has died. Node Id: 0123456789abcdef
 	the actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats"""
 LOW = """The actor died unexpectedly before finishing this task.
 	ip: 10.0.0.7
-1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7) was 15.3GB / 16GB"""
+1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7) was 15.3GB / 16GB
+Refer to the documentation on how to address the out of memory issue: set the environment variable …"""
 
 
 @pytest.mark.parametrize(
@@ -292,3 +294,9 @@ def test_a_death_from_outside_may_be_tried_again_and_names_its_cause(
     assert said in error.message
     assert "its log rank-1.log ends: step 3" in error.message
     assert ("train.tokens_per_microbatch" in error.mend) == helps
+
+
+def test_of_what_ray_says_of_its_memory_monitor_the_figures_are_told() -> None:
+    error = died(1, "rollout", RuntimeError(LOW), Path("rank-1.log"), "", 0)
+    assert error.message.endswith("Memory on the node (IP: 10.0.0.7) was 15.3GB / 16GB")
+    assert "rollout.max_concurrent" in error.mend
