@@ -56,10 +56,12 @@ def _show_report(title: str, report: EvalReport) -> None:
 
 def show_comparison(compared: Compared) -> None:
     """What differs, dataset by dataset and over all; then the prompts that changed most."""
+    from rlcli.trainer.eval_store import shown
+
     plain(f"A: {compared.a}")
     plain(f"B: {compared.b}")
     for name, (one, other) in compared.differing.items():
-        plain(f"  {name}: {one} → {other}")
+        plain(f"  {name}: {shown(one)} → {shown(other)}")
     if compared.unmatched:
         plain(f"left out, as only one of them has it: {', '.join(compared.unmatched)}")
     for name, comparison in compared.datasets.items():

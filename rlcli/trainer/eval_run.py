@@ -16,7 +16,7 @@ from rlcli.rollout.engine import Sampling
 from rlcli.trainer.eval_settings import local_model, prompts_mark, settings_of_evaluation
 from rlcli.trainer.eval_store import EvalStore, dataset_names
 from rlcli.trainer.evaluate import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
-from rlcli.trainer.responses import Responses, joined
+from rlcli.trainer.responses import COLUMNS, Responses, joined
 from rlcli.trainer.statistics import Estimate, average_of
 from rlcli.types import Prompt
 from rlcli.workers.rollout_role import GREEDY
@@ -83,7 +83,7 @@ class _Dataset:
         """Find out what is there."""
         every = (*([GREEDY] if greedy else []), *range(samples))
         self.wanted = [every] * len(self.prompts)
-        table = store.samples(self.name) if store else None
+        table = store.samples(self.name, ("prompt_id", *COLUMNS)) if store else None
         if table is None:
             return
         found = Responses.of_table(table, {prompt.id: place for place, prompt in enumerate(self.prompts)})
@@ -205,7 +205,7 @@ def _run_missing(
     try:
         return run(logs)
     except RlcliError as error:
-        if store is None or not any(store.samples(dataset.name) is not None for dataset in datasets):
+        if store is None or not any(map(store.holds, (dataset.name for dataset in datasets))):
             raise
         kept = f"the same command goes on from the samples in {store.path}"
         error.mend = f"{error.mend}; {kept}" if error.mend else kept

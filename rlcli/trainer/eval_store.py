@@ -73,20 +73,23 @@ class EvalStore:
             raise
         return store
 
-    def samples(self, name: str) -> Any:
-        """The samples of a dataset, each once: a pyarrow table, or None where there are none."""
+    def samples(self, name: str, columns: Sequence[str] | None = None) -> Any:
+        """The samples of a dataset, each once: a pyarrow table, or None where there are none. columns: which, with
+        prompt_id and sample among them; None: all."""
         import pyarrow as pa
 
         whole = self.path / f"{name}.parquet"
         files = [*([whole] if whole.exists() else []), *self._parts(name)]
-        tables = [read_samples(file) for file in files]
+        tables = [read_samples(file, columns) for file in files]
         return _distinct(pa.concat_tables(tables)) if tables else None
+
+    def holds(self, name: str) -> bool:
+        """Whether there are samples of a dataset."""
+        return (self.path / f"{name}.parquet").exists() or bool(self._parts(name))
 
     def pattern(self, name: str) -> str:
         """Where writers put new samples; `{rank}` and `{part}` are theirs to fill in. Another one at each call."""
-        earlier = [
-            int(found[1]) for file in self._parts(name) if (found := re.search(r"\.(\d{4})\.[^.]*\.", file.name))
-        ]
+        earlier = [int(file.name.removeprefix(f"{name}.")[:4]) for file in self._parts(name)]
         number = max(earlier, default=0) + 1
         return str(self.path / PARTS / f"{name}.{number:04d}.rank-{{rank}}-{{part}}.parquet")
 
@@ -149,25 +152,29 @@ def settings_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_samples(file: Path) -> Any:
-    """A table of samples with the columns of today: one that a file lacks is null. Raises `DataError`."""
+def read_samples(file: Path, columns: Sequence[str] | None = None) -> Any:
+    """A table of samples with the columns of today, or those asked for; one that a file lacks is null. Raises
+    `DataError`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(file)
+        with pq.ParquetFile(file) as opened:
+            there = opened.schema_arrow.names
+            table = opened.read(None if columns is None else [name for name in columns if name in there])
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             f"{file} cannot be read as parquet: {str(error).rstrip('. '):.200}",
             "remove it, and its samples are generated again",
         ) from error
-    missing = [name for name in ("prompt_id", "sample", "outcome", "score") if name not in table.column_names]
+    missing = [name for name in ("prompt_id", "sample", "outcome", "score") if name not in there]
     if missing:
         raise DataError(f"{file} holds no samples: it has no column '{missing[0]}'", "give a file that rlcli wrote")
-    columns = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(len(table)) for field in schema()
-    ]
-    return pa.table([column.cast(field.type) for column, field in zip(columns, schema(), strict=True)], schema=schema())
+    fields = [field for field in schema() if columns is None or field.name in columns]
+    found = [table.column(field.name) if field.name in there else pa.nulls(len(table)) for field in fields]
+    return pa.table(
+        [column.cast(field.type) for column, field in zip(found, fields, strict=True)], schema=pa.schema(fields)
+    )
 
 
 def _distinct(table: Any) -> Any:
@@ -233,7 +240,7 @@ def _differences(before: Mapping[str, Any], settings: Mapping[str, Any], dataset
         return []
     then = before["settings"]
     differing = [
-        f"{name} = {then.get(name)!r}, now {settings.get(name)!r}"
+        f"{name} = {shown(then.get(name))}, now {shown(settings.get(name))}"
         for name in {**then, **settings}
         if then.get(name) != settings.get(name)
     ]
@@ -241,6 +248,16 @@ def _differences(before: Mapping[str, Any], settings: Mapping[str, Any], dataset
     return differing + [
         f"dataset {name} has other prompts" for name, mark in datasets.items() if known.get(name, mark) != mark
     ]
+
+
+def shown(value: object) -> str:
+    """A setting for a reader: of a fingerprint, enough to see that it is another.
+
+    >>> shown(0.5), shown("0123456789abcdef0123456789abcdef")
+    ('0.5', '01234567…')
+    """
+    text = str(value)
+    return f"{text[:8]}…" if re.fullmatch(r"[0-9a-f]{32,40}", text) else text
 
 
 def _hold(path: Path) -> int:

@@ -37,7 +37,7 @@ def boom() -> Iterator[Callable[[BaseException], None]]:
     del door.app.registered_commands[before:]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["recipes", "list", "-h"]])
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["eval", "--help"], ["recipes", "list", "-h"]])
 def test_help_imports_nothing_heavy_and_takes_less_than_half_a_second(words: list[str]) -> None:
     code = (
         f"import sys, json, time; from rlcli.cli.main import main; code = main({words}); "
@@ -69,6 +69,7 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     "command",
     [
         *(name for names in COMMANDS.values() for name in names if name not in ("verifiers", "recipes")),
+        "eval compare",
         "prep list",
         "prep show",
         "prep filter",
