@@ -25,7 +25,7 @@ def environment() -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node().split(".")[0],
         "python": platform.python_version(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": {name: found for name in PACKAGES if (found := installed(name))},
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "gpus": _output(
@@ -38,7 +38,8 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """Its version; empty where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,18 @@ def test_a_learning_rate_that_follows_the_length_is_told_of(run: Path) -> None:
     heard: list[str] = []
     resumption(run, None, {"train.steps": 12}, [], heard.append)
     assert "train.schedule = cosine: the learning rate follows the new length from here on" in heard
+
+
+def test_another_version_of_what_computes_is_told_of(run: Path) -> None:
+    file = run / "environment.json"
+    environment = json.loads(file.read_text())
+    environment["packages"] |= {"torch": "1.0", "ray": "1.0"}
+    file.write_text(json.dumps(environment))
+    heard: list[str] = []
+    resumption(run, None, {}, [], heard.append)
+    assert [note for note in heard if ": was " in note] == [
+        f"torch: was 1.0, is {version('torch')} (results agree to rounding from here on, not bitwise)"
+    ]
 
 
 def test_changes_of_what_is_learnt_are_refused_all_at_once(run: Path) -> None:
