@@ -23,7 +23,7 @@ HELPS = {
 """What to change where a method runs out of memory; TRAINS for those that are not named."""
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch's by name: the command line has no torch
-_OOM_TEXT = ("DefaultCPUAllocator", "CUDA out of memory", "std::bad_alloc", "Cannot allocate memory")
+_OOM_TEXT = re.compile(r"out of memory|DefaultCPUAllocator|bad_alloc|cannot allocate memory|_ALLOC_FAILED", re.I)
 _PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "GetTimeoutError", "ObjectLostError"}
 _PEER_TEXT = re.compile(
     r"connection (was )?(closed|reset)|broken pipe|timed out waiting|gloo.*(timeout|timed out)", re.I
@@ -32,7 +32,7 @@ _PEER_TEXT = re.compile(
 
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether `error` is of an allocation that failed in the process that raised it."""
-    return type(error).__name__ in _OOM_TYPES or any(text in str(error) for text in _OOM_TEXT)
+    return type(error).__name__ in _OOM_TYPES or bool(_OOM_TEXT.search(str(error)))
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.workers import failures
 from rlcli.workers.dispatch import Dispatch, add_up, dispatch_of
-from rlcli.workers.watch import START_S, Note, Patience, read_note
+from rlcli.workers.watch import START_S, Note, Patience, bound, read_note
 
 CLOSE_TIMEOUT_S = 20.0
 DEATH_GRACE_S = 3.0
@@ -99,7 +99,7 @@ class WorkerGroup:
         results: dict[int, Any] = {}
         rank_of = {call: rank for rank, call in enumerate(calls)}
         waiting = list(calls)
-        patience = self._patience()
+        patience = self._patience(name)
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=patience.every)
             for call in ready:
@@ -117,7 +117,7 @@ class WorkerGroup:
         ]
         rank_of = {stream: rank for rank, stream in enumerate(streams)}
         waiting = list(streams)
-        patience = self._patience()
+        patience = self._patience(name)
         while waiting:
             ready, _ = ray.wait(waiting, num_returns=1, timeout=patience.every)
             for stream in ready:
@@ -130,24 +130,23 @@ class WorkerGroup:
                 yield self._get(name, rank_of[stream], item)
             self._watch(name, patience, [rank_of[stream] for stream in waiting])
 
-    def _patience(self) -> Patience:
-        return Patience([self._notes(rank) for rank in range(len(self))], self._stall_s, self._unseen_s)
+    def _patience(self, name: str) -> Patience:
+        stall_s = None if self._stall_s is None else bound(name, self._stall_s)
+        return Patience([self._notes(rank) for rank in range(len(self))], stall_s, self._unseen_s)
 
     def _watch(self, name: str, patience: Patience, waiting: list[int]) -> None:
-        """Raise where the ranks that are waited for make no progress."""
+        """Raise where ranks that are waited for make no progress."""
         stalled = patience.stalled(waiting)
-        if stalled:
-            raise self._stall(name, stalled, sorted(set(waiting) - set(stalled)))
-
-    def _stall(self, name: str, stalled: dict[int, Note | None], others: list[int]) -> RunFailed:
-        for_s = f"makes no progress in {name} for {self._stall_s:g} s"
+        if not stalled:
+            return
+        for_s = f"makes no progress in {name} for {patience.stall_s:g} s"
         said = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
         if all(note and note.waits for note in stalled.values()):
             said.append("all wait in a collective, for each other or for a worker that is done")
-        notes = {rank: read_note(self._notes(rank)) for rank in others}
-        said += [f"worker {rank} waits for it" for rank, note in notes.items() if note is not None and note.waits]
+        notes = {rank: read_note(self._notes(rank)) for rank in waiting if rank not in stalled}
+        said += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
         logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
-        return RunFailed("; ".join(said), f"its log is {logs}, and its whole stack in .stack beside it", retry=True)
+        raise RunFailed("; ".join(said), f"its log is {logs}, and its whole stack in .stack beside it", retry=True)
 
     def _standstill(self, rank: int, note: Note | None) -> str:
         if note is not None and note.threads:

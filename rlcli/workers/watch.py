@@ -21,7 +21,9 @@ from pathlib import Path
 
 HEADER_BYTES = 256
 START_S = 300.0
-"""Least patience with a worker's first sign of life: importing torch and vLLM from a cold disk takes its time."""
+"""Least patience with what comes before the first step: importing torch and vLLM from a cold disk, loading and
+compiling a model. A bound that suits the steps would be too short for it."""
+STARTING = frozenset({"meeting_point", "join", "build"})
 INNERMOST, OUTERMOST = 3, 3
 """How many frames of a stack a message shows."""
 
@@ -30,6 +32,11 @@ _WAITING = ("/torch/distributed/", "/threading.py", "/torch/futures/", "<frozen 
 _WRAPPER = "/workers/dispatch.py"
 """Within it runs the worker's method, within nothing but Ray's own it itself."""
 _PLUMBING = ("/torch/", "/contextlib.py", "/functools.py", "/threading.py")
+
+
+def bound(method: str, stall_s: float) -> float:
+    """Seconds without progress after which a worker has stalled in `method`."""
+    return max(stall_s, START_S) if method in STARTING else stall_s
 
 
 class _Watch:
@@ -57,7 +64,7 @@ class _Watch:
             note = {"count": self._count, "method": method, "pid": os.getpid(), "host": platform.node()[:64]}
             os.pwrite(self._file, json.dumps(note).ljust(HEADER_BYTES - 1).encode() + b"\n", 0)
         if method:
-            faulthandler.dump_traceback_later(self._stall_s, file=self._file)
+            faulthandler.dump_traceback_later(bound(method, self._stall_s), file=self._file)
 
     def close(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -189,7 +196,7 @@ class Patience:
     """
 
     def __init__(self, paths: Sequence[Path], stall_s: float | None, unseen_s: float) -> None:
-        self.stall_s = stall_s
+        self.stall_s = stall_s or 0.0
         self.every = None if stall_s is None else min(10.0, max(0.2, stall_s / 10))
         self._paths = list(paths)
         self._limit = float("inf") if stall_s is None else stall_s + min(60.0, max(1.0, stall_s / 10))

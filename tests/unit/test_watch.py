@@ -80,6 +80,12 @@ def test_a_method_that_goes_on_leaves_none(file: Path) -> None:
         assert not note_of(file).threads
 
 
+def test_what_comes_before_the_first_step_gets_more_time() -> None:
+    assert watch.bound("build", 20.0) == watch.START_S
+    assert watch.bound("build", 1800.0) == watch.bound("update", 1800.0) == 1800.0
+    assert watch.bound("update", 20.0) == 20.0
+
+
 def test_a_method_within_another_is_part_of_it(file: Path) -> None:
     class Look(Slow):
         def sleep(self, seconds: float) -> None:
