@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -104,6 +105,7 @@ class Worker:
         """Build the roles: those that train first (their memory is known), then the engine, then the verifiers'
         processes. Given another `spec`, for another run on the same ranks, build them anew, but for the engine, which
         has to be just what the first one asked for: vLLM takes torch's process groups with it when it closes."""
+        import numpy as np
         import torch
         from torch.distributed.device_mesh import init_device_mesh
         from transformers import AutoTokenizer
@@ -114,7 +116,8 @@ class Worker:
         self.writer.wait()
         self.policy = self.critic = self.batch = None  # their memory goes before more is taken
         logging.disable_progress_bar()
-        torch.manual_seed(self.config.train.seed)
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(self.config.train.seed)
         roles = self.spec.roles
         mesh = init_device_mesh(self.device.type, (self.world,))
         place = (self.config, getattr(torch, self.spec.dtype), self.device, mesh)
