@@ -5,6 +5,7 @@ What a checkpoint's controller state is made of, and how it is put back, is told
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
-from rlcli.trainer.record import evaluations_of, metrics_of
-from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.record import evaluated_steps, evaluations_of, metrics_of
+from rlcli.trainer.run_folder import METRICS, RunFolder
 from rlcli.trainer.source import as_groups, as_plain
 from rlcli.workers.group import WorkerGroup
 
@@ -91,6 +92,8 @@ class Keeper:
                     return
                 for files in written:
                     pending.files |= files
+            with (self.folder.path / METRICS).open("rb") as metrics:
+                os.fsync(metrics.fileno())  # a machine that goes down must not keep the checkpoint and lose its step
             config = (self.folder.path / "config.toml").read_text(encoding="utf-8")
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}
             self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, self.scores)
@@ -175,7 +178,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.alarms.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
     trainer.rewards = [line["reward/mean"] for line in metrics_of(trainer.folder.path) if line["step"]]
-    trainer.evaluations = evaluations_of(trainer.folder.path)
+    told = evaluated_steps(trainer.folder.path)
+    trainer.evaluations = {step: report for step, report in evaluations_of(trainer.folder.path).items() if step in told}
     keeper.resumed(checkpoint)
     saved, loaded = state["probe"]["log_probs"], trainer.workers.probe_log_probs(state["probe"]["tokens"])
     difference = max((abs(a - b) for a, b in zip(saved, loaded, strict=True)), default=0.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli.files import replacing
+from rlcli.trainer.run_folder import finite
 
 OF_STEP = re.compile(r"step-(\d+)\.")
 
@@ -38,27 +40,27 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
 def rewind(run: Path, step: int) -> None:
     """Cut the record back to the end of `step`: metrics atomically, samples and evaluations of later steps. With -1
     nothing is left. Logs and events stay: they tell of what happened, and it did."""
-    kept = [line for line in metrics_of(run) if line["step"] <= step]
-    with replacing(run / "metrics.jsonl") as beside:
-        beside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), encoding="utf-8")
+    _write_metrics(run, [line for line in metrics_of(run) if line["step"] <= step])
     for room in ("samples", "evaluations"):
         for path in (run / room).glob("step-*"):
             if _step_of(path) > step:
                 path.unlink()
 
 
-def take_back(run: Path, step: int) -> dict[str, Any]:
-    """Take the line of `step`, which has to be the last, out of metrics.jsonl and return its metrics, to be logged
-    again with more; nothing where it has none."""
-    lines = metrics_of(run)
-    if not lines or lines[-1]["step"] != step:
-        return {}
-    line = lines[-1]
+def evaluated_steps(run: Path) -> set[int]:
+    """Steps whose line in metrics.jsonl tells of an evaluation: one that was cut short may have left a report."""
+    return {line["step"] for line in metrics_of(run) if any(name.startswith("eval/") for name in line)}
+
+
+def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
+    """Add metrics to the line of `step` in metrics.jsonl, atomically."""
+    lines = [line | finite(more) if line["step"] == step else line for line in metrics_of(run)]
+    _write_metrics(run, lines)
+
+
+def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     with replacing(run / "metrics.jsonl") as beside:
-        beside.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines[:-1]), encoding="utf-8")
-    odd = line.pop("nonfinite", {})
-    del line["step"]
-    return line | {name: float(text) for name, text in odd.items()}
+        beside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
 
 
 def _step_of(path: Path) -> int:

@@ -16,7 +16,7 @@ from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints, is_checkpoint
 from rlcli.trainer.environment import installed
 from rlcli.trainer.exporting import with_model_folders
-from rlcli.trainer.record import evaluations_of
+from rlcli.trainer.record import evaluated_steps
 from rlcli.trainer.run_folder import RunFolder
 
 RUNS = Path("runs")
@@ -136,4 +136,4 @@ def _environment(run: Path) -> Mapping[str, Any]:
 
 
 def _evaluation_owed(run: Path, config: RunConfig, step: int) -> bool:
-    return bool(config.evaluation.data) and step == config.train.steps and step not in evaluations_of(run)
+    return bool(config.evaluation.data) and step == config.train.steps and step not in evaluated_steps(run)

@@ -31,7 +31,7 @@ from rlcli.trainer.metrics import (
     time_metrics,
     update_metrics,
 )
-from rlcli.trainer.record import take_back
+from rlcli.trainer.record import amend
 from rlcli.trainer.run_folder import RunFolder, write_json
 from rlcli.trainer.source import RolloutSource, Source
 from rlcli.trainer.supervised import SupervisedSource
@@ -129,8 +129,8 @@ class Trainer:
         self.phase("sync", self.done)
         self.sync_weights()
         if self.evaluation_due():  # of the model as it came, or one that an exit has cut short
-            before = take_back(self.folder.path, self.done)
-            self.trackers.log(self.done, before | self.evaluate())
+            found = self.evaluate()
+            amend(self.folder.path, self.done, found) if self.done else self.trackers.log(0, found)
         self.stop.armed = True
         while self.done < total and not self.stop.requested:
             try:

@@ -46,6 +46,7 @@ class Writers:
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.create(tmp_path / "run") as folder:
         folder.write_config("[train]\nsteps = 9\n")
+        folder.append_metrics({"step": 1})
         yield folder
 
 

@@ -15,7 +15,7 @@ from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError
 from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.record import evaluations_of, metrics_of, rewind, take_back
+from rlcli.trainer.record import amend, evaluated_steps, evaluations_of, metrics_of, rewind
 from rlcli.trainer.resume import Resumption, check_data, find_run, resumption
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.source import Group, as_groups, as_plain
@@ -71,13 +71,11 @@ def test_a_line_that_a_kill_cut_off_is_as_if_it_were_not_there(run: Path) -> Non
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_step_that_is_to_be_told_again_is_taken_back_with_all_its_metrics(run: Path) -> None:
-    assert take_back(run, 3) == {}
-    taken = take_back(run, 4)
-    assert taken["reward/mean"] == 0.4
-    assert taken["update/grad_norm"] != taken["update/grad_norm"]
-    assert set(taken) == {"reward/mean", "update/grad_norm"}
-    assert [line["step"] for line in metrics_of(run)] == [0, 1, 2, 3]
+def test_an_evaluation_that_came_late_joins_the_line_of_its_step(run: Path) -> None:
+    before = metrics_of(run)
+    amend(run, 4, {"eval/pass@1": 0.5})
+    assert metrics_of(run) == [*before[:4], before[4] | {"eval/pass@1": 0.5}]
+    assert evaluated_steps(run) == {4}, "reports of evaluations that no line tells of do not count"
 
 
 def test_a_run_goes_on_with_its_own_configuration(run: Path) -> None:
