@@ -127,6 +127,7 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
         for name, path in zip(names, request.paths, strict=True)
     }
     datasets = _datasets(request, names, rows)
+    scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
     client = client_of(endpoint, config)
     model = served_name(client)
     with ExitStack() as stack:
@@ -134,7 +135,7 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
 
         def run(logs: Path) -> dict[str, Responses]:
             fresh = {}
-            with scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts]) as scorer:
+            with scorers() as scorer:
                 for dataset in _incomplete(datasets):
                     view.phase(_phase(dataset, len(datasets)))
                     pattern = store.pattern(dataset.name) if store else ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +36,8 @@ def evaluate_served(
     settings = config.evaluation
     prompts = read_prompts(settings.data, "test", config.verifier.name)[: settings.max_prompts or None]
     wanted = [tuple(range(settings.samples))] * len(prompts)
-    with scoring(config, prompts) as scorer:
-        client = client_of(endpoint, config)
+    client = client_of(endpoint, config)
+    with scoring(config, prompts)() as scorer:
         responses = ask(client, scorer, config, prompts, wanted, save_as="", on_progress=on_progress)
     return report_of(responses, prompts)
 
@@ -55,13 +54,12 @@ def served_name(client: ChatClient) -> str:
     return client.model
 
 
-@contextmanager
-def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Iterator[ScoringPool]:
-    """Processes that verify responses to `prompts`."""
+def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Callable[[], ScoringPool]:
+    """What starts the processes that verify responses to `prompts`, once it is known that their verifiers load."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier)
     processes = config.verifier.processes or worker_threads(1)
-    with ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox or config.verifier.sandbox) as scorer:
-        yield scorer
+    sandbox = sandbox or config.verifier.sandbox
+    return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)
 
 
 @dataclass(frozen=True)
