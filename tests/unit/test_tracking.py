@@ -145,6 +145,25 @@ def test_wandb_offline_stores_the_run_in_its_folder_and_goes_on_under_its_id(
     assert after[3] == [(3, 1.0)]
 
 
+def test_wandb_whose_service_is_killed_costs_the_run_nothing(
+    folder: RunFolder, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs("wandb")
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trackers = open_trackers(["wandb"], folder, "arith", CONFIG, warnings.append)
+    while not (folder.path / "trackers.json").exists():
+        time.sleep(0.01)
+    (service,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "wandb-core"]
+    service.kill()
+    for step in (1, 2, 3):
+        trackers.log(step, {"reward/mean": 0.5})
+    trackers.close()
+    assert len(metrics_lines(folder)) == 3
+    assert re.match(r"wandb failed at step \d: ConnectionResetError|wandb is off for", warnings[0])
+    assert not [child for child in psutil.Process().children(recursive=True) if "wandb" in child.name()]
+
+
 def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
