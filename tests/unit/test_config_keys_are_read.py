@@ -46,4 +46,5 @@ def test_every_key_is_read_outside_the_configuration_itself() -> None:
     read = set().union(*(keys_read_in(ast.parse(file.read_text())) for file in files))
     # This section goes as a whole, by keyword, to the function that composes an algorithm.
     read |= {f"algorithm.{name}" for name in inspect.signature(Algorithm.build).parameters}
-    assert set(keys()) - read == set()
+    # The supervisor reads this one from the run's file: the schema takes longer to import than it needs to start.
+    assert set(keys()) - read == {"fault_tolerance.max_restarts"}

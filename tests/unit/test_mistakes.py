@@ -64,6 +64,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ("grpo", ["algorithm.entropy_target=0.2"], "added to the objective", "entropy up to 0.2"),
         ("grpo", ["algorithm.kl_coef=0.1", "algorithm.kl_target=2"], "reference model", "steered to a KL of 2"),
         ("grpo", ["shaping.format_weight=0.1"], "added to the score", "format × 0.1"),
+        (
+            "grpo",
+            ["train.deterministic=true"],
+            "deterministic",
+            "the same bits on any number of cores, at the speed of",
+        ),
+        ("grpo", ["train.deterministic=true"], "workers", "1 on cpu, 1 threads each"),
         ("grpo", ["rollout.top_p=0.9"], "sampling", "temperature 1, top-p 0.9"),
         ("grpo", ["verifier.name=auto + 0.1 * format"], "verifiers", "gsm8k + 0.1 * format; "),
         ("grpo", ["verifier.name=code", "verifier.sandbox=unsafe"], "programs run in", "can read this user's files"),
