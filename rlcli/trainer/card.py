@@ -186,8 +186,8 @@ def _evaluation(origin: Origin) -> str:
     if not steps:
         return ""
     shown_steps = sorted({steps[0], steps[-1]})
-    names = list(found[steps[-1]]["pass"])
-    rows = [[name, *(_estimate(found[step]["pass"].get(name)) for step in shown_steps)] for name in names]
+    estimates = {step: _estimates(found[step]) for step in shown_steps}
+    rows = [[name, *(estimates[step].get(name, "") for step in shown_steps)] for name in estimates[steps[-1]]]
     settings = origin.resolved.config.evaluation
     data = f" of {Path(settings.data).name}" if settings.data else ""
     how = "greedy" if settings.temperature == 0 else f"at temperature {settings.temperature:g}"
@@ -198,8 +198,10 @@ def _evaluation(origin: Origin) -> str:
     )
 
 
-def _estimate(found: Mapping[str, float] | None) -> str:
-    return str(Estimate(found["mean"], found["low"], found["high"])) if found else ""
+def _estimates(report: Mapping[str, Any]) -> dict[str, str]:
+    """`pass@1` and what else was measured: the figure with its interval."""
+    found = {name: value for kind in ("pass", "maj", "mean") for name, value in report.get(kind, {}).items()}
+    return {name: str(Estimate(value["mean"], value["low"], value["high"])) for name, value in found.items()}
 
 
 def _proofs(written: Export) -> str:

@@ -121,10 +121,10 @@ def _appearing(out: Path) -> Iterator[Path]:
             os.replace(out, old)
         os.replace(beside, out)
     except (OSError, SafetensorError) as error:
-        if old.exists() and not out.exists():
-            os.replace(old, out)
         raise RunFailed(f"cannot write {out}: {error}", "make room, or give another folder with --out") from error
     finally:
+        if old.exists() and not out.exists():  # stopped between the two
+            os.replace(old, out)
         for left in (beside, old):
             shutil.rmtree(left, ignore_errors=True)
 
@@ -140,7 +140,8 @@ def model_folder(path: str, on_note: Say, critic: bool = False) -> str:
     if is_model or not (is_checkpoint(folder) or is_run(folder)):
         return path
     # What has been exported is not verified again: that takes minutes where a checkpoint is large.
-    newest = folder.resolve() if is_checkpoint(folder) else newest_in(folder)
+    folder = folder.resolve()
+    newest = folder if is_checkpoint(folder) else newest_in(folder)
     if newest is not None and _is_of(made := _place(newest, critic), newest):
         return str(made)
     origin = find_origin(folder, "", on_note)

@@ -466,6 +466,20 @@ def test_a_critic_path_takes_the_critic_and_else_the_policy(run_of: Any) -> None
     assert model_folder(str(full), print, critic=True) == str(full / "exports" / "step-000005")
 
 
+def test_a_new_run_can_begin_from_a_run_and_the_critic_of_another(run_of: Any) -> None:
+    from rlcli.config.load import resolve
+    from rlcli.model.facts import check_model, check_value_model
+    from rlcli.trainer.exporting import with_model_folders
+
+    full, ppo = run_of("full"), run_of("ppo")
+    asked = resolve("ppo", {"model.path": str(full), "critic.path": str(ppo / "checkpoints" / "latest")}).config
+    config = with_model_folders(asked, print)
+    assert config.model.path == str(full / "exports" / "step-000005")
+    assert config.critic.path == str(ppo / "exports" / "step-000003-critic")
+    check_value_model(config.critic.path, check_model(config.model.path).tokenizer_size)
+    assert with_model_folders(config, print) == config
+
+
 def test_a_run_that_cannot_be_written_is_exported_elsewhere(
     run_of: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
