@@ -15,7 +15,7 @@ VICTIMS = ("driver", "worker", "scoring worker", "supervisor", "gcs_server", "ra
 QUIET = {"scoring worker", "nursery"}
 """A run may go on without these: their death is no restart."""
 
-PHASES = {"start": 1.0, "generate": 0.3, "update": 0.15, "sync": 0.15, "checkpoint": 0.1, "evaluate": 0.2, "any": 1.5}
+PHASES = {"start": 1.0, "generate": 0.3, "update": 0.15, "sync": 0.15, "checkpoint": 0.1, "evaluate": 0.2, "any": 1.0}
 """How long after the beginning of a phase the blow falls at most: seconds; for `start`, a share of the start-up."""
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 import psutil
-from aims import PHASES, Aim, Plan
+from aims import PHASES, QUIET, STEPS, Aim, Plan
 from cluster import Cluster
 from processes import is_alive, kill, line_of, marked, victims
 from runs import Run, Stuck
@@ -59,12 +59,16 @@ def torture(plan: Plan, run: Run, cluster: Cluster | None) -> Tortured:
         run.start()
         for aim, following in zip(plan.aims, (*plan.aims[1:], None), strict=True):
             ready = _await(run, aim, cluster)
+            if result.blows:
+                _went_on(run, result.blows[-1])
             blow, before = _strike(run, aim, cluster, ready)
             result.blows.append(blow)
-            _follow(run, blow, struck_again=following is not None and following.phase == "start")
+            if aim.victim not in QUIET:
+                _follow(run, blow, struck_again=following is not None and following.phase == "start")
             if blow.outcome.startswith("restarted"):
                 blow.orphans += [line_of(process)[:120] for process in before if is_alive(process)]
-        run.until(lambda: run.code() is not None, "its end")
+        run.until(run.ended, "its end")
+        _went_on(run, result.blows[-1])
         if run.code() != 0:
             result.problems.append(f"it ended with exit code {run.code()}: {run.said()}")
     except Stuck as stuck:
@@ -95,7 +99,8 @@ def _await(run: Run, aim: Aim, cluster: Cluster | None) -> list[psutil.Process]:
     run.until(lambda: run.place().stepping, "its first step")
     found = _find(run, aim.victim, cluster)
     run.until(lambda: _reached(run, aim), f"{aim.phase} of step {aim.step}", POLL_S)
-    time.sleep(aim.delay * PHASES[aim.phase])
+    until = time.monotonic() + aim.delay * PHASES[aim.phase]
+    run.until(lambda: time.monotonic() > until or run.place().step == STEPS, "the moment", POLL_S)
     return found
 
 
@@ -138,7 +143,7 @@ def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
         _by_hand(run, blow, "stopped with a message, resumed by hand")
         run.until(lambda: _settled(run, blow, struck_again), "its second beginning")
     place, now = run.place(), run.driver()
-    if run.ended() or now == blow.driver:
+    if run.ended() or now == blow.driver:  # in its last moments it needed the victim no more
         blow.outcome = blow.outcome or "went on"
         return
     blow.seconds = round(time.monotonic() - blow.at, 1)
@@ -146,11 +151,16 @@ def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
     blow.resumed_from = run.checkpoint() if struck_again else place.step - 1
 
 
+def _went_on(run: Run, blow: Blow) -> None:
+    """Note of a blow that was not waited for what the run has made of it."""
+    blow.outcome = blow.outcome or ("went on" if run.ended() or run.driver() == blow.driver else "restarted")
+
+
 def _settled(run: Run, blow: Blow, struck_again: bool) -> bool:
-    """Whether the run goes on without its victim, or has started again."""
+    """Whether the run has started again."""
     place = run.place()
     if place.pid == blow.driver != 0:
-        return place.step > blow.step + 1
+        return False
     if struck_again:
         return run.driver() not in (0, blow.driver)
     return place.pid != 0 and place.stepping
