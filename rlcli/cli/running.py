@@ -31,8 +31,10 @@ def checked_run(
     from rlcli.trainer.plan import derived_plan
     from rlcli.trainer.preflight import prepare
     from rlcli.trainer.resume import check_data
+    from rlcli.trainer.tracking import check_trackers
 
     view.phase("check model and data")
+    check_trackers(resolved.config.tracking.trackers)
     prepared = prepare(resolved.config, on_note=notes.append)
     if resumed is not None:
         check_data(resumed, prepared.prompts.fingerprint())
