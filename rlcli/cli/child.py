@@ -24,19 +24,18 @@ KILL_S = 20.0
 """How long killed processes are waited for: one in the midst of a disk's or a driver's work can take a while."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SI_KERNEL = 0x80
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Children:
-    """Runs one child after another, on this process's terminal and in its process group.
+    """Runs one child after another, on this process's terminal but in a process group of its own.
 
         with Children(grace_s=5.0) as children:
             status = children.run(["python", "work.py"], os.environ)
 
-    SIGINT, SIGTERM and SIGHUP are the child's from then on. What comes to this process alone is passed on; a Ctrl-C
-    and the end of the terminal reach the child by themselves. asked: how many of them came; those of one moment are
-    one. After the second the child has LEAVE_S to go.
+    SIGINT, SIGTERM and SIGHUP are passed on to the child alone, however many processes the terminal, a shell or
+    `timeout` sends them to: the daemons that it needs to finish its work do not get them. asked: how many came; those
+    of one moment are one. After the second the child has LEAVE_S to go. Ctrl-Z stops and continues the child too.
 
     grace_s: how long what a child leaves behind gets to end by itself. A process that starts another must not do so
     from a second thread while this is entered.
@@ -47,7 +46,7 @@ class Children:
         self._grace_s = grace_s
         self._heard_at = float("-inf")
         self._leave_by = float("inf")
-        self._signals = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
+        self._signals = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGTSTP}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
             self._signals.add(signal.SIGHUP)
 
@@ -91,8 +90,13 @@ class Children:
         parent = os.getpid()
         child = os.fork()
         if child:
+            with contextlib.suppress(OSError):  # Both do it, so that neither goes on before.
+                os.setpgid(child, child)
             return child
         try:
+            os.setpgid(0, 0)
+            for number in (signal.SIGTTIN, signal.SIGTTOU):  # To the terminal it is in the background, and may write.
+                signal.signal(number, signal.SIG_IGN)
             # When this process is killed, the child is to finish its step, save and leave.
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() == parent:
@@ -102,17 +106,27 @@ class Children:
             os._exit(127)
 
     def _listen(self, seconds: float, child: int = 0) -> None:
-        """Wait for a signal, and pass it on to `child` if it has not got it too."""
+        """Wait for a signal, and pass it on to `child`."""
         heard = signal.sigtimedwait(self._signals, seconds)
-        if heard is None or heard.si_signo == signal.SIGCHLD or time.monotonic() - self._heard_at < REPEAT_S:
+        if heard is None or heard.si_signo == signal.SIGCHLD:
             return
-        self._heard_at = time.monotonic()
-        self.asked += 1
-        if self.asked == 2:
-            self._leave_by = time.monotonic() + LEAVE_S
-        if child and heard.si_code != _SI_KERNEL:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, heard.si_signo)
+        with contextlib.suppress(ProcessLookupError):
+            if heard.si_signo == signal.SIGTSTP:
+                self._stop_with(child)
+            elif time.monotonic() - self._heard_at >= REPEAT_S:
+                self._heard_at = time.monotonic()
+                self.asked += 1
+                if self.asked == 2:
+                    self._leave_by = time.monotonic() + LEAVE_S
+                if child:
+                    os.kill(child, heard.si_signo)
+
+    def _stop_with(self, child: int) -> None:
+        if child:
+            os.killpg(child, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if child:
+            os.killpg(child, signal.SIGCONT)
 
     def _reaped(self) -> dict[int, int]:
         """Children that have ended, with their exit codes."""

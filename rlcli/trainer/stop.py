@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 REPEAT_S = 0.5
-"""Signals within so short a time are one: sent to a whole group, they also come from the supervisor, which passes on
-its own."""
+"""Signals within so short a time are one: sent to all processes of a job, they also come from the supervisor, which
+passes on its own."""
 
 
 class StopOnSignal:

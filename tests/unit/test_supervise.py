@@ -264,22 +264,72 @@ def test_a_failure_after_the_run_was_asked_to_leave_is_told(run: Run) -> None:
     assert stderr.startswith("error: the run failed without a word; go on with: rlcli train --resume")
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_run_once(run: Run) -> None:
-    """The terminal sends it to both; nothing is passed on."""
+def on_a_terminal(run: Run, program: str) -> tuple[int, int]:
+    """The supervisor's process id and its terminal's other end."""
     import pty
 
-    program = BEGIN.format(folder=str(run.path)) + LISTEN.format(count=1, code=130)
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(sys.executable, [sys.executable, "-c", SUPERVISOR, str(run.path), program, GO_ON])
+        os.execv(
+            sys.executable,
+            [sys.executable, "-c", SUPERVISOR, str(run.path), BEGIN.format(folder=str(run.path)) + program, GO_ON],
+        )
+    return pid, terminal
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_run_once_and_ctrl_z_stops_it(run: Run) -> None:
+    supervisor, terminal = on_a_terminal(run, LISTEN.format(count=1, code=130))
     try:
-        read_until(terminal, lambda text: text.strip().isdecimal() and text.endswith("\n"))
+        driver = int(read_until(terminal, lambda text: text.strip().isdecimal() and text.endswith("\n")))
+        os.write(terminal, b"\x1a")
+        assert os.WIFSTOPPED(os.waitpid(supervisor, os.WUNTRACED)[1])
+        until(lambda: psutil.Process(driver).status() == psutil.STATUS_STOPPED)
+        os.kill(supervisor, signal.SIGCONT)
+        until(lambda: psutil.Process(driver).status() != psutil.STATUS_STOPPED)
         os.write(terminal, b"\x03")
         shown = read_until(terminal, lambda text: "INT" in text and text.endswith("\n"))
         assert shown.count("INT") == 1
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+        assert os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]) == 130
     finally:
         os.close(terminal)
+
+
+def test_a_signal_to_the_whole_group_reaches_the_run_once_and_its_daemons_not_at_all(run: Run) -> None:
+    """As `timeout` sends it."""
+    daemon = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    listen = LISTEN.replace("sys.exit", "say(daemon.poll()); sys.exit").format(count=1, code=130)
+    process = run.start(f"daemon = {daemon}\n{listen}")
+    run.line()
+    os.killpg(process.pid, signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert run.end(130) == ("TERM\nNone\n", "")
+
+
+def test_the_run_outlives_its_terminal_to_save(run: Run) -> None:
+    """What it writes by then goes nowhere, and does not fail it."""
+    program = """
+from rlcli.trainer.stop import StopOnSignal
+with StopOnSignal(lambda: say('asked')) as stop:
+    stop.armed = True
+    say('up')
+    while not stop.requested:
+        time.sleep(0.02)
+    say('saved')
+    (run / 'saved').touch()
+"""
+    supervisor, terminal = on_a_terminal(run, program)
+    read_until(terminal, lambda text: text.endswith("up\r\n"))
+    time.sleep(0.1)  # it has returned from writing
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]) == 0
+    assert (run.path / "saved").exists()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def read_until(terminal: int, done: Callable[[str], bool]) -> str:
@@ -294,10 +344,7 @@ def test_a_run_whose_supervisor_is_killed_is_asked_to_leave(run: Run) -> None:
     driver = int(run.line())
     process.kill()
     assert run.line() == "TERM"
-    deadline = time.monotonic() + 10
-    while not gone(driver):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: gone(driver))
 
 
 def test_a_run_that_does_not_leave_when_asked_twice_is_killed(tmp_path: Path) -> None:
