@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rlcli.errors import CheckpointError
 from rlcli.model.stored import Stored
 from rlcli.trainer.exporting import model_folder
 from tests.export_fixtures import PROBE, save_evaluation, save_run
-from tests.loopback_hub import TOKEN, loopback_hub
+from tests.loopback_hub import TOKEN, LoopbackHub, loopback_hub
 from tests.model_fixtures import padded_log_probs, save_tiny
 
 LORA = ("lora.rank=4", "lora.alpha=8")
@@ -373,39 +374,63 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
     assert str(tmp_path) not in card.content  # where it was trained is nobody's business
 
 
-def test_a_push_is_a_private_repository_with_the_whole_folder(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     with loopback_hub() as hub:
-        pushing = partial(push_in_process, hub.url, tmp_path)
-        done = pushing("export", runs / "full", "--out", tmp_path / "out", "--push", "me/model", "--json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["pushed"] == f"{hub.url}/me/model"
-        assert hub.repos["me/model"]["visibility"] == "private"
-        assert hub.files["me/model"] == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-        refused = pushing("export", runs / "unmoved", "--out", tmp_path / "unmoved", "--push", "me/unmoved")
-        assert refused.returncode == 1
-        assert "me/unmoved" not in hub.repos  # nothing that has failed its checks
-        hub.full = True
-        failed = pushing("export", runs / "full", "--out", tmp_path / "kept", "--push", "me/full")
-        assert failed.returncode == 1
-        assert "kept is exported, but not pushed to me/full: 403 Forbidden: Storage quota exceeded" in failed.stderr
-        assert (tmp_path / "kept" / "model.safetensors").exists()
-        for token, said in (("", "there is no Hugging Face token"), ("wrong", "the hub refuses: Invalid user token")):
-            denied = pushing("export", runs / "full", "--out", tmp_path / "no", "--push", "me/no", token=token)
-            assert denied.returncode == 2
-            assert said in denied.stderr
-            assert not (tmp_path / "no").exists()
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield hub
 
 
-def push_in_process(url: str, home: Path, *words: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: huggingface_hub reads its endpoint when it is imported."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "OMP_NUM_THREADS": "1"}
-    if token:
-        environment["HF_TOKEN"] = token
-    command = [sys.executable, "-m", "rlcli.cli.main", *map(str, words)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+def test_a_push_is_a_private_repository_with_the_whole_folder(
+    hub: LoopbackHub, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(runs / "full", "--out", tmp_path / "out", "--push", "me/model", "--json")
+    assert json.loads(capsys.readouterr().out)["pushed"] == f"{hub.url}/me/model"
+    assert hub.repos["me/model"]["visibility"] == "private"
+    assert hub.files["me/model"] == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+
+def test_what_fails_its_checks_is_not_pushed(hub: LoopbackHub, runs: Path, tmp_path: Path) -> None:
+    export(runs / "unmoved", "--out", tmp_path / "out", "--push", "me/model", expect=1)
+    assert not hub.repos
+
+
+def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(
+    hub: LoopbackHub, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.full, out = True, tmp_path / "out"
+    export(runs / "full", "--out", out, "--push", "me/model", "--no-check", expect=1)
+    said = capsys.readouterr().err
+    assert f"{out} is exported, but not pushed to me/model: 403 Forbidden: Storage quota exceeded" in said
+    assert f"hf upload me/model {out}" in said
+    assert (out / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("token", "repo", "said"),
+    [
+        ("", "me/model", "there is no Hugging Face token; log in with `hf auth login`, or set HF_TOKEN"),
+        ("wrong", "me/model", "the hub refuses: Invalid user token"),
+        (TOKEN, "me/my/model", "Repo id must be in the form"),
+    ],
+)
+def test_a_push_that_cannot_be_is_refused_before_any_work(
+    hub: LoopbackHub,
+    runs: Path,
+    token: str,
+    repo: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    export(runs / "full", "--out", tmp_path / "out", "--push", repo, expect=2)
+    assert said in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_leaves_nothing_behind(runs: Path, tmp_path: Path) -> None:
