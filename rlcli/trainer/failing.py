@@ -28,7 +28,7 @@ class Failure(NamedTuple):
     retry: bool
 
 
-def add_event(folder: Path, kind: str, **facts: Any) -> None:
+def add_event(folder: Path, kind: str, /, **facts: Any) -> None:
     """Add a line to the events of the run in `folder`, whoever holds it; where that cannot be done, nothing."""
     line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False).encode() + b"\n"
     with contextlib.suppress(OSError), (folder / EVENTS).open("ab+") as file:

@@ -179,7 +179,6 @@ def _join(address: str) -> None:
 
 @contextlib.contextmanager
 def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
-    import psutil
     import ray
 
     store = _object_store_bytes()
@@ -203,8 +202,7 @@ def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
             said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
             raise RunFailed(f"Ray did not start: {said}", retry=True) from error
         undertaker.watch()
-        names = {child.pid: child.name() for child in psutil.Process().children()}
-        sentinel = DaemonSentinel({pid: name for pid, name in names.items() if name in HEAD}, on_lost)
+        sentinel = DaemonSentinel(_daemons(), on_lost)
         yield
     finally:
         if sentinel is not None:
@@ -212,6 +210,20 @@ def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
         undertaker.watch()  # An interrupt may have come while Ray was starting.
         ray.shutdown()
         undertaker.close()
+
+
+def _daemons() -> dict[int, str]:
+    """Process id → name of this driver's own head."""
+    import psutil
+
+    found: dict[int, str] = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
+            if child.name() in HEAD:
+                found[child.pid] = child.name()
+    if missing := set(HEAD) - set(found.values()):
+        raise RunFailed(f"the Ray head ({', '.join(sorted(missing))}) died", retry=True)
+    return found
 
 
 @contextlib.contextmanager

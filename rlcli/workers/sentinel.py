@@ -74,14 +74,19 @@ class HeadSentinel:
         self._closing.set()
 
     def _watch(self) -> None:
-        seen = time.monotonic()
-        while not self._closing.wait(LOOK_EVERY_S):
-            try:
-                socket.create_connection(self._place, timeout=CONNECT_S).close()
-                seen = time.monotonic()
-            except OSError as error:
-                away = time.monotonic() - seen
-                if away > HEAD_LOST_S and not self._closing.is_set():
-                    at = ":".join(map(str, self._place))
-                    message = f"the Ray head at {at} has not answered for {away:.0f} s: {error.strerror or error}"
-                    self._on_lost("the Ray head", message)
+        seen, why, away = time.monotonic(), "", 0.0
+        while away <= HEAD_LOST_S:
+            if self._closing.wait(LOOK_EVERY_S):
+                return
+            why = self._unreachable()
+            seen = seen if why else time.monotonic()
+            away = time.monotonic() - seen
+        at = ":".join(map(str, self._place))
+        self._on_lost("the Ray head", f"the Ray head at {at} has not answered for {away:.0f} s: {why}")
+
+    def _unreachable(self) -> str:
+        try:
+            socket.create_connection(self._place, timeout=CONNECT_S).close()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""

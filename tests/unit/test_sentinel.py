@@ -1,0 +1,143 @@
+"""The sentinels end a driver that waits for ever when what it stands on is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from rlcli.trainer.run_folder import events_of
+from rlcli.workers import sentinel
+from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel
+
+DRIVER = """
+import subprocess, sys, time
+from pathlib import Path
+from rlcli.trainer.failing import leaving_at_once
+from rlcli.workers.sentinel import DaemonSentinel
+
+daemon = subprocess.Popen(["sleep", "600"])
+DaemonSentinel({daemon.pid: "gcs_server"}, leaving_at_once(Path(sys.argv[1])))
+print(daemon.pid, flush=True)
+time.sleep(600)
+"""
+
+
+class Lost(list[tuple[str, str]]):
+    """Takes the place of what ends the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = threading.Event()
+
+    def __call__(self, who: str, message: str) -> NoReturn:
+        self.append((who, message))
+        self.told.set()
+        raise SystemExit
+
+
+@pytest.mark.parametrize(("supervised", "code"), [("1", 75), ("", 1)])
+def test_a_driver_that_hangs_leaves_when_a_daemon_dies_and_notes_why(
+    supervised: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / ".place").write_text(json.dumps({"step": 3, "phase": "update", "time": time.time()}))
+    environment = {name: value for name, value in os.environ.items() if name != "RLCLI_SUPERVISED"}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
+        env=environment | ({"RLCLI_SUPERVISED": supervised} if supervised else {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert driver.stdout is not None
+    os.kill(int(driver.stdout.readline()), 9)
+    _, stderr = driver.communicate(timeout=10)
+    assert driver.returncode == code
+    (event,) = events_of(tmp_path)
+    assert {name: event[name] for name in ("event", "who", "step", "phase", "message", "retry")} == {
+        "event": "failed",
+        "who": "the Ray head",
+        "step": 3,
+        "phase": "update",
+        "message": "the Ray head (gcs_server) died",
+        "retry": True,
+    }
+    assert ("error: the Ray head (gcs_server) died; go on with: rlcli train --resume" in stderr) == (not supervised)
+
+
+def test_daemons_that_end_after_the_watch_are_nobodys_business() -> None:
+    daemon, lost = subprocess.Popen(["sleep", "600"]), Lost()
+    watch = DaemonSentinel({daemon.pid: "raylet"}, lost)
+    watch.close()
+    daemon.kill()
+    daemon.wait()
+    assert not lost.told.wait(0.2)
+
+
+def test_a_daemon_that_is_gone_before_the_watch_is_told() -> None:
+    daemon, lost = subprocess.Popen(["true"]), Lost()
+    daemon.wait()
+    with pytest.raises(SystemExit):
+        DaemonSentinel({daemon.pid: "raylet"}, lost)
+    assert lost == [("the Ray head", "the Ray head (raylet) died")]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LOOK_EVERY_S": 0.05, "CONNECT_S": 0.5, "HEAD_LOST_S": 0.5}.items():
+        monkeypatch.setattr(sentinel, name, value)
+
+
+def listening(port: int = 0) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_head_that_stays_away_is_lost() -> None:
+    lost, server = Lost(), listening()
+    address = "{}:{}".format(*server.getsockname())
+    HeadSentinel(address, lost)
+    assert not lost.told.wait(0.7)
+    server.close()
+    assert lost.told.wait(5)
+    ((who, message),) = lost
+    assert who == "the Ray head"
+    assert message.startswith(f"the Ray head at {address} has not answered for ")
+    assert message.endswith("Connection refused")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_head_that_comes_back_in_time_is_not_lost() -> None:
+    lost, server = Lost(), listening()
+    port = server.getsockname()[1]
+    watch = HeadSentinel(f"127.0.0.1:{port}", lost)
+    server.close()
+    time.sleep(0.2)
+    with listening(port):
+        assert not lost.told.wait(1.0)
+        watch.close()
+
+
+def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from rlcli.errors import SetupError
+    from rlcli.workers import cluster
+
+    answers: Callable[[], dict[str, Any]] = iter([{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 2.0}]).__next__
+    monkeypatch.setattr(ray, "cluster_resources", answers)
+    monkeypatch.setattr(cluster, "RETRY_EVERY_S", 0.01)
+    two = cluster.Pool(workers=2, device="cpu", threads=1)
+    with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 1"):
+        cluster._await_resources(two)
+    monkeypatch.setenv("RLCLI_RESTARTS", "1")
+    cluster._await_resources(two)
