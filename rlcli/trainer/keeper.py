@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
+from rlcli.trainer.groups import as_groups, as_plain
 from rlcli.trainer.record import evaluated_steps, evaluations_of, metrics_of
 from rlcli.trainer.run_folder import METRICS, RunFolder
-from rlcli.trainer.source import as_groups, as_plain
 from rlcli.workers.group import WorkerGroup
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
@@ -15,33 +14,12 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
+from rlcli.trainer.groups import Group, Source, batch_of
+from rlcli.trainer.supervised import SupervisedSource
 from rlcli.trainer.verifying import Failures, part_weights
-from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.types import Prompt, Sample
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
-
-
-class Source(Protocol):
-    """Gives the samples of one step after another. cursor, waiting: all that lives from one step to the next."""
-
-    prompts: TokenizedPrompts
-    cursor: PromptCursor
-    waiting: list[Group]
-
-    def take(self, step: int) -> Collected:
-        """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
-        ...
-
-
-@dataclass(frozen=True)
-class Group:
-    """The samples of one prompt. shard: reference to their tokens. baseline: verdict on the greedy response, if any.
-    step: in which they were generated."""
-
-    samples: list[Sample]
-    shard: Any
-    baseline: Verdict | None
-    step: int
 
 
 @dataclass
@@ -74,6 +52,30 @@ class _Rounds:
     @property
     def mean_score(self) -> float:
         return sum(self.scores) / len(self.scores) if self.scores else 0.0
+
+
+def source_of(
+    config: RunConfig,
+    prompts: TokenizedPrompts,
+    workers: WorkerGroup,
+    samples: Path,
+    *,
+    greedy: bool,
+    on_progress: OnProgress,
+) -> Source:
+    """What a run's configuration asks for. samples: the folder where workers write theirs, if they are to be saved."""
+    cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
+    if config.data.response:
+        return SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
+    return RolloutSource(
+        workers,
+        prompts,
+        cursor,
+        config,
+        save_as=lambda step: by_rank(samples, step) if config.tracking.save_samples else "",
+        greedy=greedy,
+        on_progress=on_progress,
+    )
 
 
 class RolloutSource:
@@ -130,7 +132,7 @@ class RolloutSource:
             )
         self.waiting = good[wanted:]
         return replace(
-            _batch(good[:wanted]),
+            batch_of(good[:wanted]),
             generate_s=rounds.generate_s,
             verify_s=rounds.verify_s,
             rounds=rounds.count,
@@ -182,34 +184,6 @@ class RolloutSource:
         return [group for group in groups if group.samples[0].prompt in good]
 
 
-def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Groups as JSON holds them, their shards counted, and the references to those shards."""
-    batch = _batch(groups)
-    plain = [
-        {
-            "step": group.step,
-            "baseline": group.baseline and asdict(group.baseline),
-            "samples": [asdict(s) for s in batch.samples if s.prompt == position],
-        }
-        for position, group in enumerate(groups)
-    ]
-    return plain, batch.shards
-
-
-def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list[Group]:
-    """The groups that `as_plain` was given."""
-
-    def verdict(fields: Mapping[str, Any]) -> Verdict:
-        return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
-
-    groups = []
-    for group in plain:
-        samples = [Sample(**{**fields, "verdict": verdict(fields["verdict"])}) for fields in group["samples"]]
-        baseline = verdict(group["baseline"]) if group["baseline"] else None
-        groups.append(Group(samples, shards[samples[0].shard], baseline, group["step"]))
-    return groups
-
-
 def _groups(collected: Collected, step: int) -> list[Group]:
     """The groups of one round, in order."""
     members: dict[int, list[Sample]] = {}
@@ -223,21 +197,11 @@ def _groups(collected: Collected, step: int) -> list[Group]:
     ]
 
 
-def _batch(groups: Sequence[Group]) -> Collected:
-    """The groups as one batch: prompts and shards counted anew, each shard's reference once."""
-    shards: list[Any] = []
-    places: dict[int, int] = {}
-    samples: list[Sample] = []
-    for position, group in enumerate(groups):
-        if id(group.shard) not in places:
-            places[id(group.shard)] = len(shards)
-            shards.append(group.shard)
-        place = places[id(group.shard)]
-        samples += [replace(sample, prompt=position, shard=place) for sample in group.samples]
-    baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
-    return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines)
-
-
 def _of_round(path: str, number: int) -> str:
     """`step-000001.rank-{rank}.parquet`, and from the second round on `step-000001.rank-{rank}.round-2.parquet`."""
     return path if number == 1 or not path else str(Path(path).with_suffix(f".round-{number}.parquet"))
+
+
+def by_rank(folder: Path, step: int) -> str:
+    """Where each worker writes its samples: `step-000001.rank-{rank}.parquet`, the rank left for it to fill in."""
+    return str(folder / f"step-{step:06d}.rank-{{rank}}.parquet")

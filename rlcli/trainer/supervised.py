@@ -8,7 +8,7 @@ from rlcli.data.cursor import PromptCursor
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.shard import ShardBuilder
 from rlcli.trainer.collect import Collected
-from rlcli.trainer.source import Group
+from rlcli.trainer.groups import Group
 from rlcli.types import Outcome, Sample, Verdict
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")

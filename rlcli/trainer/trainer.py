@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.data.cursor import PromptCursor
 from rlcli.data.packer import Plan
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
@@ -33,8 +31,7 @@ from rlcli.trainer.metrics import (
 )
 from rlcli.trainer.record import amend
 from rlcli.trainer.run_folder import RunFolder, write_json
-from rlcli.trainer.source import RolloutSource, Source
-from rlcli.trainer.supervised import SupervisedSource
+from rlcli.trainer.source import by_rank, source_of
 from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.view import SampleText, View
 from rlcli.workers.group import WorkerGroup
@@ -104,19 +101,13 @@ class Trainer:
         self.alarms = Alarms(self.algorithm.mismatch_alarm, config.rollout.top_p, view.note)
         faults = config.fault_tolerance
         self.health = Health(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
-        cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
-        self.source: Source = (
-            SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
-            if config.data.response
-            else RolloutSource(
-                workers,
-                prompts,
-                cursor,
-                config,
-                save_as=lambda step: _by_rank(folder.samples, step) if config.tracking.save_samples else "",
-                greedy=self.algorithm.needs_baselines,
-                on_progress=view.progress,
-            )
+        self.source = source_of(
+            config,
+            prompts,
+            workers,
+            folder.samples,
+            greedy=self.algorithm.needs_baselines,
+            on_progress=view.progress,
         )
 
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
@@ -279,7 +270,7 @@ class Trainer:
             sampling=Sampling(settings.temperature, self.config.rollout.max_response_tokens),
             seed=self.config.train.seed,
             tensor_parallel=self.config.rollout.tensor_parallel,
-            save_as=_by_rank(self.folder.evaluations, step),
+            save_as=by_rank(self.folder.evaluations, step),
             step=step,
             on_progress=self.view.progress,
         )
@@ -302,8 +293,3 @@ class Trainer:
             return []
         found: list[dict[str, Any]] = [t for rank in self.workers.texts(self.view.show_samples) for t in rank]
         return [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
-
-
-def _by_rank(folder: Path, step: int) -> str:
-    """Where each worker writes its samples: `step-000001.rank-{rank}.parquet`, the rank left for it to fill in."""
-    return str(folder / f"step-{step:06d}.rank-{{rank}}.parquet")

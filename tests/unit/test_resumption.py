@@ -15,10 +15,10 @@ from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError
 from rlcli.trainer.checkpoint import Checkpoints
+from rlcli.trainer.groups import Group, as_groups, as_plain
 from rlcli.trainer.record import amend, evaluated_steps, evaluations_of, metrics_of, rewind
 from rlcli.trainer.resume import Resumption, check_data, find_run, resumption
 from rlcli.trainer.run_folder import RunFolder
-from rlcli.trainer.source import Group, as_groups, as_plain
 from rlcli.types import Outcome, Sample, Verdict
 
 FLAGS: dict[str, object] = {"model.path": "tiny", "data.path": "sums", "train.steps": 8}
