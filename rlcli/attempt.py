@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import uuid
@@ -28,14 +29,16 @@ def is_restart() -> bool:
     return os.environ.get(_RESTARTS, "0") != "0"
 
 
+@functools.cache
 def group_id() -> str:
-    """Eight hexadecimal digits for the names of what this attempt puts in /dev/shm and /tmp: the supervisor's choice,
-    so that it can remove what a killed attempt left; else new ones."""
+    """Eight hexadecimal digits for the names of what this process and its workers put in /dev/shm and /tmp: the
+    supervisor's choice, so that it can remove what a killed attempt left; else new ones."""
     return os.environ.get(_GROUP) or uuid.uuid4().hex[:8]
 
 
 def remove_leftovers(group: str) -> None:
     """Remove what an attempt has put in /dev/shm and /tmp of this machine; nothing of it may run any more."""
+    assert group, "or it would be everybody's"
     for root in ("/dev/shm", "/tmp"):
         for path in Path(root).glob(f"rlcli-*{group}-*"):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

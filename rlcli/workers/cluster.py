@@ -184,7 +184,7 @@ def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
     store = _object_store_bytes()
     # A session folder of our own: Ray leaves its logs and sockets behind, and this way they go with the run.
     folder = tempfile.mkdtemp(prefix=f"rlcli-ray-{group_id()}-", dir="/tmp")
-    undertaker = Undertaker(folder)
+    undertaker = Undertaker(folder, group_id())
     sentinel = None
     try:
         try:

@@ -13,18 +13,21 @@ import shutil
 import subprocess
 import sys
 
+from rlcli.attempt import remove_leftovers
+
 GRACE_S = 2.0
 """How long the processes get to end by themselves once the driver is gone."""
 
 
 class Undertaker:
-    """Held by the driver of a local cluster. folder: the session's, removed at the end."""
+    """Held by the driver of a local cluster. folder: the session's, removed at the end with what else bears the name of
+    the driver's `group`."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, group: str) -> None:
         self._folder = folder
         # A session of its own: what ends the driver's terminal must not end this.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, folder],
+            [sys.executable, "-m", __name__, folder, group],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -59,7 +62,7 @@ class Undertaker:
             self._process.wait(timeout=4 * GRACE_S)
 
 
-def main(folder: str) -> None:
+def main(folder: str, group: str) -> None:
     import psutil
 
     watched: set[tuple[int, float]] = set()
@@ -76,7 +79,8 @@ def main(folder: str) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     shutil.rmtree(folder, ignore_errors=True)
+    remove_leftovers(group)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

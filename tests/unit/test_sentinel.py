@@ -19,6 +19,9 @@ from rlcli.trainer.run_folder import events_of
 from rlcli.workers import sentinel
 from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel
 
+# What stands here for the end of the process raises in the sentinel's thread.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path

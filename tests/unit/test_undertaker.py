@@ -12,12 +12,13 @@ import pytest
 
 from rlcli.workers.undertaker import Undertaker
 
+GROUP = "0123abcd"
 SLEEP = "import time; time.sleep(600)"
 DRIVER = f"""
 import subprocess, sys, time
 from rlcli.workers.undertaker import Undertaker
 
-undertaker = Undertaker(sys.argv[1])
+undertaker = Undertaker(sys.argv[1], sys.argv[2])
 daemon = subprocess.Popen([sys.executable, "-c", {SLEEP!r}, f"--session_dir={{sys.argv[1]}}/session"])
 service = subprocess.Popen([sys.executable, "-c", {SLEEP!r}, "tracker"])
 undertaker.watch()
@@ -38,7 +39,7 @@ def sleeper(*words: str) -> subprocess.Popen[bytes]:
 
 
 def test_the_session_ends_with_its_descendants_and_other_children_live_on(session: Path) -> None:
-    undertaker = Undertaker(str(session))
+    undertaker = Undertaker(str(session), GROUP)
     nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
     daemon = subprocess.Popen([sys.executable, "-c", nested, f"--temp-dir={session}"])
     other = sleeper("a tracker's service")
@@ -57,7 +58,9 @@ def test_the_session_ends_with_its_descendants_and_other_children_live_on(sessio
 
 
 def test_a_killed_driver_is_cleared_up_after(session: Path) -> None:
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(session)], stdout=subprocess.PIPE, text=True)
+    shared = Path(f"/dev/shm/rlcli-{GROUP}-cpushm")
+    shared.touch()
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(session), GROUP], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     daemon, service = (psutil.Process(int(pid)) for pid in driver.stdout.readline().split())
     try:
@@ -65,7 +68,7 @@ def test_a_killed_driver_is_cleared_up_after(session: Path) -> None:
         driver.wait()
         assert not psutil.wait_procs([daemon], timeout=20)[1]
         deadline = time.monotonic() + 10
-        while session.exists():
+        while session.exists() or shared.exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert service.is_running()
