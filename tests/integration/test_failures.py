@@ -1,11 +1,14 @@
-"""What a run does when it is interrupted, killed or fed something bad: one line, the right exit code, nothing left
-behind."""
+"""What a run does when it is interrupted, killed or fed something bad: it goes on, or says in one line why not, with
+the right exit code; nothing is left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -15,11 +18,13 @@ import psutil
 import pytest
 from conftest import SMALL, Cli, descendants, start
 
-from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.checkpoint import read_checkpoint
+from rlcli.trainer.run_folder import RunFolder, events_of
+from rlcli.trainer.stop import REPEAT_S
 
 pytestmark = pytest.mark.timeout(600)
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 AGAIN = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
 """The other signal, which takes the same way."""
 
@@ -31,24 +36,10 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def long_run(tiny: Path, sums: Path, out: Path, workers: str) -> tuple[str | Path, ...]:
+def long_run(tiny: Path, sums: Path, out: Path, workers: str, steps: int = 5000) -> tuple[str | Path, ...]:
     return (
-        *(
-            "train",
-            "grpo",
-            "--model",
-            tiny,
-            "--data",
-            sums,
-            "--out",
-            out,
-            "--steps",
-            "5000",
-            "--workers",
-            workers,
-            *SMALL,
-        ),
-        *("--set", "verifier.name=test-even", "--set", "checkpoint.every=0"),
+        *("train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", str(steps), "--workers", workers),
+        *(*SMALL, "--set", "verifier.name=test-even", "--set", "checkpoint.every=0"),
     )
 
 
@@ -80,7 +71,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
     result = json.loads(stdout)
     assert result["stopped"]
     assert result["steps"] == steps_done(out) < 5000
-    assert (out / "checkpoints" / "latest" / "config.json").exists()
+    assert read_checkpoint((out / "checkpoints" / "latest").resolve()).step == result["steps"]
     assert_gone(family)
 
 
@@ -103,36 +94,101 @@ def test_a_signal_before_the_first_step_leaves_at_once_and_the_folder_can_be_use
     RunFolder.check(out)
 
 
-def test_killing_the_driver_ends_every_process_of_the_run(tiny: Path, sums: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = start(*long_run(tiny, sums, out, "1"))
-    until(lambda: steps_done(out) >= 1, "a step")
-    family = descendants(process.pid)
-    sessions = {
-        word for p in family for word in " ".join(p.cmdline()).replace("=", " ").split() if "rlcli-ray-" in word
-    }
-    folders = {Path(word).parts[2] for word in sessions}
-    assert len(folders) == 1, folders
-    process.kill()
-    process.communicate()
-    assert_gone(family)
-    until(lambda: not (Path("/tmp") / min(folders)).exists(), "the session's folder to go")
+class Family:
+    """The processes of a run, over all its attempts, and the ids that name what it has outside its folder."""
+
+    def __init__(self, supervisor: int) -> None:
+        self._supervisor = supervisor
+        self._seen: dict[int, psutil.Process] = {}
+        self._groups: set[str] = set()
+
+    def look(self) -> dict[int, str]:
+        """Process id → name and command line of those alive now."""
+        lines = {}
+        for process in descendants(self._supervisor):
+            with contextlib.suppress(psutil.Error):
+                lines[process.pid] = " ".join([process.name(), *process.cmdline()])
+                self._seen[process.pid] = process
+        self._groups |= set(re.findall(r"/tmp/rlcli-ray-([0-9a-f]{8})-", " ".join(lines.values())))
+        return lines
+
+    def kill(self, mark: str) -> None:
+        os.kill(next(pid for pid, line in self.look().items() if mark in line), signal.SIGKILL)
+
+    def assert_nothing_left(self) -> None:
+        assert_gone([process for process in self._seen.values() if process.is_running()])
+        assert self._groups
+        paths = [path for root in ("/tmp", "/dev/shm") for path in Path(root).glob("rlcli-*")]
+        assert not [path for path in paths if any(group in path.name for group in self._groups)]
 
 
-def test_a_killed_worker_is_named_with_its_log(tiny: Path, sums: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_by_itself_when_its_driver_its_ray_head_or_a_worker_is_killed(
+    tiny: Path, sums: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    process = start(*long_run(tiny, sums, out, "2"))
+    process = start(*long_run(tiny, sums, out, "1", steps=8), "--set", "checkpoint.every=1", "--json")
+    family = Family(process.pid)
+    for step, mark in ((2, " train "), (4, "gcs_server"), (6, "ray::Worker")):
+        until(lambda at=step: steps_done(out) >= at or process.poll() is not None, f"step {step}")  # type: ignore[misc]
+        family.kill(mark)
+    stdout, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, stderr
+    result = json.loads(stdout)
+    assert (result["steps"], len(result["rewards"]), result["stopped"]) == (8, 8, False)
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 9))
+    failed = [event for event in events_of(out) if event["event"] == "failed"]
+    assert [event["who"] for event in failed] == ["the driver", "the Ray head", "worker 0"]
+    assert all(event["phase"] for event in failed)
+    restarted = [event for event in events_of(out) if event["event"] == "restarted"]
+    assert [event["restart"] for event in restarted] == [1, 2, 3]
+    assert all(later["step"] >= earlier["step"] > 0 for earlier, later in itertools.pairwise(restarted))
+    assert "the driver died of SIGKILL: restart 1 of 3 from step" in stderr
+    family.assert_nothing_left()
+
+
+def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "2"), "--set", "fault_tolerance.max_restarts=0")
+    family = Family(process.pid)
     until(lambda: steps_done(out) >= 1, "a step")
-    family = descendants(process.pid)
-    victim = next(p for p in family if "ray::Worker" in " ".join(p.cmdline()))
-    os.kill(victim.pid, signal.SIGKILL)
+    family.kill("ray::Worker")
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    line = next(line for line in stderr.splitlines() if line.startswith("error:"))
-    assert "worker" in line
-    assert "died in" in line
-    assert "rank-" in line
-    assert_gone(family)
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error:")]
+    assert re.match(r"error: step \d+, \w+: worker \d died in \w+; its log .*rank-\d.log ends: ", line), line
+    assert line.endswith(f"go on with: rlcli train --resume {out}")
+    family.assert_nothing_left()
+
+
+def test_a_run_whose_supervisor_is_killed_saves_and_leaves(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "1"))
+    family = Family(process.pid)
+    until(lambda: steps_done(out) >= 1, "a step")
+    family.look()
+    process.kill()
+    process.communicate()  # until the driver too has closed its end
+    family.assert_nothing_left()
+    assert read_checkpoint((out / "checkpoints" / "latest").resolve()).step == steps_done(out) < 5000
+
+
+def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(*long_run(tiny, sums, out, "1"), "--set", "checkpoint.every=1", "--set", "train.passes=50")
+    family = Family(process.pid)
+    until(lambda: steps_done(out) >= 1 and (out / "checkpoints" / "latest").exists(), "a checkpoint")
+    family.look()
+    process.send_signal(signal.SIGTERM)
+    time.sleep(2 * REPEAT_S)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, stderr = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, stderr
+    assert time.monotonic() - began < 20
+    assert stderr.splitlines()[-1] == "interrupted"
+    read_checkpoint((out / "checkpoints" / "latest").resolve())
+    family.assert_nothing_left()
 
 
 def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
