@@ -218,5 +218,8 @@ def _record(written: Export) -> dict[str, Any]:
 
 
 def shown(base: str) -> str:
-    """A hub id as it is; of a folder the name alone, since the rest says nothing to others."""
-    return Path(base).name if Path(base).is_dir() else base
+    """A hub id as it is; of a folder the name alone, with its run's for an export: the rest says nothing to others."""
+    folder = Path(base)
+    if not folder.is_dir():
+        return base
+    return f"{folder.parent.parent.name} {folder.name}" if folder.parent.name == "exports" else folder.name

@@ -60,7 +60,7 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
         what = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
         raise RunFailed(
             f"the exported {what} the base model's: none of {change.tensors} tensors differs in {written.dtype} from "
-            f"{written.base} after {written.step} steps; nothing was written",
+            f"{written.base} at step {written.step}; nothing was written",
             "look at update/grad_norm and train.lr in the run's metrics"
             + ("; --dtype float32 keeps smaller changes" if written.dtype == "bfloat16" else "")
             + "; --no-check exports all the same",
