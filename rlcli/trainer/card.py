@@ -87,7 +87,8 @@ def _summary(origin: Origin, written: Export, licence: str | None) -> str:
     article = {"model": "A model", "adapter": "A LoRA adapter"}.get(written.kind, f"The {written.kind} of a run")
     return (
         f"{article} trained from {base} by reinforcement learning with verifiable rewards: {written.step} "
-        f"step{'' if written.step == 1 else 's'} of the recipe `{recipe.name}` with rlcli {__version__}. The files hold {written.dtype}. "
+        f"step{'' if written.step == 1 else 's'} of the recipe `{recipe.name}` with rlcli {__version__}. The files "
+        f"hold {written.dtype}. "
         + (f"The base model's licence is {licence}." if licence else "See the base model for its licence.")
     )
 
