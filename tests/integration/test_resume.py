@@ -142,9 +142,9 @@ def test_a_run_whose_driver_was_killed_goes_on_from_the_command_line(
 ) -> None:
     out = tmp_path / "run"
     process = start(
-        *("train", "ppo", "--model", tiny, "--data", sums, "--eval-data", sums, "--steps", str(STEPS), "--out", out),
+        *("train", "ppo", "--model", tiny, "--data", sums, "--steps", str(STEPS), "--out", out),
         *[word for text in settings("ppo") for word in ("--set", text)],
-        *("--set", "fault_tolerance.max_restarts=0"),
+        *("--set", f"evaluation.data={sums}", "--set", "fault_tolerance.max_restarts=0"),
     )
     try:
         while process.poll() is None and not (out / "checkpoints" / f"step-{STOP:06d}" / "manifest.json").exists():
