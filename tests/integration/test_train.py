@@ -7,11 +7,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, SMALL, Cli
+from conftest import ENVIRONMENT, SMALL, Cli, start
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -149,17 +150,44 @@ def test_vllm_and_transformers_give_the_exports_greedy_tokens_and_log_probs(expo
         assert log_probs == pytest.approx(rows.max(-1).values.tolist(), abs=1e-4)
 
 
-def test_a_checkpoint_is_evaluated(cli: Cli, runs: dict[str, Path], sums: Path, tmp_path: Path) -> None:
-    done = cli(
-        *("eval", "--model", runs["one worker"] / "checkpoints" / "latest", "--data", sums, "--samples", "4"),
-        *("--max-tokens", "16", "--verifier", "test-even", "--out", tmp_path / "eval", "--json"),
-    )
-    report = json.loads(done.stdout)
-    assert report["prompts"] == 8
-    assert report["samples"] == 32
-    assert set(report["pass"]) == {"pass@1", "pass@2", "pass@4"}
+def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_ends_as_if_nothing_had_been(
+    cli: Cli, runs: dict[str, Path], sums: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    def words(out: str) -> list[str | Path]:
+        return [
+            *("eval", "--model", runs["one worker"] / "checkpoints" / "latest", "--samples", "3", "--greedy"),
+            *("--data", sums, "--data", sums / "train.parquet", "--max-tokens", "16", "--verifier", "test-even"),
+            *("--set", "rollout.max_concurrent=2", "--out", tmp_path / out, "--json"),
+        ]
+
+    whole = json.loads(cli(*words("whole")).stdout)
+    assert (whole["prompts"], whole["samples"], whole["generated"]) == (72, 216, 288)
+    report = whole["datasets"]["sums"]
+    assert (report["prompts"], report["samples"]) == (8, 24)
+    assert set(report["pass"]) == {"pass@1", "pass@2", "pass@3"}
+    assert set(report["maj"]) == {"maj@2", "maj@3"}
     assert report["pass"]["pass@1"]["low"] <= report["pass"]["pass@1"]["mean"] <= report["pass"]["pass@1"]["high"]
-    assert (tmp_path / "eval" / "samples-rank-0.parquet").exists()
+
+    killed = start(*words("killed"))
+    parts, deadline = tmp_path / "killed" / "parts", time.monotonic() + 120
+    while not list(parts.glob("sums-train.*")) and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert killed.poll() is None, "it was over before it could be killed"
+    killed.kill()
+    killed.communicate()
+    resumed = json.loads(cli(*words("killed")).stdout)
+    assert 0 < resumed["generated"] < 288 - 8 * 4
+    assert resumed | {"generated": 0} == whole | {"generated": 0}
+    for name in ("sums", "sums-train"):
+        one, other = (pq.read_table(tmp_path / out / f"{name}.parquet").to_pylist() for out in ("whole", "killed"))
+        assert [(r["prompt_id"], r["sample"], r["response"], r["score"]) for r in one] == [
+            (r["prompt_id"], r["sample"], r["response"], r["score"]) for r in other
+        ]
+        assert all(r["perplexity"] > 1 and r["min_log_prob"] <= r["mean_log_prob"] < 0 for r in one)
+    # Nothing is missing now, so no engine is started.
+    assert json.loads(cli(*words("killed"), timeout=60).stdout)["generated"] == 0
 
 
 def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
