@@ -85,10 +85,8 @@ def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, su
         assert line["update/grad_norm"] > 0
         assert line["update/count"] == 2
     assert steps[3]["update/kl"] > steps[1]["update/kl"] >= 0
-    before, after = (
-        load_file(tiny / "model.safetensors"),
-        load_file(out / "checkpoints" / "latest" / "model.safetensors"),
-    )
+    run("-m", "rlcli.cli.main", "export", out, "--out", tmp_path / "model")  # which checks its log-probs itself
+    before, after = load_file(tiny / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
     assert before.keys() == after.keys()
     assert str(next(iter(after.values())).dtype) == "torch.bfloat16"
     report = json.loads(
@@ -107,7 +105,19 @@ def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -
     # Before the first update the adapter is zero and the policy is the reference; after it, it is not.
     assert steps[0]["update/kl"] == pytest.approx(0.0, abs=1e-6)
     assert steps[2]["update/kl"] > 0
-    assert (out / "checkpoints" / "latest" / "adapter_model.safetensors").exists()
+    run("-m", "rlcli.cli.main", "export", out, "--out", tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "ppo"])
+def test_a_run_goes_on_from_its_checkpoint(recipe: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    """What is loaded must give the log-probs that were saved, or the run would stop."""
+    out = tmp_path / "run"
+    train(tiny, sums, out, "--set", "checkpoint.every=1", "--deterministic", recipe=recipe)
+    run("-m", "rlcli.cli.main", "train", "--resume", out, "--steps", "5")
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+    assert all(line["canary/max_abs_diff"] < CANARY for line in steps)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +199,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         there, total = torch.cuda.mem_get_info()
         return there / total
 
-    found: dict[str, Any] = {"canary": [worker.sync_weights(prompt)], "greedy": [greedy()], "free": [free()]}
+    found: dict[str, Any] = {"canary": [worker.sync_weights(prompt, 1)], "greedy": [greedy()], "free": [free()]}
     worker.release_rollout_memory()
     found["free"].append(free())
     # What an update would leave in torch's cache is not the engine's to lose.
@@ -199,7 +209,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         for parameter in worker.policy.policy.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
-    found["canary"].append(worker.sync_weights(prompt))
+    found["canary"].append(worker.sync_weights(prompt, 2))
     found["greedy"].append(greedy())
     found["free"].append(free())
     Path(out).write_text(json.dumps(found))
