@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -133,7 +134,8 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator
     # A SIGTERM that comes while Ray is starting would wait as long for its services to quiesce.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     address = cluster_address(address)
-    with _joined(address, on_lost) if address else _local(workers, on_lost):
+    # Ray tells of a worker's death on standard output, where it would spoil the JSON of a run that goes on or ends well.
+    with contextlib.redirect_stdout(sys.stderr), _joined(address, on_lost) if address else _local(workers, on_lost):
         yield
 
 
