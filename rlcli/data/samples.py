@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.errors import RunFailed
 from rlcli.files import replacing
 from rlcli.types import Prompt, Verdict
 
@@ -114,12 +116,16 @@ def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a table of samples atomically."""
+    """Write a table of samples atomically. RunFailed where it cannot be written."""
     import pyarrow.parquet as pq
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as beside:
-        pq.write_table(table, beside)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            pq.write_table(table, beside)
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise RunFailed(f"cannot write {path}: {why}", "make room there, or give a folder to write to") from error
 
 
 class PartWriter:

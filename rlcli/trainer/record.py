@@ -45,6 +45,8 @@ def rewind(run: Path, step: int) -> None:
         for path in (run / room).glob("step-*"):
             if _step_of(path) > step:
                 path.unlink()
+        for path in (run / room).glob(".step-*.tmp"):  # what was being written when a kill came
+            path.unlink()
 
 
 def evaluated_steps(run: Path) -> set[int]:

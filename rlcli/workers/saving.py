@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import shutil
 import threading
 import traceback
 from collections.abc import Mapping
@@ -76,6 +77,7 @@ def _write(
         done.set_result({f"{folder.name}/{name}": facts for name, facts in files.items()})
     except BaseException as error:
         traceback.print_exc()  # to the rank's log
+        shutil.rmtree(folder, ignore_errors=True)  # at once: what the next step writes needs the room
         done.set_exception(_failure(error, folder))
 
 

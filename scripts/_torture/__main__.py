@@ -134,7 +134,7 @@ def one(plan: Plan, whole: Path, begin: Callable[..., Run], scratch: Path) -> To
     name = f"run-{plan.number:02d}"
     with ExitStack() as stack:
         try:
-            cluster = stack.enter_context(Cluster(scratch / f"{name}-cluster")) if plan.kind.cluster else None
+            cluster = stack.enter_context(Cluster(scratch / f"c{plan.number}")) if plan.kind.cluster else None
             run = begin(plan.kind, name, cluster.address if cluster else "")
         except (Stuck, OSError) as error:
             return Tortured(plan, problems=[str(error)])

@@ -62,7 +62,7 @@ class Cluster:
         scratch.mkdir(parents=True)
         words = (*words, "--object-store-memory", str(STORE_BYTES), "--disable-usage-stats", "--block")
         if self._count == 0:
-            words = (*words, "--include-dashboard", "false", "--temp-dir", str(self._work / "ray"))
+            words = (*words, "--include-dashboard", "false", "--temp-dir", str(self._work))
         said = self._work / f"machine-{self._count}.log"
         with said.open("wb") as log:
             process = subprocess.Popen(

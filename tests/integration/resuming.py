@@ -69,13 +69,13 @@ def settings(case: str) -> list[str]:
     return [*sets_for(recipe), *EVALUATED, f"checkpoint.every={STOP}", *own]
 
 
-def run(config: Resolved, groups: Groups, out: Path, how: str, checkpoint: Checkpoint | None = None) -> None:
+def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Checkpoint | None = None) -> None:
     ready = prepare(config.config)
     spec = worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
     groups.policy.build(spec)
     with (
         RunFolder.resume(out) if checkpoint else RunFolder.create(out) as folder,
-        Watcher(how) as view,
+        view,
         StopOnSignal(lambda: None) as stop,
     ):
         folder.write_config(dump_toml(config))
@@ -93,7 +93,7 @@ def run(config: Resolved, groups: Groups, out: Path, how: str, checkpoint: Check
 def go_on(groups: Groups, folder: Path, workers: int) -> None:
     resumed = resumption(folder, None, {"cluster.workers": workers}, [], lambda note: None)
     assert resumed.step == STOP
-    run(resumed.resolved, groups, folder, "", resumed.checkpoint)
+    run(resumed.resolved, groups, folder, View(), resumed.checkpoint)
 
 
 def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> None:
@@ -108,7 +108,7 @@ def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> No
             config = resolved(case, model, data, workers)
             for how in ("whole", "stopped", "killed"):
                 folder = out / str(number) / how
-                run(config, groups, folder, how)
+                run(config, groups, folder, Watcher(how))
                 if how == "stopped" and number == 0:
                     shutil.copytree(folder, folder.with_name("moved"), symlinks=True)
                 if how != "whole":
