@@ -78,9 +78,15 @@ def _checkpoints(run: Path, reference: Path) -> list[str]:
 
 
 def _same(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(two, torch.Tensor) and one.dtype == two.dtype and one.equal(two)
-    return bool(one == two)
+    if not isinstance(one, torch.Tensor):
+        return bool(one == two)
+    alike = isinstance(two, torch.Tensor) and (one.dtype, one.shape) == (two.dtype, two.shape)
+    return alike and _bits(one).equal(_bits(two))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As numbers, 0 would equal -0, and NaN nothing."""
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def _tensors(checkpoint: Path) -> dict[str, Any]:
