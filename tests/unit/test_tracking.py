@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,23 +147,34 @@ def test_wandb_offline_stores_the_run_in_its_folder_and_goes_on_under_its_id(
     assert after[3] == [(3, 1.0)]
 
 
+def running(name: str) -> list[Any]:
+    """The processes below this one that are called so."""
+    psutil = pytest.importorskip("psutil")
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found += [child] if name in child.name() else []
+    return found
+
+
 def test_wandb_whose_service_is_killed_costs_the_run_nothing(
     folder: RunFolder, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("wandb")
-    psutil = pytest.importorskip("psutil")
     monkeypatch.setenv("WANDB_MODE", "offline")
     trackers = open_trackers(["wandb"], folder, "arith", CONFIG, warnings.append)
     while not (folder.path / "trackers.json").exists():
         time.sleep(0.01)
-    (service,) = [child for child in psutil.Process().children(recursive=True) if child.name() == "wandb-core"]
-    service.kill()
+    services = running("wandb-core")
+    assert services
+    for service in services:
+        service.kill()
     for step in (1, 2, 3):
         trackers.log(step, {"reward/mean": 0.5})
     trackers.close()
     assert len(metrics_lines(folder)) == 3
-    assert re.match(r"wandb failed at step \d: ConnectionResetError|wandb is off for", warnings[0])
-    assert not [child for child in psutil.Process().children(recursive=True) if "wandb" in child.name()]
+    assert re.match(r"wandb failed at step \d: (ConnectionResetError|BrokenPipeError)|wandb is off for", warnings[0])
+    assert not running("wandb")
 
 
 def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
