@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ import typer
 
 from rlcli.attempt import RETRY, is_supervised, remove_leftovers, told
 from rlcli.errors import RunFailed
-from rlcli.trainer.failing import Failure, add_event, last_failure, note_failure
+from rlcli.trainer.failing import Failure, add_event, go_on, last_failure, note_failure
 
 INTERRUPTED = 130
 GRACE_S = 5.0
@@ -172,8 +171,8 @@ def _announce(failure: Failure, folder: Path, restart: int, most: int) -> None:
 
 def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
     spent = f"given up after {restarts} restarts (fault_tolerance.max_restarts)" if restarts else ""
-    go_on = f"go on with: rlcli train --resume {shlex.quote(str(folder))}" if folder else "nothing was done yet"
-    mend = "; ".join(part for part in (failure.mend, spent, go_on) if part)
+    further = go_on(folder) if folder else "nothing was done yet"
+    mend = "; ".join(part for part in (failure.mend, spent, further) if part)
     return RunFailed(failure.where + failure.message, mend)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,13 +49,15 @@ def note_failure(
 
 @contextlib.contextmanager
 def noting_failure(folder: Path) -> Iterator[None]:
-    """Note why the block, which is the run in `folder`, fails."""
+    """Note why the block, which is the run in `folder`, fails; and have a run that failed say how to go on."""
     try:
         yield
     except RlcliError as error:
         who, died, _ = error.message.partition(DIED)
         retry = isinstance(error, RunFailed) and error.retry
         note_failure(folder, who if died else "the run", error.message, error.mend, retry=retry)
+        if isinstance(error, RunFailed) and "--resume" not in error.mend:
+            raise RunFailed(error.message, "; ".join(filter(None, (error.mend, go_on(folder)))), retry=retry) from error
         raise
     except Exception as error:
         note_failure(folder, "the run", f"{type(error).__name__}: {error}", retry=False)
@@ -68,10 +71,15 @@ def leaving_at_once(folder: Path) -> Callable[[str, str], NoReturn]:
     def leave(who: str, message: str) -> NoReturn:
         note_failure(folder, who, message, retry=True)
         if not is_supervised():
-            print(f"error: {message}; go on with: rlcli train --resume {folder}", file=sys.stderr, flush=True)
+            print(f"error: {message}; {go_on(folder)}", file=sys.stderr, flush=True)
         os._exit(RETRY if is_supervised() else 1)
 
     return leave
+
+
+def go_on(folder: Path) -> str:
+    """How to go on with the run in `folder`."""
+    return f"go on with: rlcli train --resume {shlex.quote(str(folder))}"
 
 
 def last_failure(folder: Path, since: float) -> Failure | None:

@@ -211,8 +211,7 @@ def test_what_was_there_before_the_run_is_left_alone(run: Run) -> None:
 def test_what_a_killed_attempt_put_outside_its_folder_is_removed(run: Run) -> None:
     made = "for root in ('/dev/shm/rlcli-%s-x', '/tmp/rlcli-ray-%s-y'): Path(root % group_id()).mkdir()"
     run.start(f"began(0)\n{made}\nsay(group_id()); os.kill(os.getpid(), signal.SIGKILL)")
-    group = run.line()
-    assert Path(f"/dev/shm/rlcli-{group}-x").exists() or run.process.poll() is not None  # type: ignore[union-attr]
+    group = run.line()  # they were made, or it would not have come this far
     run.end(1)
     assert not [path for root in ("/dev/shm", "/tmp") for path in Path(root).glob(f"rlcli-*{group}*")]
 
