@@ -134,7 +134,7 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator
     # A SIGTERM that comes while Ray is starting would wait as long for its services to quiesce.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     address = cluster_address(address)
-    # Ray tells of a worker's death on standard output, where it would spoil the JSON of a run that goes on or ends well.
+    # Ray tells of a worker's death on standard output, where it would spoil the JSON of a run that goes on.
     with contextlib.redirect_stdout(sys.stderr), _joined(address, on_lost) if address else _local(workers, on_lost):
         yield
 
