@@ -68,7 +68,7 @@ def push_folder(folder: Path, repo: str) -> str:
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as error:
         raise RunFailed(
             f"{folder} is exported, but not pushed to {repo}: {_first_line(error)}",
-            f"mend that, then: hf upload {repo} {folder}",
+            f"mend that, then: hf upload --private {repo} {folder}",
         ) from error
     return str(made)
 

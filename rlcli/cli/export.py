@@ -26,7 +26,7 @@ def export(
     critic: Annotated[
         bool, typer.Option("--critic", help="Export the value model or process reward model instead of the policy.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export in the folder.")] = False,
     push: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this repository of the hub, made private.")
     ] = None,

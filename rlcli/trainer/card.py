@@ -18,8 +18,13 @@ from rlcli.trainer.origin import Origin
 from rlcli.trainer.record import evaluations_of
 from rlcli.trainer.statistics import Estimate
 
-PRIVATE = ("model.path", "data.path", "evaluation.data", "critic.path", "algorithm.code", "cluster.address")
+PRIVATE = (
+    *("model.path", "data.path", "evaluation.data", "critic.path", "algorithm.code", "cluster.address"),
+    "verifier.sandbox",
+)
 """Settings that hold paths or addresses of the machine that trained."""
+WHOLE_PATH = re.compile(r"(?<![\w:/.])~?/(?:[^\s'\",|/]+/)+(?=[^\s'\",|/])")
+"""The folders of a path from the root or from home, wherever it stands: in a verifier, an argument, a setting."""
 LOADING = {
     "model": """from transformers import pipeline
 
@@ -51,7 +56,7 @@ def write_card(origin: Origin, written: Export, folder: Path) -> None:
         _evaluation(origin),
         _proofs(written),
     ]
-    body = "\n\n".join(section for section in sections if section)
+    body = WHOLE_PATH.sub("", "\n\n".join(section for section in sections if section))
     data = _metadata(origin.resolved.config, written, licence)
     (folder / "README.md").write_text(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n").content, encoding="utf-8")
 

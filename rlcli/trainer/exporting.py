@@ -73,10 +73,11 @@ class Export:
 def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase: Say, on_note: Say) -> Export:
     """Write the checkpoint's model to the folder `out`, which appears whole or not at all, and prove it before.
 
-    force: replace an export or model that is there. RlcliError where `out` is there already, or where the checkpoint
-    holds no such model; RunFailed where it cannot be written, or where a proof fails.
+    force: replace an export that is there. RlcliError where `out` is there already, or holds what this export is made
+    of, or where the checkpoint holds no such model; RunFailed where it cannot be written, or where a proof fails.
     """
     check_out(out, force)
+    _check_apart(origin, out)
     if not Path(origin.base).is_dir():
         offline_unless_reachable(on_note)
     from transformers.utils import logging
@@ -97,13 +98,33 @@ def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase
 
 
 def check_out(out: Path, force: bool) -> None:
-    """RlcliError where `out` is there and is not to be replaced, or is nothing that an export may replace."""
+    """RlcliError where `out` could not be made, or is there and is not to be replaced, or is no export."""
     if not out.exists() and not out.is_symlink():
+        above = next(folder for folder in out.absolute().parents if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK):
+            why = "cannot be written" if above.is_dir() else "is a file"
+            raise RlcliError(f"--out {out}: {above} {why}", "give another folder")
         return
     if not force:
-        raise RlcliError(f"{out} exists already", "give another folder with --out, or replace it with --force")
-    if out.is_symlink() or not any((out / name).is_file() for name in (RECORD, "config.json", "adapter_config.json")):
-        raise RlcliError(f"--force: {out} holds no model, and is left as it is", "give another folder with --out")
+        raise RlcliError(f"{out} exists already", "give another folder with --out, or replace an export with --force")
+    if out.is_symlink() or not (out / RECORD).is_file():
+        raise RlcliError(
+            f"--force: {out} is no export (it holds no {RECORD}), and is left as it is",
+            "give another folder with --out",
+        )
+
+
+def _check_apart(origin: Origin, out: Path) -> None:
+    """RlcliError where replacing `out` would remove what the export is made of: a base may be an export itself."""
+    config, place = origin.resolved.config, out.resolve()
+    for what, path in (
+        ("the base model", config.model.path),
+        ("the critic's base model", config.critic.path),
+        ("the checkpoint", str(origin.checkpoint.path)),
+    ):
+        folder = Path(path).resolve()
+        if path and place in (folder, *folder.parents) and out.exists():
+            raise RlcliError(f"--out {out} holds {what} that the export is made from", "give another folder")
 
 
 @contextmanager

@@ -54,8 +54,14 @@ def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
 
 
 def prove(origin: Origin, written: Export, folder: Path) -> Export:
-    """`written` with its proofs. RunFailed where the weights are the base's, or the log-probs not the trainer's."""
+    """`written` with its proofs. RunFailed where weights are not finite or the base's, or the log-probs not the
+    trainer's."""
     change = _change(written, folder)
+    if not math.isfinite(change.largest):
+        raise RunFailed(
+            f"the weights at step {written.step} are not finite; nothing was written",
+            "export an earlier checkpoint: --step N",
+        )
     if not change.moved:
         what = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
         raise RunFailed(

@@ -241,21 +241,57 @@ def test_a_folder_that_is_there_is_replaced_by_force_alone(
     nothing_beside(out)
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "run"])
-def test_force_replaces_nothing_but_models(
+@pytest.mark.parametrize("kind", ["folder", "file", "run", "model"])
+def test_force_replaces_nothing_but_exports(
     runs: Path, run_of: Any, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "notes"
     if kind == "file":
         out.write_text("mine")
+    elif kind == "model":  # such as the base that the run began with
+        shutil.copytree(runs / "base", out)
     elif kind == "folder":
         out.mkdir()
         (out / "notes.txt").write_text("mine")
     else:
         out = run_of("full")
     export(runs / "full", "--out", out, "--force", expect=2)
-    assert "holds no model, and is left as it is" in capsys.readouterr().err
+    assert "is no export (it holds no rlcli_export.json), and is left as it is" in capsys.readouterr().err
     assert out.exists()
+
+
+def test_force_does_not_replace_the_base_that_an_export_is_made_from(
+    run_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    export(run_of("full"), "--out", base)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    save_run(tmp_path / "next", base)
+    dist.destroy_process_group()
+    before = (base / "model.safetensors").read_bytes()
+    export(tmp_path / "next", "--out", base, "--force", expect=2)
+    assert "holds the base model that the export is made from" in capsys.readouterr().err
+    assert (base / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [[], ["--critic"]])
+def test_weights_that_are_not_finite_fail(
+    words: list[str], runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    save_run(tmp_path / "broken", runs / "base", recipe="ppo", critic=runs / "base", moved_by=float("nan"))
+    dist.destroy_process_group()
+    export(tmp_path / "broken", *words, "--out", tmp_path / "out", expect=1)
+    assert "the weights at step 3 are not finite; nothing was written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said_before_any_work(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    export(runs / "full", "--out", tmp_path / "file" / "out", expect=2)
+    assert f"{tmp_path / 'file'} is a file; give another folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -339,7 +375,7 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
         "converter": "rlcli",
         "rlcli": "0.1",
         "sources": [{"hub": "openai/gsm8k"}],
-        "arguments": {"seed": 3},
+        "arguments": {"seed": 3, "against": [f"{tmp_path}/secret/math500"]},
         "steps": [{"step": "deduplicate", "rows": 7000}],
         "date": "2026-01-02",
     }
@@ -350,7 +386,10 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
     save_tiny(tmp_path / "base")
     (tmp_path / "base" / "README.md").write_text("---\nlicense: apache-2.0\n---\n# base\n")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    settings = (f"data.path={data}", "algorithm.kl_coef=0.01", "train.lr=3e-6", "evaluation.data=some/gsm8k")
+    settings = (
+        *(f"data.path={data}", "algorithm.kl_coef=0.01", "train.lr=3e-6", "evaluation.data=some/gsm8k"),
+        *(f"verifier.name={tmp_path}/secret/mine.py:score + 0.1 * format", "verifier.sandbox=http://10.0.0.5:8080"),
+    )
     save_run(run, tmp_path / "base", *settings, step=7)
     dist.destroy_process_group()
     export(run, "--out", tmp_path / "out")
@@ -363,7 +402,8 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
         "| KL to the base | 0.01 × k3 in the loss |",
         "lr = 3e-06",
         "| source | openai/gsm8k |",
-        "| arguments | seed = 3 |",
+        "| arguments | seed = 3, against = ['math500'] |",
+        "| verifier | mine.py:score + 0.1 * format |",
         "deduplicate",
         "|  | before training | after step 5 |",
         "| pass@1 | 20.0% [10.0, 30.0] | 60.0% [50.0, 70.0] |",
@@ -371,7 +411,8 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
         "of the trainer's on 7 tokens (at most 0.0001)",
     ):
         assert words in card.text, card.text
-    assert str(tmp_path) not in card.content  # where it was trained is nobody's business
+    for private in (str(tmp_path), "secret", "10.0.0.5"):  # where it was trained is nobody's business
+        assert private not in card.content
 
 
 @pytest.fixture
@@ -404,7 +445,7 @@ def test_a_push_that_fails_leaves_the_export_and_says_how_to_go_on(
     export(runs / "full", "--out", out, "--push", "me/model", "--no-check", expect=1)
     said = capsys.readouterr().err
     assert f"{out} is exported, but not pushed to me/model: 403 Forbidden: Storage quota exceeded" in said
-    assert f"hf upload me/model {out}" in said
+    assert f"hf upload --private me/model {out}" in said
     assert (out / "model.safetensors").exists()
 
 
