@@ -89,7 +89,8 @@ def train_in_folder(
         resumed_at = None
         if resumed is not None:
             resumed_at = resumed.step if resumed.checkpoint else -1
-            rewind(folder.path, resumed_at)
+        if resumed_at == -1:  # else the record is cut back once the workers have loaded the checkpoint
+            rewind(folder.path, -1)
         if resumed is None or resumed.changed:
             folder.write_config(dump_toml(resolved))
         tracking = resolved.config.tracking

@@ -102,6 +102,7 @@ def roll_back(trainer: Trainer, why: str) -> None:
     checkpoint = trainer.keeper.checkpoints.newest(trainer.view.note)
     if checkpoint is None:
         trainer.view.note(f"{why}; there is no checkpoint to go back to: the step is left with what it had learnt")
+        rewind(trainer.folder.path, trainer.done)  # the step's second attempt may have fewer rounds
     else:
         before = [event for event in events_of(trainer.folder.path) if event["event"] == "rolled_back"]
         if sum(event["to"] == checkpoint.step for event in before) >= MOST_ROLLBACKS:
@@ -109,7 +110,6 @@ def roll_back(trainer: Trainer, why: str) -> None:
         trainer.view.note(f"{why}; back to {checkpoint.path}, with other prompts")
         trainer.folder.event("rolled_back", step=trainer.done + 1, to=checkpoint.step)
         cursor, in_a_row = trainer.source.cursor, trainer.health.state()
-        rewind(trainer.folder.path, checkpoint.step)
         restore(trainer, checkpoint)
         trainer.source.cursor = cursor
         trainer.health.restore(in_a_row)

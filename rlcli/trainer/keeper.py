@@ -5,7 +5,6 @@ What a checkpoint's controller state is made of, and how it is put back, is told
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,8 @@ from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.groups import as_groups, as_plain
-from rlcli.trainer.record import evaluated_steps, evaluations_of, metrics_of
-from rlcli.trainer.run_folder import METRICS, RunFolder
+from rlcli.trainer.record import evaluations_of, metrics_of, rewind, sync
+from rlcli.trainer.run_folder import RunFolder
 from rlcli.workers.group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 POLICY, CRITIC, WAITING = "policy", "critic", "waiting.npz"
 """Names within a checkpoint."""
+CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
+"""How far log-probs of the same weights may be apart, by what they are computed in."""
 
 
 @dataclass
@@ -64,6 +65,7 @@ class Keeper:
         self._evaluations: dict[int, dict[str, float]] = {}
         self._pending: _Pending | None = None
         self._failure: RunFailed | None = None
+        self._synced = -1
 
     def begin(self, step: int, state: dict[str, Any], shards: Sequence[Any]) -> None:
         """Start to write the checkpoint of `step`, once an earlier one is done. shards: references to the tokens that
@@ -75,10 +77,13 @@ class Keeper:
             self._pending = _Pending(step, state)
             if shards:
                 self._pending.files |= self.workers.write_waiting(str(partial / WAITING), [[shard] for shard in shards])
-            for name, group in self.groups.items():
-                group.save_state(str(partial / name))
         except (OSError, RlcliError) as error:
             self._fail(step, error)
+            return
+        for name, group in self.groups.items():
+            # Touches no disk yet: a rank that fails here has no memory for the copy, say, and the others' writers
+            # wait for it. That is no matter of one checkpoint.
+            group.save_state(str(partial / name))
 
     def poll(self, wait: bool = False) -> None:
         """Commit the checkpoint that is being written if every rank has written its part; `wait` until then."""
@@ -92,15 +97,14 @@ class Keeper:
                     return
                 for files in written:
                     pending.files |= files
-            with (self.folder.path / METRICS).open("rb") as metrics:
-                os.fsync(metrics.fileno())  # a machine that goes down must not keep the checkpoint and lose its step
+            sync(self.folder.path, self._synced)
             config = (self.folder.path / "config.toml").read_text(encoding="utf-8")
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}
             self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, self.scores)
         except (OSError, RlcliError) as error:
             self._fail(pending.step, error)
             return
-        self._pending = self._failure = None
+        self._pending, self._failure, self._synced = None, None, pending.step
         self.folder.event("checkpoint", step=pending.step, path=str(self.newest.relative_to(self.folder.path)))
 
     def finish(self) -> None:
@@ -121,6 +125,7 @@ class Keeper:
     def resumed(self, checkpoint: Checkpoint) -> None:
         """The run goes on from `checkpoint`, and its record ends there."""
         self.saved, self.newest = checkpoint.step, checkpoint.path
+        self._synced, self._failure = checkpoint.step, None
         self._evaluations.clear()
         for line in metrics_of(self.folder.path):
             found = {name.removeprefix("eval/"): value for name, value in line.items() if name.startswith("eval/")}
@@ -164,11 +169,13 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Any]]:
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Put trainer and workers back to where `snapshot` was taken. Raises RunFailed where the weights, once loaded, are
-    not those that were saved."""
+    """Put trainer and workers back to where `snapshot` was taken, and cut the record back to there: last of all, for
+    where it cannot be gone on from the checkpoint, what comes after may be wanted yet. Raises RunFailed where the
+    weights, once loaded, are not those that were saved."""
     state, keeper = checkpoint.state, trainer.keeper
     for name, group in keeper.groups.items():
         group.load_state(str(checkpoint.path / name))
+    _check_probe(trainer, checkpoint)
     shards = trainer.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
     trainer.source.cursor = PromptCursor.restore(state["cursor"], len(trainer.source.prompts))
     trainer.source.waiting = as_groups(state["waiting"], shards)
@@ -177,13 +184,20 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.health.restore(state["bad_updates"])
     trainer.alarms.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
+    rewind(trainer.folder.path, checkpoint.step)
     trainer.rewards = [line["reward/mean"] for line in metrics_of(trainer.folder.path) if line["step"]]
-    told = evaluated_steps(trainer.folder.path)
-    trainer.evaluations = {step: report for step, report in evaluations_of(trainer.folder.path).items() if step in told}
+    trainer.evaluations = evaluations_of(trainer.folder.path)
     keeper.resumed(checkpoint)
-    saved, loaded = state["probe"]["log_probs"], trainer.workers.probe_log_probs(state["probe"]["tokens"])
-    difference = max((abs(a - b) for a, b in zip(saved, loaded, strict=True)), default=0.0)
-    if not difference <= trainer.tolerance:
+
+
+def _check_probe(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    probe, dtype, tolerance = checkpoint.state["probe"], checkpoint.state["dtype"], trainer.tolerance
+    if dtype != trainer.dtype:  # model.dtype is auto, and the device another
+        trainer.view.note(f"from here on the run computes in {trainer.dtype}: it was {dtype}")
+        tolerance = max(tolerance, CANARY_TOLERANCE[dtype])
+    loaded = trainer.workers.probe_log_probs(probe["tokens"])
+    difference = max((abs(a - b) for a, b in zip(probe["log_probs"], loaded, strict=True)), default=0.0)
+    if not difference <= tolerance:
         raise RunFailed(
             f"the weights that {checkpoint.path} gave are not those that were saved: log-probs of the probe differ by "
             f"{difference:.3g}",

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcli.files import replacing
-from rlcli.trainer.run_folder import finite
+from rlcli.errors import RunFailed
+from rlcli.files import replacing, sync_folder, write_synced
+from rlcli.trainer.run_folder import METRICS, finite
 
 OF_STEP = re.compile(r"step-(\d+)\.")
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, oldest first; one that a kill cut off is left out."""
-    try:
-        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return found
+    """The lines of metrics.jsonl, oldest first; one that a kill cut off is left out. None where it cannot be read."""
+    with contextlib.suppress(OSError):
+        return _read_metrics(run)
+    return []
 
 
 def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
@@ -38,15 +34,19 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def rewind(run: Path, step: int) -> None:
-    """Cut the record back to the end of `step`: metrics atomically, samples and evaluations of later steps. With -1
-    nothing is left. Logs and events stay: they tell of what happened, and it did."""
-    _write_metrics(run, [line for line in metrics_of(run) if line["step"] <= step])
-    for room in ("samples", "evaluations"):
-        for path in (run / room).glob("step-*"):
-            if _step_of(path) > step:
+    """Cut the record back to the end of `step`: metrics atomically, samples and evaluations of later steps, and
+    evaluations that the metrics do not tell of. With -1 nothing is left. Logs and events stay: they tell of what
+    happened, and it did. Raises RunFailed where that cannot be done."""
+    with _changing(run):
+        _write_metrics(run, [line for line in _read_metrics(run) if line["step"] <= step])
+        told = evaluated_steps(run)
+        for room in ("samples", "evaluations"):
+            for path in (run / room).glob("step-*"):
+                # Of an evaluation that was cut short, another number of workers would leave some files as they are.
+                if _step_of(path) > step or (room == "evaluations" and _step_of(path) not in told):
+                    path.unlink()
+            for path in (run / room).glob(".step-*.tmp"):  # what was being written when a kill came
                 path.unlink()
-        for path in (run / room).glob(".step-*.tmp"):  # what was being written when a kill came
-            path.unlink()
 
 
 def evaluated_steps(run: Path) -> set[int]:
@@ -55,14 +55,51 @@ def evaluated_steps(run: Path) -> set[int]:
 
 
 def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
-    """Add metrics to the line of `step` in metrics.jsonl, atomically."""
-    lines = [line | finite(more) if line["step"] == step else line for line in metrics_of(run)]
-    _write_metrics(run, lines)
+    """Add metrics to the line of `step` in metrics.jsonl, atomically. Raises RunFailed where that cannot be done."""
+    with _changing(run):
+        lines = [line | finite(more) if line["step"] == step else line for line in _read_metrics(run)]
+        _write_metrics(run, lines)
+
+
+def sync(run: Path, after: int) -> None:
+    """Bring to the disk what is recorded of the steps after `after`: a machine that goes down must not keep their
+    checkpoint and lose them."""
+    rooms = [run / "samples", run / "evaluations"]
+    files = [path for room in rooms for path in room.glob("step-*") if _step_of(path) > after]
+    for path in (run / METRICS, *files):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    for room in (run, *rooms):
+        sync_folder(room)
+
+
+@contextlib.contextmanager
+def _changing(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"the record of {run} cannot be changed: {error.filename or run}: {error.strerror or error}",
+            f"free some space or mend the disk, then: rlcli train --resume {run}",
+        ) from error
+
+
+def _read_metrics(run: Path) -> list[dict[str, Any]]:
+    """`metrics_of`, but an OSError where the file is there and cannot be read: it must not be taken for empty."""
+    try:
+        lines = (run / METRICS).read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with replacing(run / "metrics.jsonl") as beside:
-        beside.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    with replacing(run / METRICS) as beside:
+        write_synced(beside, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
 def _step_of(path: Path) -> int:

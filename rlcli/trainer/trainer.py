@@ -19,7 +19,7 @@ from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.evaluate import evaluate
 from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, roll_back
-from rlcli.trainer.keeper import Keeper, restore, snapshot
+from rlcli.trainer.keeper import CANARY_TOLERANCE, Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
@@ -37,7 +37,6 @@ from rlcli.trainer.view import SampleText, View
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.work import Coefficients, step_seed
 
-CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 PROBE_TOKENS = 64
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlcli.algorithms.controllers import EntropyController, KlController
+from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RunFailed
 from rlcli.files import described
-from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.keeper import Keeper
+from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
+from rlcli.trainer.keeper import Keeper, restore
+from rlcli.trainer.record import metrics_of
 from rlcli.trainer.run_folder import RunFolder, events_of
 
 
@@ -37,6 +42,9 @@ class Writers:
         files: list[dict[str, Any] | None] = [{name: described(self.folder.parent / name)} for name in names]
         return [files[0], None] if self.busy and not wait else files
 
+    def load_state(self, folder: str) -> None:
+        pass
+
     def write_waiting(self, path: str, shards: list[list[Any]]) -> dict[str, Any]:
         Path(path).write_text(json.dumps(shards))
         return {Path(path).name: described(Path(path))}
@@ -46,7 +54,7 @@ class Writers:
 def folder(tmp_path: Path) -> Iterator[RunFolder]:
     with RunFolder.create(tmp_path / "run") as folder:
         folder.write_config("[train]\nsteps = 9\n")
-        folder.append_metrics({"step": 1})
+        folder.append_metrics({"step": 1, "reward/mean": 0.5})
         yield folder
 
 
@@ -131,3 +139,72 @@ def test_workers_that_are_gone_are_no_failed_checkpoint(keeper: Keeper, folder: 
     with pytest.raises(RunFailed, match="worker 1 died"):
         keeper.poll()
     assert events_of(folder.path) == []
+
+
+def test_a_rank_that_cannot_copy_its_state_is_no_failed_checkpoint(
+    keeper: Keeper, workers: Writers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(folder: str) -> None:
+        raise RunFailed("worker 1 ran out of memory in save_state")
+
+    monkeypatch.setattr(workers, "save_state", fails)
+    with pytest.raises(RunFailed, match="worker 1 ran out of memory"):  # the other ranks write, and wait for it
+        keeper.begin(1, state(1), [])
+
+
+def test_what_is_recorded_is_on_the_disk_before_its_checkpoint(
+    keeper: Keeper, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").resolve().name)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for step in (1, 2):
+        (folder.samples / f"step-{step:06d}.rank-0.parquet").touch()
+        (folder.evaluations / f"step-{step:06d}.json").touch()
+        keeper.begin(step, state(step), [])
+        keeper.poll(wait=True)
+        before_it = synced[: synced.index("manifest.json")]
+        own = [f"step-{step:06d}.rank-0.parquet", f"step-{step:06d}.json"]
+        assert before_it[:6] == ["metrics.jsonl", *own, "run", "samples", "evaluations"]
+        synced.clear()
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
+    keeper: Keeper, folder: RunFolder, notes: list[str], sound: bool
+) -> None:
+    for step in (2, 3):
+        folder.append_metrics({"step": step, "reward/mean": 0.5})
+    before = (folder.path / "metrics.jsonl").read_bytes()
+    algorithm = SimpleNamespace(kl=KlController(0.1), entropy=EntropyController(0.0))
+    cursor = PromptCursor(4, 0, shuffle=True)
+    trainer: Any = SimpleNamespace(
+        folder=folder,
+        keeper=keeper,
+        tolerance=1e-3,
+        dtype="float32",
+        view=SimpleNamespace(note=notes.append),
+        workers=SimpleNamespace(probe_log_probs=lambda tokens: [-1.0 if sound else -2.0]),
+        source=SimpleNamespace(prompts=range(4)),
+        algorithm=algorithm,
+        health=SimpleNamespace(restore=lambda counts: None),
+        alarms=SimpleNamespace(),
+    )
+    checkpoint = Checkpoint(folder.checkpoints / "step-000002", 2)
+    told = {"cursor": cursor.state(), "kl": algorithm.kl.state(), "entropy": algorithm.entropy.state()}
+    told |= {"waiting": [], "bad_updates": {}, "idle_steps": 0, "version": 3, "dtype": "bfloat16"}
+    vars(checkpoint)["state"] = told | {"probe": {"tokens": [1, 2], "log_probs": [-1.2]}}
+    if sound:
+        restore(trainer, checkpoint)
+        assert [line["step"] for line in metrics_of(folder.path)] == [1, 2]
+        assert (keeper.saved, trainer.done, trainer.version) == (2, 2, 2)
+    else:
+        with pytest.raises(RunFailed, match=r"are not those that were saved: .* differ by 0\.8"):
+            restore(trainer, checkpoint)
+        assert (folder.path / "metrics.jsonl").read_bytes() == before
+    assert notes == ["from here on the run computes in float32: it was bfloat16"]
