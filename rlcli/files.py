@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -91,9 +92,12 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring what a folder lists, such as a new name of a file, to the disk."""
+    """Bring what a folder lists, such as a new name of a file, to the disk, where its file system can."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems know of no such thing
+            raise
     finally:
         os.close(handle)

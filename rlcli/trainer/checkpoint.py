@@ -131,11 +131,14 @@ class Checkpoints:
                 os.replace(target, self._old(target))
             os.replace(partial, target)
             sync_folder(self.root)
-            self._link(target)
         except OSError as error:
             raise _cannot_write(partial, error) from error
         self._begun.discard(step)
-        self._prune(step, scores)
+        # It stands: what goes wrong from here on (a file system without links, say) is tried again at the next.
+        with contextlib.suppress(OSError, CheckpointError):
+            self._link(target)
+        with contextlib.suppress(OSError, CheckpointError):
+            self._prune(step, scores)
         return target
 
     def abandon(self, step: int) -> None:
@@ -186,7 +189,7 @@ class Checkpoints:
         return old
 
     def _link(self, target: Path) -> None:
-        link = self.root / f".latest.{os.getpid()}"
+        link = self.root / ".latest.new"
         link.unlink(missing_ok=True)
         link.symlink_to(target.name)
         os.replace(link, self.root / "latest")
@@ -196,10 +199,9 @@ class Checkpoints:
         when their step comes."""
         found = {checkpoint.step: checkpoint.path for checkpoint in self.all() if checkpoint.step <= newest}
         kept = kept_steps(list(found), scores, self.keep, self.keep_best, self.keep_every)
-        with contextlib.suppress(OSError):  # the checkpoint is whole: what is left over is tried again at the next
-            for step in found.keys() - kept:
-                os.replace(found[step], self._old(found[step]))
-            self.remove_leftovers()
+        for step in found.keys() - kept:
+            os.replace(found[step], self._old(found[step]))
+        self.remove_leftovers()
 
 
 def kept_steps(steps: list[int], scores: Mapping[int, float], keep: int, keep_best: int, keep_every: int) -> set[int]:
