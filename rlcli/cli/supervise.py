@@ -53,7 +53,9 @@ def supervised(folder_of: Callable[[Options], Path | None]) -> Callable[[Callabl
             name, *rest = (word for word in words if word != "--debug")
             out = [] if goes_on or options["out"] else ["--out", str(folder)]
             first = _rlcli(name, *out, *rest, *debug)
-            again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
+            again = first  # what it changes may not be in the folder yet; made a second time, it changes nothing
+            if not goes_on:
+                again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
             raise typer.Exit(supervise(folder, first, again, goes_on=goes_on))
 
         return run
@@ -116,7 +118,7 @@ def supervise(
                 return status
             if children.asked > 1 or (children.asked and status in LEAVING):
                 return INTERRUPTED
-            begun = goes_on or _stamp(folder) != before
+            begun = goes_on or _stamp(folder) not in (None, before)  # None: --force had removed it
             failure = _failure(folder if begun else None, status, since)
             most = _max_restarts(folder) if begun and failure.retry and not children.asked else 0
             if restarts >= most:

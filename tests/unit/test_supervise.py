@@ -387,9 +387,11 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     assert main.main() == 0
     ((folder, first, again, kwargs),) = calls
     assert first[3:] == fixed
-    assert again[3:6] == ["train", "--resume", str(folder)]
-    assert ("--debug" in again) == ("--debug" in words)
     assert kwargs == {"goes_on": "--resume" in words or "resume" in words}
+    # What is changed on going on may not have reached the folder when the first attempt dies.
+    assert again[3:6] == (fixed if kwargs["goes_on"] else ["train", "--resume", str(folder)])[:3]
+    assert again == first or not kwargs["goes_on"]
+    assert ("--debug" in again) == ("--debug" in words)
 
 
 @pytest.mark.parametrize(
