@@ -101,13 +101,16 @@ def train_in_folder(
         ):
             result = launch(prepared, folder, trackers, view, resumed.checkpoint if resumed else None)
         at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
-        if result.rewards:
-            reward_curve_png(
-                folder.path / "reward.png",
-                range(1, len(result.rewards) + 1),
-                result.rewards,
-                {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()},
-            )
+        try:
+            if result.rewards:
+                reward_curve_png(
+                    folder.path / "reward.png",
+                    range(1, len(result.rewards) + 1),
+                    result.rewards,
+                    {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()},
+                )
+        except OSError as error:  # a picture of what is on record
+            view.note(f"{folder.path / 'reward.png'} cannot be written: {error.strerror}")
     return _outcome(target, result.steps, result.stopped, result.checkpoint, result.rewards, result.evaluations)
 
 

@@ -17,11 +17,12 @@ from types import TracebackType
 from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.files import replacing
+from rlcli.files import replacing, write_synced
 from rlcli.trainer.environment import environment
 
 LOCK = ".lock"
 """Marks a folder as a run's; held with flock while the run lives, so it falls free however the run ends."""
+LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 TRACKERS = "trackers.json"
@@ -29,6 +30,7 @@ TRACKERS = "trackers.json"
 PLACE = ".place"
 """Where the run is: step and phase, as JSON padded to PLACE_BYTES."""
 PLACE_BYTES = 256
+MEND = "free some space or mend the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
     *(EVENTS, "exports", "bad-batches", "reward.png"),
@@ -87,7 +89,7 @@ class RunFolder:
         path = path.absolute()
         if not (path / "config.toml").is_file():
             raise RlcliError(f"{path} holds no run: it has no config.toml", "name the folder of a run")
-        with _writable(path):
+        with _writable(path, mend=MEND):
             try:
                 lock = _lock(path)
             except RlcliError as alive:
@@ -113,9 +115,9 @@ class RunFolder:
                     folder.rmdir()
 
     def write_config(self, toml: str) -> None:
-        """The resolved configuration, as TOML."""
-        with replacing(self.path / "config.toml") as temporary:
-            temporary.write_text(toml, encoding="utf-8")
+        """The resolved configuration, as TOML, on the disk when this returns. SetupError where it cannot be written."""
+        with _writable(self.path, mend=MEND), replacing(self.path / "config.toml") as temporary:
+            write_synced(temporary, toml.encode())
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add one line to metrics.jsonl. JSON has no NaN and no infinity: such a value is written as null, and named
@@ -129,8 +131,15 @@ class RunFolder:
         try:
             append_line(path, json.dumps(finite(metrics), ensure_ascii=False, allow_nan=False))
         except OSError as error:
-            mend = "free some space or mend the disk; rlcli train --resume then goes on from the last checkpoint"
-            raise RunFailed(f"{path} cannot be written: {error.strerror}", mend) from None
+            raise _unrecorded(path, error) from None
+
+    def write_evaluation(self, step: int, report: Mapping[str, Any]) -> None:
+        """The report of an evaluation after `step`. Raises `RunFailed` where it cannot be written."""
+        path = self.evaluations / f"step-{step:06d}.json"
+        try:
+            write_json(path, report)
+        except OSError as error:
+            raise _unrecorded(path, error) from None
 
     def event(self, kind: str, /, **facts: Any) -> None:
         """Add one line to events.jsonl: what happened to the run, and when (seconds since 1970). Where it cannot be
@@ -249,15 +258,22 @@ def evaluation_folder(path: Path) -> Path:
     return path.resolve()
 
 
+def _unrecorded(path: Path, error: OSError) -> RunFailed:
+    return RunFailed(
+        f"{path} cannot be written: {error.strerror}",
+        f"{MEND}; rlcli train --resume then goes on from the last checkpoint",
+    )
+
+
 @contextmanager
-def _writable(path: Path, what: str = "run folder") -> Iterator[None]:
+def _writable(path: Path, what: str = "run folder", mend: str = "give another with --out") -> Iterator[None]:
     """Say of an OSError what it means for the folder `path`."""
     try:
         yield
     except OSError as error:
         at = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
         why = f"{at} is a file" if at else error.strerror
-        raise SetupError(f"{what} {path} cannot be written: {why}", "give another with --out") from None
+        raise SetupError(f"{what} {path} cannot be written: {why}", mend) from None
 
 
 def _hold(path: Path, force: bool) -> int:
@@ -285,7 +301,7 @@ def _begun(path: Path) -> bool:
 def _lock(path: Path) -> int:
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock)
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()} on {platform.node()}".encode())
     except BlockingIOError:
@@ -296,6 +312,17 @@ def _lock(path: Path) -> int:
         os.close(lock)
         raise
     return lock
+
+
+def _take(lock: int) -> None:
+    """Lock the file, or raise BlockingIOError. Whoever only looks whether the run is alive holds it for a moment."""
+    for left in range(LOCK_TRIES - 1, -1, -1):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOCK_PAUSE_S)
 
 
 def default_out(recipe: str, root: Path = Path("runs")) -> Path:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.errors import RlcliError, SetupError
+from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.trainer.environment import environment
 from rlcli.trainer.run_folder import (
+    LOCK,
     RunFolder,
     add_event,
     default_out,
@@ -191,6 +195,33 @@ def test_a_folder_in_use_is_refused_even_by_force(tmp_path: Path) -> None:
         for force in (False, True):
             with pytest.raises(RlcliError, match=rf"in use by process {os.getpid()} on .*; .*--out"):
                 RunFolder.create(tmp_path, force=force)
+
+
+def test_whoever_looks_whether_a_run_is_alive_is_not_taken_for_it(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write_config("")
+    looking = os.open(tmp_path / "run" / LOCK, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    timer = threading.Timer(0.05, os.close, [looking])
+    timer.start()
+    RunFolder.resume(tmp_path / "run").close()
+    timer.join()
+
+
+def test_what_a_full_disk_does_not_take_is_named_with_a_mend_that_helps_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with RunFolder.create(tmp_path / "run") as folder:
+        monkeypatch.setattr("rlcli.trainer.run_folder.write_synced", full)
+        with pytest.raises(SetupError, match=r"run folder .*: No space left on device; free some space"):
+            folder.write_config("a = 1")
+        monkeypatch.setattr(Path, "write_text", lambda path, *args, **options: full(path, b""))
+        with pytest.raises(RunFailed, match=r"step-000003\.json cannot be written: No space left .*--resume then"):
+            folder.write_evaluation(3, {})
+    assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_a_killed_run_holds_its_folder_no_longer(tmp_path: Path) -> None:
