@@ -14,8 +14,13 @@ from rlcli.config.load import Resolved, resolve, to_toml
 from rlcli.errors import ConfigError
 
 NOTHING, ROUNDING, LENGTH = "", "results agree to rounding from here on, not bitwise", "the run is of another length"
+SAME_PROMPTS = "where the prompts are the same, which is checked once they are read"
+VERDICTS = "verifications that take about as long may end in another way from here on"
+UPDATES = "a bad update may have other consequences from here on"
+EVALUATIONS = "evaluations before and after do not compare"
 
 ALLOWED: Mapping[str, str] = {
+    "data.path": SAME_PROMPTS,
     "train.steps": LENGTH,
     "train.deterministic": ROUNDING,
     "train.tokens_per_microbatch": ROUNDING,
@@ -29,13 +34,15 @@ ALLOWED: Mapping[str, str] = {
     "rollout.gpu_memory_utilization": ROUNDING,
     "rollout.canary_tolerance": NOTHING,
     "algorithm.mismatch_alarm": NOTHING,
-    "verifier.deadline_s": NOTHING,
+    "verifier.deadline_s": VERDICTS,
     "verifier.processes": NOTHING,
     "verifier.max_crash_rate": NOTHING,
     "verifier.sandbox": NOTHING,
     "checkpoint.*": NOTHING,
-    "evaluation.*": NOTHING,
+    "evaluation.every": NOTHING,
+    "evaluation.*": EVALUATIONS,
     "tracking.*": NOTHING,
+    "fault_tolerance.*bad*": UPDATES,
     "fault_tolerance.*": NOTHING,
 }
 """Keys that may change → what comes of it. The first pattern that fits counts."""
@@ -110,11 +117,13 @@ def changes(was: Resolved, now: Resolved, directory: Path) -> list[Change]:
 
 def check_changes(found: Sequence[Change], run: Path) -> list[str]:
     """What there is to say of the changes. Raises `ConfigError` that names all that may not be made."""
-    refused = [str(change) for change in found if change.effect is None]
+    refused = [change for change in found if change.effect is None]
     if refused:
+        moved = "; a folder that has moved needs a link at its old place"
         raise ConfigError(
-            f"{run} cannot go on with another {'; '.join(refused)}",
-            f"leave that out, or begin a new run from where this one is: rlcli train … --model {run}",
+            f"{run} cannot go on with another {'; '.join(map(str, refused))}",
+            f"leave that out, or begin a new run from where this one is: rlcli train … --model {run}"
+            + (moved if any(change.key in PATHS for change in refused) else ""),
         )
     return [f"{change}" + (f" ({change.effect})" if change.effect else "") for change in found]
 

@@ -165,6 +165,18 @@ def test_changes_of_what_is_learnt_are_refused_all_at_once(run: Path) -> None:
     assert f"rlcli train … --model {run}" in str(refused.value)
 
 
+def test_data_may_move_and_a_model_may_by_a_link(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    resumed = resumption(run, None, {"data.path": "elsewhere"}, ["evaluation.max_prompts=4"], heard.append)
+    assert resumed.resolved.config.data.path == "elsewhere"
+    assert heard[:2] == [
+        'data.path: was "sums", is "elsewhere" (where the prompts are the same, which is checked once they are read)',
+        "evaluation.max_prompts: was 0, is 4 (evaluations before and after do not compare)",
+    ]
+    with pytest.raises(ConfigError, match=r"model\.path: was .*; .* moved needs a link at its old place"):
+        resume(run, None, {"model.path": "elsewhere"})
+
+
 def test_another_recipe_is_another_run(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.advantage: was \"grpo\", is "):
         resume(run, "dr_grpo", FLAGS)
