@@ -29,8 +29,7 @@ from rlcli.trainer.metrics import (
     time_metrics,
     update_metrics,
 )
-from rlcli.trainer.record import amend
-from rlcli.trainer.run_folder import RunFolder, write_json
+from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.source import by_rank, source_of
 from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.view import SampleText, View
@@ -120,7 +119,7 @@ class Trainer:
         self.sync_weights()
         if self.evaluation_due():  # of the model as it came, or one that an exit has cut short
             found = self.evaluate()
-            amend(self.folder.path, self.done, found) if self.done else self.trackers.log(0, found)
+            self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
         self.stop.armed = True
         while self.done < total and not self.stop.requested:
             try:
@@ -274,7 +273,7 @@ class Trainer:
             on_progress=self.view.progress,
         )
         self.evaluations[step] = report.as_dict() | {"headline": report.headline()}
-        write_json(self.folder.evaluations / f"step-{step:06d}.json", self.evaluations[step])
+        self.folder.write_evaluation(step, self.evaluations[step])
         metrics = report.metrics()
         self.keeper.evaluated(step, metrics)
         self.folder.event("evaluated", step=step, headline=report.headline())

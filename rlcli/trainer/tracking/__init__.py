@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from rlcli.errors import SetupError
+from rlcli.trainer.record import amend
 from rlcli.trainer.run_folder import TRACKERS, RunFolder, write_json
 from rlcli.trainer.tracking.process import TrackerProcess
 
@@ -40,9 +41,12 @@ class Trackers:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._folder.append_metrics({"step": step, **metrics})
-        for process in self._processes:
-            process.log(step, metrics)
-        self._tell()
+        self._send(step, metrics)
+
+    def amend(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add to the metrics of a step that an earlier attempt has logged. Of the trackers wandb ignores that."""
+        amend(self._folder.path, step, metrics)
+        self._send(step, metrics)
 
     def close(self, failed: bool = False) -> None:
         """Let the trackers send what is left, for FINISH_S at most. failed: mark the run so, and wait less. Again is
@@ -62,6 +66,11 @@ class Trackers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(failed=kind is not None)
+
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        for process in self._processes:
+            process.log(step, metrics)
+        self._tell()
 
     def _tell(self) -> None:
         for process in self._processes:
