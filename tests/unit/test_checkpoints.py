@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -292,6 +294,27 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert heard(checkpoints) == (10, [])
     assert names(checkpoints) == ["latest", "step-000010"]
+
+
+def test_a_file_system_that_has_no_links_and_syncs_no_folders_keeps_checkpoints_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(handle)
+
+    def symlink_to(path: Path, target: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "symlink_to", symlink_to)
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    made(checkpoints, 10, 20)
+    assert names(checkpoints) == ["step-000020"]
+    assert heard(checkpoints) == (20, [])
 
 
 def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
