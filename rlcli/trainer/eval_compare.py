@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEAN = "mean score"
+OF_STEP = re.compile(r"(step-\d+)\.rank-")
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,12 @@ def compare(a: str, b: str, changed: int) -> Compared:
     """
     one, other = _tables(a), _tables(b)
     pairs: dict[str, _Pair] = {}
-    for name_a, name_b in _matched(a, b, one, other):
+    matched = _matched(a, b, one, other)
+    for name_a, name_b in matched.items():
         pairs[name_a] = _pair(name_a, a, b, one[name_a], other[name_b])
     comparisons = {name: _compared([pair], changed) for name, pair in pairs.items()}
     whole = _compared(list(pairs.values()), changed) if len(pairs) > 1 else next(iter(comparisons.values()))
-    unmatched = [] if len(one) == len(other) == 1 else sorted({*one} ^ {*other})
+    unmatched = sorted({*one} - matched.keys() | {*other} - {*matched.values()})
     return Compared(a, b, _differing(a, b), unmatched, whole, comparisons)
 
 
@@ -117,6 +120,8 @@ def _tables(path: str) -> dict[str, Any]:
         return {place.stem: read_samples(place)}
     if place.is_dir():
         files = sorted(place.glob("*.parquet"))
+        if files and (several := OF_STEP.match(files[0].name)):
+            raise DataError(f"{path} holds samples of a run at several steps", f"name one: {place / several[1]}")
         if (place / PARTS).is_dir():
             raise DataError(f"{path} holds an evaluation that is not finished", "run the command that began it again")
         if files:
@@ -131,10 +136,16 @@ def _tables(path: str) -> dict[str, Any]:
     )
 
 
-def _matched(a: str, b: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _matched(a: str, b: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, str]:
+    """A's datasets → B's. Those of the same fingerprint, else of the same name: a name depends on what else was
+    evaluated in the same call."""
     if len(one) == len(other) == 1:  # whatever they are called: the prompts will tell
-        return [(next(iter(one)), next(iter(other)))]
-    both = [(name, name) for name in one if name in other]
+        return dict(zip(one, other, strict=True))
+    marks, theirs = _evaluation(a).get("datasets", {}), _evaluation(b).get("datasets", {})
+    both = {name: name for name in one if name in other and marks.get(name) == theirs.get(name)}
+    left = {mark: name for name, mark in theirs.items() if name in other and name not in both}
+    both |= {name: left.pop(marks[name]) for name in one if name not in both and marks.get(name) in left}
+    both |= {name: name for name in one if name not in both and name in other and name not in both.values()}
     if not both:
         raise DataError(
             f"{a} and {b} have no dataset in common: {', '.join(one)} ({len(one)}), {', '.join(other)} ({len(other)})",
@@ -213,6 +224,11 @@ def _difference(before: np.ndarray, after: np.ndarray, span: float) -> Differenc
 
 def _differing(a: str, b: str) -> dict[str, tuple[Any, Any]]:
     """The settings that are not the same, where both tell them."""
-    one, other = (settings_of(Path(path)).get("settings", {}) if Path(path).is_dir() else {} for path in (a, b))
+    one, other = (_evaluation(path).get("settings", {}) for path in (a, b))
     names = {**one, **other} if one and other else {}
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def _evaluation(path: str) -> dict[str, Any]:
+    """What the folder of an evaluation says of itself; of anything else nothing."""
+    return settings_of(Path(path)) if Path(path).is_dir() else {}

@@ -14,7 +14,7 @@ from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.eval_settings import local_model, prompts_mark, settings_of_evaluation
-from rlcli.trainer.eval_store import EvalStore, dataset_names
+from rlcli.trainer.eval_store import EvalStore, dataset_names, settings_of
 from rlcli.trainer.evaluate import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
 from rlcli.trainer.responses import COLUMNS, Responses, joined
 from rlcli.trainer.statistics import Estimate, average_of
@@ -98,13 +98,14 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
     """Evaluate a model on engines of our own, started once for all datasets, and not at all if nothing is missing."""
     from rlcli.trainer.preflight import prepare
 
-    names, notes = dataset_names(request.paths), _Notes(view.note)
+    notes = _Notes(view.note)
+    names, marks = _names(request)
     prepared: dict[str, Prepared] = {}
     for name, path in zip(names, request.paths, strict=True):
         prepared[name] = prepare(_with_data(request.config, path), train=False, on_note=notes)
     ready = _together(list(prepared.values()))
     _check_templates(request.config.model.path, prepared, notes)
-    datasets = _datasets(request, names, {name: own.prompts.prompts for name, own in prepared.items()})
+    datasets = _datasets(request, marks, {name: own.prompts.prompts for name, own in prepared.items()})
     model = local_model(ready.config.model.path, ready.adapter, ready.dtype)
     with ExitStack() as stack:
         store = _open(request, datasets, ready.config, model, stack)
@@ -120,13 +121,14 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
     """Evaluate a served model."""
     from rlcli.trainer.served import ask, client_of, scoring, served_name
 
-    config, names = request.config, dataset_names(request.paths)
+    config = request.config
+    names, marks = _names(request)
     limit = config.evaluation.max_prompts or None
     rows = {
         name: read_prompts(path, "test", config.verifier.name)[:limit]
         for name, path in zip(names, request.paths, strict=True)
     }
-    datasets = _datasets(request, names, rows)
+    datasets = _datasets(request, marks, rows)
     scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
     client = client_of(endpoint, config)
     model = served_name(client)
@@ -248,12 +250,22 @@ def _evaluation(
     return evaluation
 
 
-def _datasets(request: Request, names: Sequence[str], prompts: Mapping[str, Sequence[Prompt]]) -> list[_Dataset]:
-    found = []
-    for name, path in zip(names, request.paths, strict=True):
-        # All rows of the file: with --max-prompts fewer of them are evaluated, and the samples stay good.
-        mark = prompts_mark(read_prompts(path, "test", request.config.verifier.name)) if request.out else ""
-        found.append(_Dataset(name, prompts[name], mark))
+def _names(request: Request) -> tuple[list[str], list[str]]:
+    """The datasets' names, and what marks the prompts of each, or nothing where no sample is kept. One that the folder
+    of samples knows keeps its name: `dataset_names` gives it another where another of its name comes beside it."""
+    names = dataset_names(request.paths)
+    if not request.out:
+        return names, [""] * len(names)
+    # Of all rows of the file: with --max-prompts fewer of them are evaluated, and the samples stay good.
+    marks = [prompts_mark(read_prompts(path, "test", request.config.verifier.name)) for path in request.paths]
+    there = settings_of(request.out).get("datasets", {}) if request.out.is_dir() else {}
+    known = {mark: name for name, mark in there.items()}
+    kept = [known.get(mark, name) for name, mark in zip(names, marks, strict=True)]
+    return (kept if len(set(kept)) == len(kept) else names), marks
+
+
+def _datasets(request: Request, marks: Sequence[str], prompts: Mapping[str, Sequence[Prompt]]) -> list[_Dataset]:
+    found = [_Dataset(name, own, mark) for (name, own), mark in zip(prompts.items(), marks, strict=True)]
     _check_fields(request.by, [prompt for dataset in found for prompt in dataset.prompts])
     return found
 

@@ -50,24 +50,31 @@ class EvalStore:
 
         settings: what a sample depends on, by names that the user knows. datasets: name → fingerprint of its prompts;
         further ones may be added to a folder, with no harm to those that it has. force: begin again where the settings
-        are others than those of the samples there.
-        Raises `ConfigError` that names what differs, and `RlcliError` where another process evaluates into it.
+        are others than those of the samples there, or, with the same settings, only with datasets whose prompts are.
+        Raises `ConfigError` that names what differs, and `RlcliError` where another process evaluates into it or nobody
+        knows what the samples there are of.
         """
         path = evaluation_folder(path)
         store = cls(path, _hold(path))
         try:
-            before = store._settings()
-            differing = _differences(before, settings, datasets)
-            if differing and not force:
+            before = settings_of(path)
+            if not before and store._has_samples():
+                raise ConfigError(f"--out {path} holds parquet files of another origin", "give another folder")
+            known = dict(before.get("datasets", {}))
+            differing = _differences(before.get("settings", settings), settings)
+            others = [name for name, mark in datasets.items() if known.get(name, mark) != mark]
+            if (differing or others) and not force:
+                differing += [f"dataset {name} has other prompts" for name in others]
                 raise ConfigError(
                     f"--out {path} holds samples of another evaluation: {'; '.join(differing)}",
                     "give another folder, or throw those samples away with --force",
                 )
-            if differing:
-                store._clear(before.get("datasets", {}))
-                before = {}
-            known = {**before.get("datasets", {}), **datasets}
-            write_json(path / SETTINGS, {"format": FORMAT, "settings": dict(settings), "datasets": known})
+            for name in [*known] if differing else others:
+                store._remove(name)
+                del known[name]
+            write_json(
+                path / SETTINGS, {"format": FORMAT, "settings": dict(settings), "datasets": {**known, **datasets}}
+            )
         except BaseException:
             store.close()
             raise
@@ -128,13 +135,14 @@ class EvalStore:
         shape = re.compile(re.escape(name) + r"\.\d{4}\.rank-\d+-\d+\.parquet")
         return sorted(file for file in found if shape.fullmatch(file.name))
 
-    def _settings(self) -> dict[str, Any]:
-        return settings_of(self.path)
+    def _has_samples(self) -> bool:
+        return (self.path / PARTS).exists() or any(self.path.glob("*.parquet"))
 
-    def _clear(self, datasets: Sequence[str]) -> None:
-        for name in (*(f"{name}.parquet" for name in datasets), SETTINGS, REPORT):
-            (self.path / name).unlink(missing_ok=True)
-        shutil.rmtree(self.path / PARTS, ignore_errors=True)
+    def _remove(self, name: str) -> None:
+        """Remove the samples of a dataset. What they are of is forgotten only when all are gone: a kill in between
+        must not leave some that are taken for those of the next settings."""
+        for file in (*self._parts(name), self.path / f"{name}.parquet", self.path / REPORT):
+            file.unlink(missing_ok=True)
 
 
 def settings_of(path: Path) -> dict[str, Any]:
@@ -147,7 +155,7 @@ def settings_of(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise DataError(f"{file} cannot be read: {error}", "give another folder with --out") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(found, dict) or found.get("format") != FORMAT or not {"settings", "datasets"} <= found.keys():
         raise DataError(f"{file} is of another version of rlcli", "give another folder with --out")
     return found
 
@@ -202,7 +210,8 @@ def dataset_names(paths: Sequence[str]) -> list[str]:
     ['data-gsm8k', 'math', 'mine-gsm8k', 'aime']
     """
     resolved = [Path(path).expanduser().resolve() for path in paths]
-    twice = [path for number, path in enumerate(paths) if resolved[number] in resolved[:number]]
+    files = [path if path.suffix == ".parquet" else path / "test.parquet" for path in resolved]
+    twice = [path for number, path in enumerate(paths) if files[number] in files[:number]]
     if twice:
         raise ConfigError(f"--data {twice[0]} is given twice", "give each dataset once")
     words = [_words(path) for path in resolved]
@@ -235,18 +244,11 @@ def _words(path: Path) -> list[str]:
     return [*parts[:-1], path.stem]
 
 
-def _differences(before: Mapping[str, Any], settings: Mapping[str, Any], datasets: Mapping[str, str]) -> list[str]:
-    if not before:
-        return []
-    then = before["settings"]
-    differing = [
-        f"{name} = {shown(then.get(name))}, now {shown(settings.get(name))}"
-        for name in {**then, **settings}
-        if then.get(name) != settings.get(name)
-    ]
-    known = before["datasets"]
-    return differing + [
-        f"dataset {name} has other prompts" for name, mark in datasets.items() if known.get(name, mark) != mark
+def _differences(before: Mapping[str, Any], settings: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} = {shown(before.get(name))}, now {shown(settings.get(name))}"
+        for name in {**before, **settings}
+        if before.get(name) != settings.get(name)
     ]
 
 

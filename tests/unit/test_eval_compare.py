@@ -100,7 +100,7 @@ def test_prompts_that_are_others_are_refused_with_how_many(tmp_path: Path) -> No
 
 
 def folder(path: Path, temperature: float, **datasets: Mapping[int, str]) -> Path:
-    with EvalStore.open(path, {"model": "m", "temperature": temperature}, dict.fromkeys(datasets, "mark")):
+    with EvalStore.open(path, {"model": "m", "temperature": temperature}, {name: name for name in datasets}):
         for name, passes in datasets.items():
             write(path / f"{name}.parquet", passes)
     return path
@@ -136,6 +136,19 @@ def test_the_evaluations_of_a_run_are_read_from_all_its_workers(tmp_path: Path) 
             write(tmp_path / f"step-{step:06d}.rank-{rank}.parquet", {rank: letters})
     found = compare(str(tmp_path / "step-000000"), str(tmp_path / "step-000050.json"), 5)
     assert (found.overall.prompts, found.overall.better) == (2, 2)
+    with pytest.raises(DataError, match=r"samples of a run at several steps; name one: .*/step-000000"):
+        compare(str(tmp_path), str(tmp_path), 5)
+
+
+def test_datasets_are_matched_by_their_prompts_where_they_are_called_otherwise(tmp_path: Path) -> None:
+    a = folder(tmp_path / "a", 1.0, sums={0: "w"})
+    b = folder(tmp_path / "b", 1.0, **{"b-sums": {0: "w", 1: "w"}, "sums": {5: "w"}, "a-sums": {0: "r"}})
+    for path, marks in ((a, {"sums": "A"}), (b, {"b-sums": "B", "sums": "C", "a-sums": "A"})):
+        found = json.loads((path / "evaluation.json").read_text())
+        (path / "evaluation.json").write_text(json.dumps(found | {"datasets": marks}))
+    compared = compare(str(a), str(b), 5)
+    assert (list(compared.datasets), compared.overall.better) == (["sums"], 1)
+    assert compared.unmatched == ["b-sums", "sums"]
 
 
 def test_what_is_no_evaluation_or_not_finished_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.errors import ConfigError, DataError, RlcliError
 from rlcli.trainer import eval_settings
+from rlcli.trainer.eval_run import Request, _names
 from rlcli.trainer.eval_store import EvalStore, dataset_names, read_samples
 from rlcli.types import Outcome, Prompt, Verdict
 
@@ -89,6 +90,73 @@ def test_a_dataset_may_be_added(tmp_path: Path) -> None:
         EvalStore.open(tmp_path, SETTINGS, {"more": "y", "sums": "a"})
 
 
+def test_force_throws_away_what_is_others_and_nothing_else(tmp_path: Path) -> None:
+    both = {"sums": "a", "more": "z"}
+    with EvalStore.open(tmp_path, SETTINGS, both) as store:
+        put(store, row(0, 0))
+        write_samples(tmp_path / "more.parquet", 0, [row(1, 0)])
+    with EvalStore.open(tmp_path, SETTINGS, {"sums": "a", "more": "y"}, force=True) as store:
+        assert store.holds("sums")
+        assert not store.holds("more")
+
+
+def test_killed_while_it_throws_samples_away_it_does_not_take_the_rest_for_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        put(store, row(0, 0))
+        write_samples(tmp_path / "sums.parquet", 0, [row(1, 0)])
+    unlink, removed = Path.unlink, list[Path]()
+
+    def killed(self: Path, missing_ok: bool = False) -> None:
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(self)
+        unlink(self, missing_ok=missing_ok)
+
+    other = {**SETTINGS, "temperature": 0.5}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            opened(tmp_path, other, force=True)
+    with pytest.raises(ConfigError, match="holds samples of another evaluation"):
+        opened(tmp_path, other)
+    with opened(tmp_path, other, force=True) as store:
+        assert store.samples("sums") is None
+
+
+def test_samples_of_which_nothing_is_known_are_refused_and_left(tmp_path: Path) -> None:
+    write_samples(tmp_path / "sums.parquet", 0, [row(1, 0)])
+    for force in (False, True):
+        with pytest.raises(ConfigError, match="holds parquet files of another origin"):
+            opened(tmp_path, force=force)
+    assert (tmp_path / "sums.parquet").exists()
+    assert not (tmp_path / "evaluation.json").exists()
+
+
+def test_a_dataset_keeps_its_name_when_another_of_that_name_comes_beside_it(tmp_path: Path) -> None:
+    from rlcli.config.schema import RunConfig
+
+    a, b = (_data(tmp_path / folder / "sums", folder) for folder in "ab")
+    config = RunConfig()
+    names, marks = _names(Request(config, (a,), out=tmp_path / "out"))
+    assert names == ["sums"]
+    EvalStore.open(tmp_path / "out", SETTINGS, dict(zip(names, marks, strict=True))).close()
+    assert _names(Request(config, (b, a), out=tmp_path / "out"))[0] == ["b-sums", "sums"]
+    assert _names(Request(config, (b, a), out=tmp_path / "new"))[0] == ["b-sums", "a-sums"]
+
+
+def _data(folder: Path, text: str) -> str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir(parents=True)
+    prompt = [{"role": "user", "content": text}]
+    one = {"data_source": "s", "prompt": prompt, "reward_model": {"style": "exact", "ground_truth": "1"}}
+    pq.write_table(pa.Table.from_pylist([one]), folder / "test.parquet")
+    return str(folder)
+
+
 def test_two_evaluations_into_one_folder_are_kept_apart(tmp_path: Path) -> None:
     with opened(tmp_path), pytest.raises(RlcliError, match="in use by another evaluation"):
         opened(tmp_path)
@@ -109,9 +177,10 @@ def test_files_of_others_are_not_taken_for_parts(tmp_path: Path) -> None:
 def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
     found = json.loads((tmp_path / "evaluation.json").read_text())
-    (tmp_path / "evaluation.json").write_text(json.dumps({**found, "format": 99}))
-    with pytest.raises(DataError, match="of another version"):
-        opened(tmp_path)
+    for other in ({**found, "format": 99}, {"format": 1}):
+        (tmp_path / "evaluation.json").write_text(json.dumps(other))
+        with pytest.raises(DataError, match="of another version"):
+            opened(tmp_path)
 
 
 def test_a_writer_waits_a_second_between_parts_and_longer_later(
@@ -162,8 +231,9 @@ def test_datasets_get_short_names_of_their_own(paths: list[str], names: list[str
 
 
 def test_a_dataset_given_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--data \./gsm8k is given twice"):
-        dataset_names(["gsm8k", "./gsm8k"])
+    for twice in ("./gsm8k", "gsm8k/test.parquet"):
+        with pytest.raises(ConfigError, match=f"--data {twice} is given twice"):
+            dataset_names(["gsm8k", twice])
 
 
 def _rewrite(file: str, content: bytes) -> Callable[[Path], object]:
