@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -11,6 +12,14 @@ from types import FrameType, TracebackType
 REPEAT_S = 0.5
 """Signals within so short a time are one: sent to all processes of a job, they also come from the supervisor, which
 passes on its own."""
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _may_handle() -> bool:
+    """Python hands signals to a program's main thread alone; a run in another gets none."""
+    return threading.current_thread() is threading.main_thread()
 
 
 class StopOnSignal:
@@ -27,7 +36,7 @@ class StopOnSignal:
 
     def __enter__(self) -> StopOnSignal:
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS if _may_handle() else ():
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -61,7 +70,7 @@ class ignoring_signals:
     """Cleaning up must not be cut short by an impatient third Ctrl-C."""
 
     def __enter__(self) -> None:
-        self._before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS} if _may_handle() else {}
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():

@@ -7,7 +7,9 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -46,7 +48,7 @@ class View:
     def __init__(
         self, show_samples: int = 0, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or Console(stderr=True, file=_Bearing.of(sys.stderr), highlight=False)
         self.show_samples = show_samples
         self._clock = clock
         self._title, self._total, self._done = "", 0, 0
@@ -161,6 +163,30 @@ class View:
     def _print(self, text: str, style: str = "") -> None:
         self._spoke = self._clock()
         self.console.print(Text(text, style=style), soft_wrap=True)
+
+
+class _Bearing:
+    """A text file whose other end may go away, as `tee` does by the very Ctrl-C that asks a run to finish its step:
+    what cannot be written is left out."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    @classmethod
+    def of(cls, file: TextIO | None) -> IO[str] | None:
+        return cast(IO[str], cls(file)) if file else None
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, RuntimeError):  # RuntimeError: by a signal's handler, in the midst of a write
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, RuntimeError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def figures(metrics: Mapping[str, float]) -> list[str]:

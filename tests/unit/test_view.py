@@ -291,3 +291,18 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
     _, seen = on_a_terminal({"TERM": "dumb"})
     assert b"\x1b" not in seen
     assert b"step 2/2  reward 0.750" in seen
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_who_reads_the_view_may_leave_and_the_run_goes_on(terminal: bool) -> None:
+    """`rlcli … 2>&1 | tee log`, and Ctrl-C: it asks the run to finish its step, and ends `tee`."""
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    program = f"input()\n{PROGRAM}print('went on')\nimport os, sys; sys.stdout.flush(); os._exit(0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writer, text=True
+    ) as process:
+        os.close(writer)
+        os.close(reader)
+        stdout, _ = process.communicate("\n", timeout=30)
+    assert stdout.splitlines() == ["data", "went on"]
+    assert process.returncode == 0
