@@ -40,6 +40,8 @@ class DaemonSentinel:
                 self._names[os.pidfd_open(pid)] = name
             except ProcessLookupError:
                 on_lost("the Ray head", f"the Ray head ({name}) died")
+            except OSError:
+                continue  # A kernel before 5.3 has no such descriptors: Ray alone will notice.
         self._closing = os.eventfd(0)
         self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
         self._thread.start()

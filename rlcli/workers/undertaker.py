@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -27,7 +28,7 @@ class Undertaker:
         self._folder = folder
         # A session of its own: what ends the driver's terminal must not end this.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, folder, group],
+            [sys.executable, "-P", "-m", __name__, folder, group],  # -P: nothing from the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -63,6 +64,8 @@ class Undertaker:
 
 
 def main(folder: str, group: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # sent to all that there is, by systemd for one
+        signal.signal(number, signal.SIG_IGN)
     import psutil
 
     watched: set[tuple[int, float]] = set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -55,6 +57,18 @@ def test_the_session_ends_with_its_descendants_and_other_children_live_on(sessio
     finally:
         other.kill()
         other.wait()
+
+
+def test_a_signal_to_all_processes_does_not_end_the_one_that_clears_up(session: Path) -> None:
+    """As systemd sends it."""
+    undertaker = Undertaker(str(session), GROUP)
+    process = psutil.Process(undertaker._process.pid)
+    status = Path(f"/proc/{process.pid}/status")
+    while not int(re.findall(r"SigIgn:\s*(\w+)", status.read_text())[0], 16) >> (signal.SIGTERM - 1) & 1:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    undertaker.close()
+    assert not session.exists()
 
 
 def test_a_killed_driver_is_cleared_up_after(session: Path) -> None:
