@@ -13,6 +13,11 @@ RETRY = 75
 
 _SUPERVISED, _GROUP, _RESTARTS = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS"
 
+_told = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS)}
+"""Out of the environment: it is told to this process, and not to another rlcli that something in the run starts, which
+would clear up the run's own files."""
+_supervisor = os.getppid()
+
 
 def told(group: str, restarts: int) -> dict[str, str]:
     """The variables for an attempt. group: what names its folders outside the run's. restarts: how many came before."""
@@ -20,20 +25,21 @@ def told(group: str, restarts: int) -> dict[str, str]:
 
 
 def is_supervised() -> bool:
-    """Whether a supervisor waits for this process, tells the user how it ended, and may start it again."""
-    return _SUPERVISED in os.environ
+    """Whether a supervisor waits for this process, tells the user how it ended, and may start it again. One that has
+    been killed does not."""
+    return bool(_told[_SUPERVISED]) and os.getppid() == _supervisor
 
 
 def is_restart() -> bool:
     """Whether this attempt follows one that failed: what it needs may not be back yet."""
-    return os.environ.get(_RESTARTS, "0") != "0"
+    return _told[_RESTARTS] not in ("", "0")
 
 
 @functools.cache
 def group_id() -> str:
     """Eight hexadecimal digits for the names of what this process and its workers put in /dev/shm and /tmp: the
     supervisor's choice, so that it can remove what a killed attempt left; else new ones."""
-    return os.environ.get(_GROUP) or uuid.uuid4().hex[:8]
+    return _told[_GROUP] or uuid.uuid4().hex[:8]
 
 
 def remove_leftovers(group: str) -> None:

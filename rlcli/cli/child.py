@@ -97,6 +97,7 @@ class Children:
             os.setpgid(0, 0)
             for number in (signal.SIGTTIN, signal.SIGTTOU):  # To the terminal it is in the background, and may write.
                 signal.signal(number, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # A script's shell ignores it for what it starts with «&».
             # When this process is killed, the child is to finish its step, save and leave.
             _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() == parent:
@@ -124,7 +125,10 @@ class Children:
     def _stop_with(self, child: int) -> None:
         if child:
             os.killpg(child, signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # The kernel's part: it stops nobody for whom there is no shell to go on with (`ssh -t host rlcli …`).
+        signal.raise_signal(signal.SIGTSTP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
         if child:
             os.killpg(child, signal.SIGCONT)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer import TyperException
@@ -108,11 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug and not isinstance(error, TyperException):
             raise
         mendable = _mendable(error)
-        print("error:", *str(mendable or _defect(error)).split(), file=sys.stderr)
+        _say("error:", *str(mendable or _defect(error)).split())
         return mendable.exit_code if mendable else 1
     if done == INTERRUPTED and not is_supervised():
-        print("interrupted", file=sys.stderr)
+        _say("interrupted")
     return done if isinstance(done, int) else 0
+
+
+def _say(*words: str) -> None:
+    with contextlib.suppress(OSError):  # Whoever read it (a pager, `tee`) has ended: the exit code tells.
+        print(*words, file=sys.stderr)
 
 
 def _mendable(error: Exception) -> RlcliError | None:
@@ -129,5 +136,15 @@ def _defect(error: Exception) -> str:
     return f"{said}; run again with --debug for the traceback"
 
 
+def _leave(code: int) -> NoReturn:
+    """End this process. A supervised one does so at once: a library that crashes or waits when the interpreter ends
+    would make a run that is done look like one that failed."""
+    if is_supervised():
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave(main())

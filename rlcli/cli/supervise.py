@@ -88,7 +88,8 @@ def _of_this_call(options: Options) -> list[str]:
 
 
 def _rlcli(*words: str) -> list[str]:
-    return [sys.executable, "-m", "rlcli.cli.main", *words]
+    # -P: what lies in the current folder must not take the place of a library.
+    return [sys.executable, "-P", "-m", "rlcli.cli.main", *words]
 
 
 def supervise(
@@ -116,6 +117,7 @@ def supervise(
             remove_leftovers(group)
             if status >= 0 and status != RETRY:
                 return status
+            _show_cursor()
             if children.asked > 1 or (children.asked and status in LEAVING):
                 return INTERRUPTED
             begun = goes_on or _stamp(folder) not in (None, before)  # None: --force had removed it
@@ -182,6 +184,13 @@ def last_checkpoint(folder: Path) -> int:
     """The step of the newest checkpoint by its name; 0 where there is none."""
     steps = (path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*"))
     return max((int(step) for step in steps if step.isdecimal()), default=0)
+
+
+def _show_cursor() -> None:
+    """A live view that was killed has hidden it, and left its last line open."""
+    with contextlib.suppress(OSError, AttributeError):
+        if sys.stderr.isatty():
+            print("\x1b[?25h", file=sys.stderr, flush=True)
 
 
 def _say(text: str) -> None:

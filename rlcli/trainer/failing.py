@@ -71,7 +71,8 @@ def leaving_at_once(folder: Path) -> Callable[[str, str], NoReturn]:
     def leave(who: str, message: str) -> NoReturn:
         note_failure(folder, who, message, retry=True)
         if not is_supervised():
-            print(f"error: {message}; {go_on(folder)}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # who read it may be gone with the supervisor
+                print(f"error: {message}; {go_on(folder)}", file=sys.stderr, flush=True)
         os._exit(RETRY if is_supervised() else 1)
 
     return leave

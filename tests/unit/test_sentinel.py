@@ -142,5 +142,5 @@ def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.Mon
     two = cluster.Pool(workers=2, device="cpu", threads=1)
     with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 1"):
         cluster._await_resources(two)
-    monkeypatch.setenv("RLCLI_RESTARTS", "1")
+    monkeypatch.setattr(cluster, "is_restart", lambda: True)
     cluster._await_resources(two)

@@ -35,7 +35,7 @@ except RunFailed as error:
 BEGIN = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from rlcli.attempt import group_id
+from rlcli.attempt import group_id, is_restart, is_supervised
 from rlcli.trainer.failing import add_event, note_failure
 run = Path({folder!r})
 
@@ -125,9 +125,9 @@ def test_the_run_has_the_terminal_and_the_input_of_the_command(run: Run) -> None
 def test_a_killed_run_goes_on_from_its_last_checkpoint(run: Run) -> None:
     (run.path / "checkpoints" / "step-000005").mkdir(parents=True)
     (run.path / "checkpoints" / ".step-000006.partial").mkdir()
-    run.start("began(3); place(7, 'update'); os.kill(os.getpid(), signal.SIGKILL)", "say(os.environ['RLCLI_RESTARTS'])")
+    run.start("began(3); place(7, 'update'); os.kill(os.getpid(), signal.SIGKILL)", "say(is_restart())")
     stdout, stderr = run.end(0)
-    assert stdout == "1\n"
+    assert stdout == "True\n"
     assert stderr == "step 7, update: the driver died of SIGKILL: restart 1 of 3 from step 5\n"
     (failed,), (restarted,) = run.events("failed"), run.events("restarted")
     assert (failed["who"], failed["step"], failed["phase"]) == ("the driver", 7, "update")
@@ -263,34 +263,72 @@ def test_a_failure_after_the_run_was_asked_to_leave_is_told(run: Run) -> None:
     assert stderr.startswith("error: the run failed without a word; go on with: rlcli train --resume")
 
 
-def on_a_terminal(run: Run, program: str) -> tuple[int, int]:
-    """The supervisor's process id and its terminal's other end."""
+SHELL = """
+import os, signal, sys
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+job = os.fork()
+if not job:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    os.execv(sys.argv[1], sys.argv[1:])
+while os.WIFSTOPPED(status := os.waitpid(job, os.WUNTRACED)[1]):
+    os.tcsetpgrp(0, os.getpgrp())
+    print("stopped")
+    input()
+    os.tcsetpgrp(0, job)
+    os.killpg(job, signal.SIGCONT)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def on_a_terminal(run: Run, program: str, *, shell: bool = False) -> tuple[int, int]:
+    """The process id of the supervisor, or of its shell, which goes on with it at an empty line; and the terminal's
+    other end."""
     import pty
 
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execv(
-            sys.executable,
-            [sys.executable, "-c", SUPERVISOR, str(run.path), BEGIN.format(folder=str(run.path)) + program, GO_ON],
-        )
+        words = [sys.executable, "-c", SUPERVISOR, str(run.path), BEGIN.format(folder=str(run.path)) + program, GO_ON]
+        os.execv(sys.executable, [sys.executable, "-c", SHELL, *words] if shell else words)
     return pid, terminal
 
 
-def test_ctrl_c_in_a_terminal_reaches_the_run_once_and_ctrl_z_stops_it(run: Run) -> None:
-    supervisor, terminal = on_a_terminal(run, LISTEN.format(count=1, code=130))
+@pytest.mark.parametrize("shell", [True, False])
+def test_ctrl_c_in_a_terminal_reaches_the_run_once_and_ctrl_z_stops_it_where_a_shell_can_go_on(
+    run: Run, shell: bool
+) -> None:
+    """With `ssh -t host rlcli …` there is none: it would hang for ever."""
+    leader, terminal = on_a_terminal(run, LISTEN.format(count=1, code=130), shell=shell)
     try:
-        driver = int(read_until(terminal, lambda text: text.strip().isdecimal() and text.endswith("\n")))
+        driver = psutil.Process(int(read_until(terminal, lambda text: text.strip().isdecimal() and text[-1] == "\n")))
         os.write(terminal, b"\x1a")
-        assert os.WIFSTOPPED(os.waitpid(supervisor, os.WUNTRACED)[1])
-        until(lambda: psutil.Process(driver).status() == psutil.STATUS_STOPPED)
-        os.kill(supervisor, signal.SIGCONT)
-        until(lambda: psutil.Process(driver).status() != psutil.STATUS_STOPPED)
+        if shell:
+            read_until(terminal, lambda text: "stopped" in text)
+            assert driver.status() == psutil.STATUS_STOPPED
+            os.write(terminal, b"\n")
+        else:
+            time.sleep(0.3)
+        until(lambda: driver.status() != psutil.STATUS_STOPPED)
         os.write(terminal, b"\x03")
         shown = read_until(terminal, lambda text: "INT" in text and text.endswith("\n"))
         assert shown.count("INT") == 1
-        assert os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]) == 130
+        assert os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1]) == 130
     finally:
         os.close(terminal)
+
+
+def test_what_a_script_starts_in_the_background_is_asked_to_leave_before_it_listens_too(run: Run) -> None:
+    """Its shell has it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = run.start("began(3); say('up'); time.sleep(20); say('went on')")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    run.line()
+    process.send_signal(signal.SIGINT)
+    stdout, _ = run.end(130)
+    assert stdout == ""
 
 
 def test_a_signal_to_the_whole_group_reaches_the_run_once_and_its_daemons_not_at_all(run: Run) -> None:
@@ -346,6 +384,32 @@ def test_a_run_whose_supervisor_is_killed_is_asked_to_leave(run: Run) -> None:
     until(lambda: gone(driver))
 
 
+def test_a_run_whose_supervisor_is_killed_tells_its_end_itself(run: Run) -> None:
+    listen = LISTEN.replace("sys.exit({code})", "say(is_supervised())").format(count=1)
+    process = run.start(f"say(is_supervised())\n{listen}")
+    assert run.line() == "True"
+    run.line()
+    process.kill()
+    run.line()
+    assert run.line() == "False"
+
+
+def test_what_the_run_is_told_is_not_told_to_what_it_starts(run: Run) -> None:
+    """Another rlcli would take itself for the attempt, and clear up its files."""
+    nested = "from rlcli.attempt import group_id, is_supervised; print(is_supervised(), group_id())"
+    run.start(f"say(group_id()); subprocess.run([sys.executable, '-c', {nested!r}])")
+    stdout, _ = run.end(0)
+    own, supervised, others = stdout.split()
+    assert supervised == "False"
+    assert own != others
+
+
+def test_a_run_that_is_done_is_done_whatever_its_libraries_do_when_the_interpreter_ends(run: Run) -> None:
+    crash = "import atexit; atexit.register(os.abort); from rlcli.cli.main import _leave; print('done')"
+    run.start(f"began(3); {crash}; _leave(0)")
+    assert run.end(0) == ("done\n", "")
+
+
 def test_a_run_that_does_not_leave_when_asked_twice_is_killed(tmp_path: Path) -> None:
     code = SUPERVISOR.replace("folder, first", "import rlcli.cli.child as c; c.LEAVE_S = 0.5\nfolder, first")
     process = subprocess.Popen(
@@ -379,17 +443,22 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     from rlcli.cli import main, supervise
 
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(supervise, "supervise", lambda *args, **kwargs: calls.append((*args, kwargs)) or 0)
+
+    def note(*args: Any, **kwargs: Any) -> int:
+        calls.append((*args, kwargs))
+        return 0
+
+    monkeypatch.setattr(supervise, "supervise", note)
     monkeypatch.setattr(sys, "argv", ["rlcli", *words])
     monkeypatch.chdir(tmp_path)
     Path("x").mkdir()
     Path("x/config.toml").touch()
     assert main.main() == 0
     ((folder, first, again, kwargs),) = calls
-    assert first[3:] == fixed
+    assert first[4:] == fixed
     assert kwargs == {"goes_on": "--resume" in words or "resume" in words}
     # What is changed on going on may not have reached the folder when the first attempt dies.
-    assert again[3:6] == (fixed if kwargs["goes_on"] else ["train", "--resume", str(folder)])[:3]
+    assert again[4:7] == (fixed if kwargs["goes_on"] else ["train", "--resume", str(folder)])[:3]
     assert again == first or not kwargs["goes_on"]
     assert ("--debug" in again) == ("--debug" in words)
 
