@@ -54,11 +54,12 @@ def list_runs(
             "" if run.reward is None else f"{run.reward:.3f}",
             "" if run.pass_at_1 is None else f"{run.pass_at_1:.1%}",
             "" if run.checkpoint is None else run.checkpoint,
-            _time(run.time),
+            _time(run.time, "%m-%d %H:%M"),
         )
         for run in found
     ]
-    columns = ["run", "recipe", "state", "step", "reward", "pass@1", "checkpoint", "when"]
+    # Short names: a line of a terminal is to hold them all.
+    columns = ["run", "recipe", "state", "step", "reward", "pass@1", "saved", "when"]
     console.show(console.table(columns, rows))
 
 
@@ -160,5 +161,5 @@ def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str]:
     return _time(event.get("time")), str(event.get("event")), f"{said} ({rest})" if said and rest else str(said or rest)
 
 
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+def _time(seconds: float | None, form: str = "%Y-%m-%d %H:%M") -> str:
+    return "" if seconds is None else datetime.fromtimestamp(seconds).strftime(form)

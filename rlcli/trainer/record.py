@@ -25,12 +25,12 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
-    """Step → report of each periodic evaluation, as evaluations/step-000050.json holds it."""
+    """Step → report of each periodic evaluation, as evaluations/step-000050.json holds it; what is none is left out."""
     found = {}
     for path in sorted((run / "evaluations").glob("step-*.json")):
         with contextlib.suppress(OSError, ValueError):
             found[_step_of(path)] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return {step: report for step, report in found.items() if isinstance(report, dict)}
 
 
 def rewind(run: Path, step: int) -> None:
@@ -94,7 +94,7 @@ def _read_metrics(run: Path) -> list[dict[str, Any]]:
     for line in lines:
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return found
+    return [line for line in found if isinstance(line, dict) and "step" in line]
 
 
 def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -57,24 +57,31 @@ def run_at(folder: Path) -> Run:
         steps=int(config.get("train", {}).get("steps", 0)),
         reward=metrics[-1].get("reward/mean") if metrics else None,
         evaluated=evaluated,
-        pass_at_1=None if evaluated is None else evaluations[evaluated]["pass"]["pass@1"]["mean"],
+        pass_at_1=None if evaluated is None else _pass_at_1(evaluations[evaluated]),
         checkpoint=max(checkpoints_of(folder), default=None),
-        time=events[-1]["time"] if events else _changed(folder / "config.toml"),
+        time=events[-1].get("time") if events else _changed(folder / "config.toml"),
     )
+
+
+def _pass_at_1(report: dict[str, Any]) -> float | None:
+    found: float | None = report.get("pass", {}).get("pass@1", {}).get("mean")
+    return found
 
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The resolved configuration as it stands there, unchecked: it may be of another version."""
     try:
-        return tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        found = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return {}
+    return {name: section for name, section in found.items() if isinstance(section, dict)}
 
 
 def checkpoints_of(folder: Path) -> list[int]:
-    """The steps of the whole ones, rising; whether they are sound has not been looked at."""
-    found = (folder / "checkpoints").glob("step-*/manifest.json")
-    return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
+    """The steps of the whole ones, rising; whether they are sound has not been looked at. A copy by another name is
+    none."""
+    names = (path.parent.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*/manifest.json"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def state_of(folder: Path) -> State:

@@ -46,6 +46,40 @@ def test_how_a_run_ended_is_told_by_its_last_attempt(runs: Path) -> None:
     assert state_of(runs / "c") == "failed"
 
 
+def test_what_is_odd_in_one_run_does_not_hide_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("step-000003", "step-000003-good"):
+        (runs / "a" / "checkpoints" / name).mkdir()
+        (runs / "a" / "checkpoints" / name / "manifest.json").write_text("{}")
+    (runs / "b" / "evaluations" / "step-000003.json").write_text("{}")
+    (runs / "b" / "metrics.jsonl").open("a").write("7\n{}\n")
+    (runs / "c" / "config.toml").write_text("train = 3\n")
+    (runs / "d" / "events.jsonl").open("a").write('{"event": "stopped"}\n')
+    assert {run.name: (run.checkpoint, run.step) for run in runs_in(runs)} == {
+        "a": (3, 3),
+        "b": (None, 3),
+        "c": (None, 3),
+        "d": (None, 3),
+    }
+    for name in "abcd":
+        assert main(["runs", "show", str(runs / name)]) == 0
+
+
+def test_a_run_has_one_line_in_a_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.cli.console import stdout
+
+    monkeypatch.setenv("COLUMNS", "80")
+    stdout.cache_clear()
+    (runs / "a").rename(runs / "grpo-12")
+    (runs / "grpo-12" / "checkpoints" / "step-000100").mkdir()
+    (runs / "grpo-12" / "checkpoints" / "step-000100" / "manifest.json").write_text("{}")
+    assert main(["runs", "list", str(runs)]) == 0
+    stdout.cache_clear()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) == 2 + 4
+
+
 def test_runs_are_listed_and_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "list", str(runs)]) == 0
     assert "25.0%" in capsys.readouterr().out
