@@ -6,7 +6,8 @@ import itertools
 import random
 from dataclasses import dataclass, replace
 
-STEPS = 8
+STEPS, LAST_AIM = 10, 7
+"""Of every run; and the last step at which a blow is aimed, since it falls a little later."""
 EVALUATE_EVERY = 3
 PER_RUN = 5
 """Most blows that one run gets: each costs another start, but so does another run."""
@@ -90,7 +91,7 @@ def _parts(items: list[str], most: int) -> list[list[str]]:
 
 def _aims(rng: random.Random, victims: list[str], every: int) -> tuple[Aim, ...]:
     aims = []
-    steps = sorted(rng.randint(1, STEPS - 1) for _ in victims)
+    steps = sorted(rng.randint(1, LAST_AIM) for _ in victims)
     before = ""
     for victim, step in zip(victims, steps, strict=True):
         phases = [phase for phase in PHASES if _happens(phase, step, every)]

@@ -9,7 +9,7 @@ import psutil
 from aims import PHASES, QUIET, STEPS, Aim, Plan
 from cluster import Cluster
 from processes import is_alive, kill, line_of, marked, victims
-from runs import Run, Stuck
+from runs import Over, Run, Stuck
 
 POLL_S = 0.002
 START_UP_S = 12.0
@@ -42,6 +42,7 @@ class Tortured:
     """A plan carried out. problems: what was not as promised, but for what the comparison finds."""
 
     plan: Plan
+    name: str
     blows: list[Blow] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     lost: int | None = None
@@ -49,28 +50,24 @@ class Tortured:
     leftovers: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
+    @property
+    def missed(self) -> tuple[Aim, ...]:
+        """Aims that lie beyond the end of the run, which was faster."""
+        return self.plan.aims[len(self.blows) :]
+
 
 def torture(plan: Plan, run: Run, cluster: Cluster | None) -> Tortured:
     """Start the run and let the blows of the plan fall on it; returns once it has ended, by itself or as one that got
     stuck."""
-    result = Tortured(plan)
+    result = Tortured(plan, run.out.name)
     began = time.monotonic()
     try:
-        run.start()
-        for aim, following in zip(plan.aims, (*plan.aims[1:], None), strict=True):
-            ready = _await(run, aim, cluster)
-            if result.blows:
-                _went_on(run, result.blows[-1])
-            blow, before = _strike(run, aim, cluster, ready)
-            result.blows.append(blow)
-            if aim.victim not in QUIET:
-                _follow(run, blow, struck_again=following is not None and following.phase == "start")
-            if blow.outcome.startswith("restarted"):
-                blow.orphans += [line_of(process)[:120] for process in before if is_alive(process)]
+        _carry_out(result, run, cluster)
         run.until(run.ended, "its end")
-        _went_on(run, result.blows[-1])
         if run.code() != 0:
             result.problems.append(f"it ended with exit code {run.code()}: {run.said()}")
+    except Over:
+        pass
     except Stuck as stuck:
         result.problems.append(str(stuck))
     finally:
@@ -78,7 +75,24 @@ def torture(plan: Plan, run: Run, cluster: Cluster | None) -> Tortured:
         result.problems += [f"left running: {line}" for blow in result.blows for line in blow.orphans]
         run.end()
         result.seconds = time.monotonic() - began
+    if result.blows:
+        _went_on(run, result.blows[-1])
     return result
+
+
+def _carry_out(result: Tortured, run: Run, cluster: Cluster | None) -> None:
+    aims = result.plan.aims
+    run.start()
+    for aim, following in zip(aims, (*aims[1:], None), strict=True):
+        ready = _await(run, aim, cluster)
+        if result.blows:
+            _went_on(run, result.blows[-1])
+        blow, before = _strike(run, aim, cluster, ready)
+        result.blows.append(blow)
+        if aim.victim not in QUIET:
+            _follow(run, blow, struck_again=following is not None and following.phase == "start")
+        if blow.outcome.startswith("restarted"):
+            blow.orphans += [line_of(process)[:120] for process in before if is_alive(process)]
 
 
 def _find(run: Run, name: str, cluster: Cluster | None) -> list[psutil.Process]:

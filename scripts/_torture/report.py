@@ -16,7 +16,8 @@ def show(results: list[Tortured], left: list[str]) -> bool:
     for result in results:
         for index, blow in enumerate(result.blows):
             table.add_row(
-                *([str(result.plan.number), result.plan.kind.name] if index == 0 else ["", ""]), *_row(blow, result)
+                *([result.name.removeprefix("run-"), result.plan.kind.name] if index == 0 else ["", ""]),
+                *_row(blow, result),
             )
     console = Console(width=200, highlight=False)
     console.print(table)
@@ -28,14 +29,12 @@ def show(results: list[Tortured], left: list[str]) -> bool:
 
 
 def problems_of(result: Tortured) -> list[str]:
-    name = f"run {result.plan.number}"
+    name = result.name
     found = [f"{name}: {problem}" for problem in result.problems]
     if result.lost:
         found.append(f"{name}: {result.lost} samples lost")
     found += [f"{name}: {difference}" for difference in (result.differences or [])[:5]]
     found += [f"{name}: left in TMPDIR: {entry}" for entry in result.leftovers]
-    if len(result.blows) < len(result.plan.aims):
-        found.append(f"{name}: {len(result.blows)} of {len(result.plan.aims)} kills")
     return found
 
 

@@ -30,6 +30,10 @@ class Stuck(Exception):
     """A run has not done what was waited for."""
 
 
+class Over(Exception):
+    """A run has come to its end before what was waited for."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a run is: of the driver `pid`, which is 0 where there is none."""
@@ -141,10 +145,12 @@ class Run:
         return (folder / f".step-{step:06d}.partial").exists() or (folder / f"step-{step:06d}").exists()
 
     def until(self, condition: Callable[[], bool], what: str, pause_s: float = 0.05) -> None:
-        """Wait. Raises Stuck where the run ends or PATIENCE_S pass before."""
+        """Wait. Raises Over where the run ends well before, Stuck where it fails or PATIENCE_S pass."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             if self.ended() and not condition():
+                if self.code() == 0:
+                    raise Over
                 raise Stuck(f"{self.out.name}: it ended with exit code {self.code()} before {what}: {self.said()}")
             if time.monotonic() > deadline:
                 raise Stuck(f"{self.out.name}: {what} has not come in {PATIENCE_S:.0f} s; see {self.log}")

@@ -38,7 +38,7 @@ def test_a_seed_gives_the_same_blows_and_all_that_were_asked_for(seed: int) -> N
     for plan in plans:
         steps = [aim.step for aim in plan.aims]
         assert steps == sorted(steps)
-        assert steps[-1] < STEPS
+        assert steps[-1] < STEPS - 2
         for before, aim in zip(plan.aims, plan.aims[1:], strict=False):
             assert not (before.victim in QUIET and aim.phase == "start"), "no start follows"
 
