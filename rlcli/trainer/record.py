@@ -14,7 +14,7 @@ from rlcli.errors import RunFailed
 from rlcli.files import replacing, sync_folder, write_synced
 from rlcli.trainer.run_folder import METRICS, finite
 
-OF_STEP = re.compile(r"step-(\d+)\.")
+OF_STEP = re.compile(r"step-(\d+)\.(json$|rank-)")
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
@@ -27,9 +27,10 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
     """Step → report of each periodic evaluation, as evaluations/step-000050.json holds it; what is none is left out."""
     found = {}
-    for path in sorted((run / "evaluations").glob("step-*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            found[_step_of(path)] = json.loads(path.read_text(encoding="utf-8"))
+    for step, path in sorted(_of_steps(run / "evaluations")):
+        if path.suffix == ".json":
+            with contextlib.suppress(OSError, ValueError):
+                found[step] = json.loads(path.read_text(encoding="utf-8"))
     return {step: report for step, report in found.items() if isinstance(report, dict)}
 
 
@@ -41,9 +42,9 @@ def rewind(run: Path, step: int) -> None:
         _write_metrics(run, [line for line in _read_metrics(run) if line["step"] <= step])
         told = evaluated_steps(run)
         for room in ("samples", "evaluations"):
-            for path in (run / room).glob("step-*"):
+            for of, path in _of_steps(run / room):
                 # Of an evaluation that was cut short, another number of workers would leave some files as they are.
-                if _step_of(path) > step or (room == "evaluations" and _step_of(path) not in told):
+                if of > step or (room == "evaluations" and of not in told):
                     path.unlink()
             for path in (run / room).glob(".step-*.tmp"):  # what was being written when a kill came
                 path.unlink()
@@ -65,7 +66,7 @@ def sync(run: Path, after: int) -> None:
     """Bring to the disk what is recorded of the steps after `after`: a machine that goes down must not keep their
     checkpoint and lose them."""
     rooms = [run / "samples", run / "evaluations"]
-    files = [path for room in rooms for path in room.glob("step-*") if _step_of(path) > after]
+    files = [path for room in rooms for step, path in _of_steps(room) if step > after]
     for path in (run / METRICS, *files):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -102,10 +103,8 @@ def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         write_synced(beside, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
-def _step_of(path: Path) -> int:
-    """
-    >>> _step_of(Path("samples/step-000012.rank-0.round-2.parquet"))
-    12
-    """
-    found = OF_STEP.match(path.name)
-    return int(found[1]) if found else 0
+def _of_steps(room: Path) -> list[tuple[int, Path]]:
+    """The files of `room` that the run has written after a step, with the step; `step-000012.rank-0.round-2.parquet` is
+    of step 12. What others have put there is not among them."""
+    found = [(OF_STEP.match(path.name), path) for path in room.glob("step-*")]
+    return [(int(name[1]), path) for name, path in found if name]

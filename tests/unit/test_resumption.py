@@ -83,11 +83,13 @@ def test_an_evaluation_that_came_late_joins_the_line_of_its_step(run: Path) -> N
 def test_what_an_evaluation_that_was_cut_short_has_left_goes(run: Path) -> None:
     left = run / "evaluations" / "step-000004.rank-1.parquet"
     left.touch()
+    (run / "evaluations" / "step-000004-at-another-temperature").mkdir()  # put there by hand
     assert evaluated_steps(run) == {0, 2}, "reports of evaluations that no line tells of do not count"
     rewind(run, 4)
     assert not left.exists()
     assert sorted(evaluations_of(run)) == [0, 2]
     assert len(metrics_of(run)) == 5
+    assert (run / "evaluations" / "step-000004-at-another-temperature").is_dir()
 
 
 def test_a_record_that_cannot_be_read_is_not_taken_for_empty(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
