@@ -88,6 +88,8 @@ def evaluate(
     if temperature is None:
         temperature = 0.0 if samples == 1 and not greedy else 1.0
     _refuse(model, endpoint, samples, temperature, greedy)
+    if endpoint and workers > 1:
+        raise ConfigError(f"--workers = {workers}: a served model needs none", "leave it out")
     flags: dict[str, object] = {
         "model.path": model,
         "evaluation.data": data[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,9 +113,9 @@ class EvalReport:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The whole report, for `--json`."""
+        """The whole report, for `--json`: what is not known is None."""
         measures = {name: asdict(estimate) for name, estimate in self.measures().items()}
-        return {
+        report = {
             "prompts": self.passes.prompts,
             "samples": self.passes.samples,
             **{
@@ -132,6 +133,7 @@ class EvalReport:
                 for field, values in self.categories.items()
             },
         }
+        return {name: _without_nan(value) for name, value in report.items()}
 
     def headline(self) -> str:
         """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`."""
@@ -283,6 +285,13 @@ def _categories(
                 lengths.truncated,
             )
     return found
+
+
+def _without_nan(value: Any) -> Any:
+    """With None for NaN, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def labels_of(prompts: Sequence[Prompt], field: str) -> list[str] | None:

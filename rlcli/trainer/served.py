@@ -11,6 +11,7 @@ from typing import Any
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import read_prompts
 from rlcli.data.samples import PartWriter, sample_row
+from rlcli.errors import EndpointError
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.scoring.pool import ScoringPool
 from rlcli.trainer.collect import OnProgress
@@ -114,8 +115,11 @@ def ask(
                 settle(all_of_them=False)
                 settled = time.monotonic()
         settle(all_of_them=True)
+    except EndpointError:
+        settle(all_of_them=True)  # what it has answered before is kept, however long its verification takes
+        raise
     finally:
-        if writer is not None:  # of what an endpoint that went has answered before
+        if writer is not None:
             writer.flush()
     return Responses.of(places, *([row[name] for row in done] for name in COLUMNS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -95,9 +96,11 @@ def test_lengths_are_of_the_samples_whose_tokens_were_counted() -> None:
     assert found.p95 == pytest.approx(95.05)
     assert found.truncated == 0.93
     uncounted = Responses.of([0], [0], [1.0], ["ok"], ["1"], [None], ["length"], [""])
-    lengths = report_of(uncounted, prompts(1)).lengths
+    uncounted_report = report_of(uncounted, prompts(1))
+    lengths = uncounted_report.lengths
     assert np.isnan(lengths.mean)
     assert lengths.truncated == 1.0
+    assert '"mean_response_tokens": null' in json.dumps(uncounted_report.as_dict(), allow_nan=False)
 
 
 def test_categories_are_those_of_source_ability_and_the_fields_asked_for() -> None:
