@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -137,9 +138,11 @@ def _defect(error: Exception) -> str:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process. A supervised one does so at once: a library that crashes or waits when the interpreter ends
-    would make a run that is done look like one that failed."""
+    """End this process. A supervised one is done once it has cleared up: a library whose threads hang or whose memory
+    is torn apart when the interpreter ends would make a run that is done look like one that failed."""
     if is_supervised():
+        if code != RETRY:  # What this attempt has made, such as a model's folder, the next one needs.
+            atexit._run_exitfuncs()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(code)

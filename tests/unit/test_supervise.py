@@ -405,9 +405,10 @@ def test_what_the_run_is_told_is_not_told_to_what_it_starts(run: Run) -> None:
 
 
 def test_a_run_that_is_done_is_done_whatever_its_libraries_do_when_the_interpreter_ends(run: Run) -> None:
-    crash = "import atexit; atexit.register(os.abort); from rlcli.cli.main import _leave; print('done')"
-    run.start(f"began(3); {crash}; _leave(0)")
-    assert run.end(0) == ("done\n", "")
+    hang = "import threading; threading.Thread(target=time.sleep, args=(60,)).start()"
+    clear_up = "import atexit; atexit.register(say, 'cleared up')"
+    run.start(f"began(3); {hang}; {clear_up}; from rlcli.cli.main import _leave; print('done'); _leave(0)")
+    assert run.end(0) == ("done\ncleared up\n", "")
 
 
 def test_a_run_that_does_not_leave_when_asked_twice_is_killed(tmp_path: Path) -> None:
