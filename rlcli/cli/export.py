@@ -66,6 +66,8 @@ def export(
         made = exporting.export(origin, out, options, force=force, on_phase=view.phase, on_note=view.note)
         url = ""
         if push:
+            if made.kind == "adapter" and Path(made.base).is_dir():
+                view.note(f"adapter_config.json names the base by its path here, {made.base}: others need its hub id")
             view.phase(f"push to {push}")
             url = push_folder(out, push)
     _print(made, url, as_json)

@@ -48,7 +48,10 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the derived plan and leave.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a finished run in the run folder.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace the run in the run folder, with its checkpoints, unless it is alive."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Train a model by reinforcement learning with verifiable rewards.
