@@ -122,7 +122,9 @@ def supervise(
                 return INTERRUPTED
             begun = goes_on or _stamp(folder) not in (None, before)  # None: --force had removed it
             failure = _failure(folder if begun else None, status, since)
-            most = _max_restarts(folder) if begun and failure.retry and not children.asked else 0
+            # RETRY: of two threads that noted why, the one that left has the say.
+            retry = begun and (failure.retry or status == RETRY) and not children.asked
+            most = _max_restarts(folder) if retry else 0
             if restarts >= most:
                 raise _gave_up(failure, restarts, folder if begun else None)
             restarts, words, goes_on = restarts + 1, again, True

@@ -166,6 +166,8 @@ def _join(address: str) -> None:
 
     host, _, port = address.rpartition(":")
     mend = "start one with `ray start --head` or leave the address out"
+    if address.startswith("ray://"):  # Ray's client knows no generators, by which rollouts tell of their progress.
+        raise SetupError(f"{address} is the address of Ray's client server", "give the head's own: HOST:6379, or auto")
     try:
         if host and "//" not in host and port.isdecimal():  # Ray itself tries for minutes to reach what is not there.
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()

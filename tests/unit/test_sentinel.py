@@ -144,3 +144,14 @@ def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.Mon
         cluster._await_resources(two)
     monkeypatch.setattr(cluster, "is_restart", lambda: True)
     cluster._await_resources(two)
+
+
+def test_the_address_of_rays_client_server_is_refused() -> None:
+    from rlcli.errors import SetupError
+    from rlcli.workers import cluster
+
+    with (
+        pytest.raises(SetupError, match=r"ray://head:10001 is .*HOST:6379"),
+        cluster.ray_session("ray://head:10001", 1),
+    ):
+        pass

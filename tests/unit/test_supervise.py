@@ -153,6 +153,12 @@ def test_a_failure_of_an_earlier_attempt_is_not_told_again(run: Run) -> None:
     assert stderr.splitlines()[1].startswith("error: the driver died of SIGSEGV; given up after 1 restarts")
 
 
+def test_where_the_ground_is_gone_what_another_thread_notes_of_it_is_no_reason_to_stop(run: Run) -> None:
+    notes = "note_failure(run, 'the Ray head', 'it died', retry=True); note_failure(run, 'the run', 'odd', retry=False)"
+    run.start(f"began(3); {notes}; sys.exit(75)")
+    assert run.end(0)[0] == "went on\n"
+
+
 def test_beyond_the_bound_one_message_names_the_dead_the_place_and_how_to_go_on(run: Run) -> None:
     die = "place(4, 'sync'); note_failure(run, 'w', 'worker 0 died in sync', 'mend it', retry=True); sys.exit(75)"
     run.start(f"began(2); {die}", die)
