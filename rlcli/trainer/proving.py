@@ -72,8 +72,8 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
             + "; --no-check exports all the same",
         )
     # Of a critic the checkpoint holds no figures to compare with.
-    probe = origin.checkpoint.state.get("probe") if written.kind in (MODEL, ADAPTER) else None
-    return replace(written, change=change, log_probs=_log_probs(origin, written, folder, probe) if probe else None)
+    compared = written.kind in (MODEL, ADAPTER)
+    return replace(written, change=change, log_probs=_log_probs(origin, written, folder) if compared else None)
 
 
 def _change(written: Export, folder: Path) -> Change:
@@ -84,10 +84,14 @@ def _change(written: Export, folder: Path) -> Change:
     return change_of_model(folder, read_policy(written.base, read_config(written.base), None))
 
 
-def _log_probs(origin: Origin, written: Export, folder: Path, probe: dict[str, list[float]]) -> LogProbs:
-    trained, tokens = probe["log_probs"], [int(token) for token in probe["tokens"]]
-    if not trained:
-        raise CheckpointError(f"{origin.checkpoint.path} holds an empty probe", "export without the proof: --no-check")
+def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
+    probe = origin.checkpoint.state.get("probe") or {}
+    trained, tokens = probe.get("log_probs", []), [int(token) for token in probe.get("tokens", [])]
+    if not trained or len(tokens) != len(trained) + 1:
+        raise CheckpointError(
+            f"{origin.checkpoint.path} holds no log-probs of a probe to compare with",
+            "export without the proof: --no-check",
+        )
     found = log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
     apart = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
     differences = [difference if math.isfinite(difference) else math.inf for difference in apart]

@@ -286,6 +286,26 @@ def test_weights_that_are_not_finite_fail(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("probe", [None, {"tokens": [7], "log_probs": []}, {"tokens": [7, 3], "log_probs": [-1, -2]}])
+def test_without_anything_to_compare_with_there_is_no_proof(
+    probe: Any, run_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlcli.files import described
+
+    run = run_of("full")
+    checkpoint = run / "checkpoints" / "step-000005"
+    state = json.loads((checkpoint / "state.json").read_text())
+    del state["probe"]
+    (checkpoint / "state.json").write_text(json.dumps(state | ({"probe": probe} if probe else {})))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"]["state.json"] = described(checkpoint / "state.json")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    export(run, "--out", tmp_path / "out", expect=2)
+    assert "holds no log-probs of a probe to compare with; export without the proof" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    export(run, "--out", tmp_path / "out", "--no-check")
+
+
 def test_a_folder_that_cannot_be_made_is_said_before_any_work(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
