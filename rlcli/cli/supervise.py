@@ -20,7 +20,8 @@ import typer
 
 from rlcli.attempt import RETRY, is_supervised, remove_leftovers, told
 from rlcli.errors import RunFailed
-from rlcli.trainer.failing import Failure, add_event, go_on, last_failure, note_failure
+from rlcli.trainer.failing import Failure, go_on, last_failure, note_failure
+from rlcli.trainer.run_folder import add_event
 
 INTERRUPTED = 130
 GRACE_S = 5.0

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from rlcli.attempt import RETRY, is_supervised
 from rlcli.errors import RlcliError, RunFailed
-from rlcli.trainer.run_folder import EVENTS, events_of, place_of
+from rlcli.trainer.run_folder import add_event, events_of, place_of
 
 DIED = " died in "
 
@@ -27,15 +25,6 @@ class Failure(NamedTuple):
     message: str
     mend: str
     retry: bool
-
-
-def add_event(folder: Path, kind: str, /, **facts: Any) -> None:
-    """Add a line to the events of the run in `folder`, whoever holds it; where that cannot be done, nothing."""
-    line = json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, ensure_ascii=False).encode() + b"\n"
-    with contextlib.suppress(OSError), (folder / EVENTS).open("ab+") as file:
-        if file.tell() and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            line = b"\n" + line  # A kill has cut off the line before.
-        file.write(line)
 
 
 def note_failure(

@@ -191,7 +191,7 @@ def append_line(path: Path, line: str) -> None:
     try:
         size = os.fstat(file).st_size
         cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-        data = ("\n" * cut + line + "\n").encode()
+        data = ("\n" * cut + line + "\n").encode(errors="replace")  # of a file's name, say, that is no text
         try:
             while data:  # what a disk has left may take part of a line
                 data = data[os.write(file, data) :]

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlcli.trainer.failing import add_event
-from rlcli.trainer.run_folder import events_of
+from rlcli.trainer.run_folder import add_event, events_of
 
 SUPERVISOR = """
 import json, sys
@@ -36,7 +35,8 @@ BEGIN = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
 from rlcli.attempt import group_id, is_restart, is_supervised
-from rlcli.trainer.failing import add_event, note_failure
+from rlcli.trainer.failing import note_failure
+from rlcli.trainer.run_folder import add_event
 run = Path({folder!r})
 
 def place(step, phase):
