@@ -24,8 +24,8 @@ VOTES = 1 << 16
 """Random votes that are held where there are more subsets, in all prompts together."""
 LEAST_VOTES = 8
 """Of these, in each prompt at the least."""
-AT_ONCE = 4096
-"""Prompts whose votes are held in memory at a time."""
+AT_ONCE = 1 << 24
+"""Votes and counts of votes that are held in memory at a time: 0.4 GB, unless one prompt alone needs more."""
 
 PERMUTATIONS = 10_000
 """Random sign patterns behind a p-value, whose least value is thus 1/10001."""
@@ -200,8 +200,9 @@ def majorities(
     found = {k: (np.zeros(prompts), True) for k in ks}
     for n in np.unique(counts).tolist():
         those = np.flatnonzero(counts == n)
-        for start in range(0, len(those), AT_ONCE):
-            some = those[start : start + AT_ONCE]
+        prompts_at_once = max(1, AT_ONCE // (held * (n + width)))
+        for start in range(0, len(those), prompts_at_once):
+            some = those[start : start + prompts_at_once]
             for k, (values, exact) in majority_at_k(table[some, :n], worth[some], ks, held, seed + start).items():
                 found[k][0][some] = values
                 found[k] = (found[k][0], found[k][1] and exact)
