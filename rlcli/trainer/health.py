@@ -113,4 +113,5 @@ def roll_back(trainer: Trainer, why: str) -> None:
         restore(trainer, checkpoint)
         trainer.source.cursor = cursor
         trainer.health.restore(in_a_row)
+        trainer.view.start(trainer.config.train.steps, trainer.folder.path.name, trainer.done)
     trainer.sync_weights()

@@ -156,12 +156,46 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
         roll_back(trainer, "too many")
 
 
+def test_going_back_keeps_the_place_in_the_prompts_and_the_count_of_bad_updates(
+    judged: Any, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health, notes, _ = judged("rollback")
+    health.restore({POLICY: 2})
+    shown: list[Any] = []
+    trainer: Any = SimpleNamespace(
+        folder=folder,
+        done=6,
+        config=SimpleNamespace(train=SimpleNamespace(steps=9)),
+        phase=lambda *at: None,
+        health=health,
+        source=SimpleNamespace(cursor="beyond step 7"),
+        view=SimpleNamespace(note=notes.append, start=lambda *at: shown.append(at)),
+        keeper=SimpleNamespace(
+            poll=lambda wait: None,
+            checkpoints=SimpleNamespace(newest=lambda on_note: SimpleNamespace(step=4, path="step-000004")),
+        ),
+        sync_weights=lambda: None,
+    )
+
+    def restore(trainer: Any, checkpoint: Any) -> None:
+        trainer.done, trainer.source.cursor = checkpoint.step, "beyond step 4"
+        trainer.health.restore({POLICY: 0, CRITIC: 0})
+
+    monkeypatch.setattr("rlcli.trainer.health.restore", restore)
+    roll_back(trainer, "a bad update")
+    assert (trainer.done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
+    assert shown == [(9, "run", 4)], "the steps are counted from there again"
+    assert [event["to"] for event in events_of(folder.path)] == [4]
+
+
 def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFolder) -> None:
     notes: list[str] = []
     synced: list[int] = []
+    for name in ("step-000001.rank-0", "step-000002.rank-0", "step-000002.rank-0.round-2"):
+        (folder.samples / f"{name}.parquet").touch()
     trainer: Any = SimpleNamespace(
         folder=folder,
-        done=0,
+        done=1,
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         keeper=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: None)),
@@ -170,6 +204,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
     roll_back(trainer, "a bad update")
     assert synced
     assert notes[0].startswith("a bad update; there is no checkpoint to go back to")
+    assert [path.name for path in folder.samples.iterdir()] == ["step-000001.rank-0.parquet"]
 
 
 def test_metrics_count_what_was_left_out_and_take_nothing_from_it() -> None:
