@@ -123,7 +123,10 @@ def reference(kind: Kind, begin: Callable[..., Run]) -> Path:
     """The folder of a run that nobody touches."""
     run = begin(kind, f"reference-{kind.recipe}-{kind.workers}")
     run.start()
-    run.until(run.ended, "its end")
+    try:
+        run.until(run.ended, "its end")
+    except Stuck as stuck:
+        raise SystemExit(str(stuck)) from None
     if run.code() != 0:
         raise SystemExit(f"the uninterrupted run {run.out.name} fails: {run.said()}")
     run.end()

@@ -18,7 +18,7 @@ from processes import MARK, drivers, line_of, marked, wait_gone
 from rlcli.trainer.run_folder import place_of
 
 RESTARTS = 100
-PATIENCE_S = 240.0
+PATIENCE_S = 360.0
 """Longest that a run may take to the next thing that is waited for."""
 GONE_S = 30.0
 """After a run has ended, or its supervisor was killed, all its processes are gone within so many seconds."""

@@ -80,7 +80,8 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
                     failed = str(error)
                 trackers.close()
             row = {"recipe": recipe, "seconds": time.perf_counter() - started, "failed": failed}
-            print(json.dumps(row | {"steps": metrics_of(out / recipe)}), flush=True)
+            # While Ray runs, sys.stdout leads to stderr.
+            print(json.dumps(row | {"steps": metrics_of(out / recipe)}), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

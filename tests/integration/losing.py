@@ -67,7 +67,8 @@ def tell(groups: Groups, out: Path, case: str, view: Filler) -> None:
         error = f"{type(failed).__name__}: {failed}"
     left = sorted(path.name for path in (out / "checkpoints").iterdir())
     newest = Checkpoints(out / "checkpoints", keep=1).newest(view.noted.append)
-    print(json.dumps({"noted": view.noted, "error": error, "left": left, "newest": newest and newest.step}), flush=True)
+    row = {"noted": view.noted, "error": error, "left": left, "newest": newest and newest.step}
+    print(json.dumps(row), file=sys.__stdout__, flush=True)  # while Ray runs, sys.stdout leads to stderr
 
 
 def flip_a_byte(checkpoint: Path) -> None:

@@ -113,7 +113,8 @@ def main(model: str, data: str, out: Path, workers: int, cases: list[str]) -> No
                     shutil.copytree(folder, folder.with_name("moved"), symlinks=True)
                 if how != "whole":
                     go_on(groups, folder, workers)
-            print(json.dumps({"case": case, "seconds": time.perf_counter() - started}), flush=True)
+            row = {"case": case, "seconds": time.perf_counter() - started}
+            print(json.dumps(row), file=sys.__stdout__, flush=True)  # while Ray runs, sys.stdout leads to stderr
 
 
 if __name__ == "__main__":
