@@ -122,6 +122,7 @@ class Family:
         assert not [path for path in paths if any(group in path.name for group in self._groups)]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_by_itself_when_its_driver_its_ray_head_or_a_worker_is_killed(
     tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums
     family.assert_nothing_left()
 
 
+@pytest.mark.long
 def test_a_run_whose_supervisor_is_killed_saves_and_leaves(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(*long_run(tiny, sums, out, "1"))
@@ -173,6 +175,7 @@ def test_a_run_whose_supervisor_is_killed_saves_and_leaves(tiny: Path, sums: Pat
     assert read_checkpoint((out / "checkpoints" / "latest").resolve()).step == steps_done(out) < 5000
 
 
+@pytest.mark.long
 def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(*long_run(tiny, sums, out, "1"), "--set", "checkpoint.every=1", "--set", "train.passes=50")

@@ -16,7 +16,7 @@ import pytest
 from conftest import ENVIRONMENT, RLCLI
 from test_resume import assert_equal
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 BWRAP = ["bwrap", "--dev-bind", "/", "/", "--die-with-parent"]
 DISK_BYTES = 32 << 20
 """Room for three checkpoints of the tiny model, and a little more."""

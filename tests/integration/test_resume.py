@@ -17,7 +17,7 @@ from resuming import STEPS, STOP, settings
 
 from rlcli.trainer.run_folder import events_of, place_of
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 CASES = {
     "grpo": "grpo,algorithm.kl_coef=0.1,algorithm.kl_target=0.01,train.schedule=linear",

@@ -150,6 +150,7 @@ def test_vllm_and_transformers_give_the_exports_greedy_tokens_and_log_probs(expo
         assert log_probs == pytest.approx(rows.max(-1).values.tolist(), abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_ends_as_if_nothing_had_been(
     cli: Cli, runs: dict[str, Path], sums: Path, tmp_path: Path
 ) -> None:
