@@ -122,7 +122,7 @@ class Family:
         assert not [path for path in paths if any(group in path.name for group in self._groups)]
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # scripts/torture shows it, and more
 def test_a_run_goes_on_by_itself_when_its_driver_its_ray_head_or_a_worker_is_killed(
     tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums
     family.assert_nothing_left()
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # scripts/torture shows it, and more
 def test_a_run_whose_supervisor_is_killed_saves_and_leaves(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(*long_run(tiny, sums, out, "1"))

@@ -10,7 +10,7 @@ from conftest import SMALL, Cli
 
 from tests.pages import blocks, commands
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 PAGE = "your_own_algorithm.md"
 

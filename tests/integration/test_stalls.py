@@ -111,6 +111,8 @@ def failing() -> type:
 
 
 @pytest.fixture(scope="module")
+pytestmark = pytest.mark.long
+
 def ray_here() -> Iterator[None]:
     with ray_session("", 4):
         yield
