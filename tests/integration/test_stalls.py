@@ -15,6 +15,8 @@ import pytest
 from rlcli.errors import RunFailed
 from rlcli.workers.cluster import Pool, ray_session, start_group
 
+pytestmark = pytest.mark.long
+
 STALL_S = 2.0
 
 
@@ -111,8 +113,6 @@ def failing() -> type:
 
 
 @pytest.fixture(scope="module")
-pytestmark = pytest.mark.long
-
 def ray_here() -> Iterator[None]:
     with ray_session("", 4):
         yield
