@@ -167,6 +167,7 @@ def test_the_number_of_ranks_changes_nothing(
                 assert one[figure] == pytest.approx(two[figure], rel=2e-3, abs=1e-6), (figure, one["step"])
 
 
+@pytest.mark.long
 def test_a_critic_in_workers_of_its_own_learns_the_same(
     one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from conftest import Cli
 from test_eval_served import endpoint  # noqa: F401 (a fixture: a model that adds right where the first number is odd)
 
 from rlcli.data.prompts import read_prompts
 
 
+@pytest.mark.long
 def test_prompts_that_a_model_solves_sometimes_are_kept(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     # Random text has an even number of digits about as often as not: with 4 samples most prompts are in between.
     words = ("prep", "filter", "--data", sums, "--split", "test", "--model", tiny, "--verifier", "test-even")
