@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,3 +55,18 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()
+
+
+def environment_of(run: Path) -> Mapping[str, Any]:
+    """What the run in the folder `run` ran on when it began; empty where that cannot be read."""
+    try:
+        found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def directory_of(environment: Mapping[str, Any]) -> Path | None:
+    """Where the run was started, from which its relative paths lead, as long as that is there."""
+    directory = Path(str(environment.get("directory", "")))
+    return directory if directory.is_absolute() and directory.is_dir() else None

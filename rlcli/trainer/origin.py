@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from rlcli.config.load import Resolved, resolve
 from rlcli.errors import CheckpointError, RlcliError
 from rlcli.trainer.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
+from rlcli.trainer.environment import directory_of, environment_of
 from rlcli.trainer.record import evaluations_of
 
 Say = Callable[[str], None]
@@ -57,9 +57,8 @@ def find_origin(source: Path, step: str, on_note: Say) -> Origin:
 
 def _located(resolved: Resolved, run: Path | None) -> Resolved:
     """With the paths that were given from where the run was started as whole ones, as far as they are there."""
-    try:
-        start = Path(json.loads(((run or Path()) / "environment.json").read_text(encoding="utf-8"))["directory"])
-    except (OSError, ValueError, LookupError, TypeError):
+    start = directory_of(environment_of(run)) if run else None
+    if start is None:
         return resolved
     config = resolved.config
     for section, name in (("model", "path"), ("critic", "path"), ("data", "path"), ("evaluation", "data")):

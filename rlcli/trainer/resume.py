@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from rlcli.config.load import Resolved, resolve
 from rlcli.config.schema import RunConfig
 from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints, is_checkpoint
-from rlcli.trainer.environment import installed
+from rlcli.trainer.environment import directory_of, environment_of, installed
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.record import evaluated_steps
 from rlcli.trainer.run_folder import RunFolder, events_of
@@ -74,8 +73,8 @@ def resumption(
     run = find_run(name)
     RunFolder.resume(run).close()  # whether it is alive
     flags, sets = whole_paths(flags, sets)
-    environment = _environment(run)
-    was, directory = read_run_config(run), _directory(environment)
+    environment = environment_of(run)
+    was, directory = read_run_config(run), directory_of(environment) or Path.cwd()
     now = resolve(recipe, flags, sets) if recipe else read_run_config(run, flags, sets)
     if (now.config.model.path, now.config.critic.path) != (was.config.model.path, was.config.critic.path):
         now = replace(now, config=with_model_folders(now.config, on_note))
@@ -118,26 +117,12 @@ def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
     return found
 
 
-def _directory(environment: Mapping[str, Any]) -> Path:
-    """Where the run was started, as long as that is there."""
-    directory = Path(str(environment.get("directory", "")))
-    return directory if directory.is_absolute() and directory.is_dir() else Path.cwd()
-
-
 def _other_versions(environment: Mapping[str, Any]) -> list[str]:
     """What is installed now of what computes, where it was another version when the run began."""
     before = environment.get("packages", {})
     now = {name: installed(name) for name in COMPUTE}
     others = [name for name in COMPUTE if before.get(name) and now[name] and now[name] != before[name]]
     return [f"{name}: was {before[name]}, is {now[name]} ({ROUNDING})" for name in others]
-
-
-def _environment(run: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _evaluation_owed(run: Path, config: RunConfig, step: int) -> bool:
