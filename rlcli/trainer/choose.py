@@ -14,7 +14,8 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
 from rlcli.trainer.collect import Collected
-from rlcli.types import Outcome, Sample
+from rlcli.types import Outcome
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import MicroWork, MiniWork, RankWork
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Chosen:
     `advantages`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: mean of all
     samples of the step, shaped, the unselected included."""
 
-    samples: list[Sample]
+    samples: Samples
     groups: list[int]
     columns: dict[str, Any]
     shards: list[Any]
@@ -41,17 +42,19 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
     import torch
 
     samples = batch.samples
-    groups = torch.tensor([s.prompt for s in samples])
+    groups = torch.tensor(samples.prompt)
     rewards = shaped_rewards(samples, groups, config)
     known = {
         "rewards": rewards,
         "groups": groups,
-        "lengths": torch.tensor([s.response_tokens for s in samples]),
-        "right": torch.tensor([s.verdict.outcome == Outcome.OK for s in samples]),
+        "lengths": torch.tensor(samples.response_tokens),
+        "right": torch.tensor(samples.is_(Outcome.OK)),
     }
     known["parts"], weights = _parts(samples, rewards, batch.part_weights)
     if algorithm.needs_baselines:
-        known["baselines"] = torch.tensor([batch.baselines[s.prompt].score for s in samples], dtype=torch.float64)
+        known["baselines"] = torch.tensor(
+            [batch.baselines[p].score for p in samples.prompt.tolist()], dtype=torch.float64
+        )
     if algorithm.advantages_before_tokens:
         known["advantages"] = algorithm.response_advantages({**known, "weights": weights})
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
@@ -63,7 +66,7 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
         chosen["pairs"] = torch.arange(len(indexes)) // 2
     skips = algorithm.skips_zero_advantages
     return Chosen(
-        samples=[samples[index] for index in indexes.tolist()],
+        samples=samples.take(indexes.numpy()),
         groups=dense.tolist(),
         columns={name: values.numpy() for name, values in chosen.items()},
         shards=batch.shards,
@@ -72,15 +75,15 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
     )
 
 
-def shaped_rewards(samples: Sequence[Sample], groups: Tensor, config: RunConfig) -> Tensor:
+def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tensor:
     """The verifier's scores, and what `shaping` adds to them: float64 `[N]`."""
+    import numpy as np
     import torch
 
     from rlcli.algorithms.shaping import length_reward, overlong, soft_format
 
     shaping = config.shaping
-    rewards = torch.tensor([s.verdict.score for s in samples], dtype=torch.float64)
-    lengths = torch.tensor([s.response_tokens for s in samples])
+    rewards, lengths = torch.tensor(samples.score), torch.tensor(samples.response_tokens)
     if shaping.overlong_buffer:
         rewards += overlong(
             lengths,
@@ -89,24 +92,24 @@ def shaped_rewards(samples: Sequence[Sample], groups: Tensor, config: RunConfig)
             penalty=shaping.overlong_penalty,
         )
     if shaping.length_weight:
-        right = torch.tensor([s.verdict.outcome == Outcome.OK for s in samples])
+        right = torch.tensor(samples.is_(Outcome.OK))
         rewards += length_reward(right, lengths, groups, weight=shaping.length_weight)
     if shaping.format_weight:
-        formats = [s.verdict.parts.get("format") for s in samples]
-        if all(part is None for part in formats):
+        formats = samples.parts.get("format")
+        if formats is None or np.isnan(formats).all():
             raise RunFailed(
                 f"shaping.format_weight = {shaping.format_weight:g}, but no verdict has a part named format",
                 "give a verifier that judges the format, or 0",
             )
-        rewards += soft_format(torch.tensor([part or 0.0 for part in formats]), weight=shaping.format_weight)
+        rewards += soft_format(torch.tensor(np.nan_to_num(formats, nan=0.0)), weight=shaping.format_weight)
     return rewards
 
 
 def plan_step(chosen: Chosen, config: RunConfig, ranks: int) -> Plan:
     """Which of `ranks` trains what, in which micro-batch."""
     return plan_batches(
-        [s.prompt_tokens for s in chosen.samples],
-        [s.response_tokens for s in chosen.samples],
+        chosen.samples.prompt_tokens.tolist(),
+        chosen.samples.response_tokens.tolist(),
         chosen.groups,
         minibatches=config.train.minibatches,
         ranks=ranks,
@@ -121,8 +124,7 @@ def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[Rank
     """One RankWork for each rank. Only references and indexes: the tokens stay where they are."""
     import numpy as np
 
-    shard = np.asarray([s.shard for s in chosen.samples], dtype=np.int64)
-    row = np.asarray([s.row for s in chosen.samples], dtype=np.int64)
+    shard, row = chosen.samples.shard, chosen.samples.row
     right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
 
     def micro(indexes: Sequence[int]) -> MicroWork:
@@ -150,17 +152,17 @@ def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[Rank
     ]
 
 
-def _parts(samples: Sequence[Sample], rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
+def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:
     """The named parts of the rewards, float64 `[N, K]` by name, 0 where a sample lacks one, and last what they leave
     out, if anything: what shaping adds, and the whole reward of a sample without parts. With them the weight of each, 1
     where none is given."""
     import torch
 
-    names = sorted({name for s in samples for name in s.verdict.parts})
-    if not names:
+    known = {name: torch.tensor(values) for name, values in sorted(samples.parts.items()) if (values == values).any()}
+    if not known:
         return rewards[:, None], [1.0]
-    parts = torch.tensor([[s.verdict.parts.get(name, 0.0) for name in names] for s in samples], dtype=torch.float64)
-    weights = [part_weights.get(name, 1.0) for name in names]
-    told = [s.verdict.score if s.verdict.parts else 0.0 for s in samples]
-    rest = rewards - torch.tensor(told, dtype=torch.float64)
+    parts = torch.stack(list(known.values()), dim=1)
+    weights = [part_weights.get(name, 1.0) for name in known]
+    told = torch.where(parts.isnan().all(dim=1), 0.0, torch.tensor(samples.score))
+    parts, rest = parts.nan_to_num(nan=0.0), rewards - told
     return (torch.cat([parts, rest[:, None]], dim=1), [*weights, 1.0]) if rest.any() else (parts, weights)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlcli.data.prompts import TokenizedPrompts
-from rlcli.types import Sample, Verdict
+from rlcli.types import Verdict
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import Progress, PromptTask, RolloutReport
 
 OnProgress = Callable[[int, int], None]
@@ -34,7 +35,7 @@ class Collected:
     part_weights: of the named parts of the reward, where the advantage reads them.
     """
 
-    samples: list[Sample]
+    samples: Samples
     shards: list[Any]
     generate_s: float
     verify_s: float
@@ -70,7 +71,7 @@ def collect(
     """
     tasks = _tasks(prompts, indexes, samples_per_prompt, greedy, Counter() if drawn is None else drawn)
     reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, on_progress=on_progress)
-    samples = sorted((s for report in reports for s in report.samples), key=lambda s: (s.prompt, s.sample))
+    samples = Samples.joined([report.samples for report in reports]).sorted()
     baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
     shards = [shard for (shard,) in workers.take_shard()]
     slowest = max(reports, key=lambda report: report.generate_s + report.verify_s)
@@ -82,8 +83,8 @@ def collect(
         baselines,
         rounds=1,
         generated=len(samples),
-        generated_score=statistics.fmean(s.verdict.score for s in samples) if samples else 0.0,
-        generated_tokens=sum(s.response_tokens for s in samples),
+        generated_score=math.fsum(samples.score) / max(len(samples), 1),
+        generated_tokens=int(samples.response_tokens.sum()),
     )
 
 

@@ -15,6 +15,7 @@ from rlcli.trainer.statistics import Estimate, PassReport, flat_estimate, interv
 from rlcli.types import Outcome, Prompt
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import PromptTask
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def generate(
         if samples
     ]
     reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, on_progress=on_progress)
-    return Responses.of_samples(sample for report in reports for sample in report.samples)
+    return Responses.of_samples(Samples.joined([report.samples for report in reports]))
 
 
 def report_of(responses: Responses, prompts: Sequence[Prompt], by: Sequence[str] = ()) -> EvalReport:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from rlcli.data.cursor import PromptCursor
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample, Verdict
+from rlcli.workers.samples import Samples
 
 
 class Source(Protocol):
@@ -29,7 +30,7 @@ class Group:
     """The samples of one prompt. shard: reference to their tokens. baseline: verdict on the greedy response, if any.
     step: in which they were generated."""
 
-    samples: list[Sample]
+    samples: Samples
     shard: Any
     baseline: Verdict | None
     step: int
@@ -37,15 +38,19 @@ class Group:
 
 def batch_of(groups: Sequence[Group]) -> Collected:
     """The groups as one batch: prompts and shards counted anew, each shard's reference once."""
-    shards: list[Any] = []
+    import numpy as np
+
     places: dict[int, int] = {}
-    samples: list[Sample] = []
-    for position, group in enumerate(groups):
+    shards: list[Any] = []
+    for group in groups:
         if id(group.shard) not in places:
             places[id(group.shard)] = len(shards)
             shards.append(group.shard)
-        place = places[id(group.shard)]
-        samples += [replace(sample, prompt=position, shard=place) for sample in group.samples]
+    counts = [len(group.samples) for group in groups]
+    samples = Samples.joined([group.samples for group in groups]).moved(
+        prompt=np.repeat(np.arange(len(groups)), counts),
+        shard=np.repeat([places[id(group.shard)] for group in groups], counts),
+    )
     baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
     return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines)
 
@@ -57,7 +62,7 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
         {
             "step": group.step,
             "baseline": group.baseline and asdict(group.baseline),
-            "samples": [asdict(s) for s in batch.samples if s.prompt == position],
+            "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
         }
         for position, group in enumerate(groups)
     ]
@@ -74,5 +79,5 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
     for group in plain:
         samples = [Sample(**{**fields, "verdict": verdict(fields["verdict"])}) for fields in group["samples"]]
         baseline = verdict(group["baseline"]) if group["baseline"] else None
-        groups.append(Group(samples, shards[samples[0].shard], baseline, group["step"]))
+        groups.append(Group(Samples.of(samples), shards[samples[0].shard], baseline, group["step"]))
     return groups

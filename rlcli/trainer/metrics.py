@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from rlcli.algorithms.correction import mismatch_metrics
 from rlcli.data.packer import Plan
 from rlcli.trainer.collect import Collected
-from rlcli.types import Outcome, Sample
+from rlcli.workers.samples import OUTCOMES, Samples
 
 PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
 """Sums over tokens that `update` returns and that are reported as means."""
@@ -43,29 +43,29 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
-def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+def sample_metrics(samples: Samples) -> dict[str, float]:
     """Rewards, outcomes and lengths. `reward/equal_groups`: share of groups whose rewards are all equal, which teach
     nothing under a group baseline."""
-    rewards = [s.verdict.score for s in samples]
-    lengths = [s.response_tokens for s in samples]
-    outcomes = Counter(s.verdict.outcome for s in samples)
-    groups: dict[int, set[float]] = {}
-    parts: dict[str, list[float]] = {}
-    for sample in samples:
-        groups.setdefault(sample.prompt, set()).add(sample.verdict.score)
-        for name, value in sample.verdict.parts.items():
-            parts.setdefault(name, []).append(value)
-    n = len(samples)
+    import numpy as np
+
+    rewards, lengths, n = samples.score, samples.response_tokens, len(samples)
+    mean = math.fsum(rewards) / n
+    by_group = np.lexsort((rewards, samples.prompt))
+    starts = np.flatnonzero(np.diff(samples.prompt[by_group], prepend=-1))
+    ordered = rewards[by_group]
+    equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
+    told = {name: values[~np.isnan(values)] for name, values in sorted(samples.parts.items())}
+    counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
     return {
-        "reward/mean": statistics.fmean(rewards),
-        "reward/std": statistics.pstdev(rewards),
-        "reward/equal_groups": sum(len(scores) == 1 for scores in groups.values()) / len(groups),
-        **{f"reward/part/{name}": statistics.fmean(values) for name, values in sorted(parts.items())},
-        **{f"outcome/{outcome}": outcomes[outcome] / n for outcome in Outcome},
-        "response_tokens/mean": statistics.fmean(lengths),
-        "response_tokens/max": float(max(lengths)),
-        "response_tokens/truncated": sum(s.finish_reason == "length" for s in samples) / n,
-        "prompt_tokens/mean": statistics.fmean(s.prompt_tokens for s in samples),
+        "reward/mean": mean,
+        "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
+        "reward/equal_groups": float(equal.mean()),
+        **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in told.items() if len(values)},
+        **{f"outcome/{outcome}": count / n for outcome, count in zip(OUTCOMES, counts, strict=True)},
+        "response_tokens/mean": int(lengths.sum()) / n,
+        "response_tokens/max": float(lengths.max()),
+        "response_tokens/truncated": float(samples.truncated.mean()),
+        "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
     }
 
 
@@ -149,7 +149,7 @@ def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, 
 def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
     """Seconds by phase and tokens per second. Generation is split into the engine's time and the wait for verdicts."""
     seconds = dict(clock.seconds)
-    tokens = sum(s.tokens for s in collected.samples)
+    tokens = int(collected.samples.tokens.sum())
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
     rate = collected.generated_tokens / collected.generate_s if collected.generate_s else 0.0
     return {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlcli.types import Outcome, Sample
+from rlcli.types import Outcome
 from rlcli.workers.rollout_role import GREEDY
+from rlcli.workers.samples import OUTCOMES, Samples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,18 +62,20 @@ class Responses:
         )
 
     @classmethod
-    def of_samples(cls, samples: Iterable[Sample]) -> Responses:
+    def of_samples(cls, samples: Samples) -> Responses:
         """Of what workers report."""
-        found = list(samples)
-        return cls.of(
-            [s.prompt for s in found],
-            [s.sample for s in found],
-            [s.verdict.score for s in found],
-            [s.verdict.outcome for s in found],
-            [s.verdict.answer for s in found],
-            [s.response_tokens for s in found],
-            [s.finish_reason for s in found],
-            [s.verdict.detail for s in found],
+        import numpy as np
+
+        crashes = samples.detail[samples.is_(Outcome.CRASH)]
+        return cls(
+            samples.prompt,
+            samples.sample,
+            samples.score,
+            np.asarray(OUTCOMES, dtype="U16")[samples.outcome],
+            samples.answer,
+            samples.response_tokens.astype(np.float64),
+            samples.truncated,
+            crashes[0] if len(crashes) else "",
         )
 
     @classmethod

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 from rlcli.config.schema import RunConfig
@@ -17,19 +18,21 @@ from rlcli.trainer.collect import Collected, OnProgress, collect
 from rlcli.trainer.groups import Group, Source, batch_of
 from rlcli.trainer.supervised import SupervisedSource
 from rlcli.trainer.verifying import Failures, part_weights
-from rlcli.types import Prompt, Sample
+from rlcli.types import Prompt
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
 
 
 @dataclass
 class _Rounds:
-    """What the rounds of one step have given so far. drawn: how often each prompt. scores: of all samples."""
+    """What the rounds of one step have given so far. drawn: how often each prompt. generated, score: how many samples,
+    and the sum of their scores."""
 
     drawn: Counter[int] = field(default_factory=Counter)
-    scores: list[float] = field(default_factory=list)
     failures: Failures = field(default_factory=Failures)
     count: int = 0
+    generated: int = 0
+    score: float = 0.0
     asked: int = 0
     tokens: int = 0
     dropped: int = 0
@@ -39,9 +42,9 @@ class _Rounds:
     def add(self, round: Collected, prompts: Sequence[Prompt]) -> None:
         """prompts: those of this round, as `Sample.prompt` counts them."""
         self.count += 1
-        self.scores += [s.verdict.score for s in round.samples]
-        for s in round.samples:
-            self.failures.add(prompts[s.prompt], s.verdict)
+        self.generated += len(round.samples)
+        self.score += math.fsum(round.samples.score)
+        self.failures.add_samples(prompts, round.samples)
         for prompt, verdict in round.baselines.items():
             self.failures.add(prompts[prompt], verdict)
         self.asked += len(round.samples) + len(round.baselines)
@@ -51,7 +54,7 @@ class _Rounds:
 
     @property
     def mean_score(self) -> float:
-        return sum(self.scores) / len(self.scores) if self.scores else 0.0
+        return self.score / max(self.generated, 1)
 
 
 def source_of(
@@ -125,7 +128,7 @@ class RolloutSource:
         if not good:
             raise RunFailed(
                 f"dynamic_sampling.keep = {rules.keep} kept none of the {rounds.dropped} groups of step {step}, in "
-                f"{rounds.count} rounds; the mean score of their {len(rounds.scores)} samples is "
+                f"{rounds.count} rounds; the mean score of their {rounds.generated} samples is "
                 f"{rounds.mean_score:.3g}",
                 "the data are too hard for the model where the score is low and too easy where it is high: take other "
                 "data, more rollout.samples_per_prompt, or dynamic_sampling.keep = all",
@@ -136,7 +139,7 @@ class RolloutSource:
             generate_s=rounds.generate_s,
             verify_s=rounds.verify_s,
             rounds=rounds.count,
-            generated=len(rounds.scores),
+            generated=rounds.generated,
             generated_score=rounds.mean_score,
             generated_tokens=rounds.tokens,
             dropped=rounds.dropped,
@@ -177,23 +180,23 @@ class RolloutSource:
 
         from rlcli.algorithms.selection import keep_groups
 
-        scores = torch.tensor([s.verdict.score for s in collected.samples], dtype=torch.float64)
-        labels = torch.tensor([s.prompt for s in collected.samples])
-        kept = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)
-        good = set(labels[kept].tolist())
-        return [group for group in groups if group.samples[0].prompt in good]
+        scores, labels = collected.samples.score, collected.samples.prompt
+        kept = keep_groups(torch.tensor(scores), torch.tensor(labels), keep=rules.keep, low=rules.low, high=rules.high)
+        good = set(labels[kept.numpy()].tolist())
+        return [group for group in groups if int(group.samples.prompt[0]) in good]
 
 
 def _groups(collected: Collected, step: int) -> list[Group]:
     """The groups of one round, in order."""
-    members: dict[int, list[Sample]] = {}
-    for sample in collected.samples:
-        members.setdefault(sample.prompt, []).append(sample)
-    for samples in members.values():
-        assert len({s.shard for s in samples}) == 1, "one worker generates a whole group"
+    import numpy as np
+
+    samples = collected.samples
+    starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
+    members = [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
+    for own in members:
+        assert (own.shard == own.shard[0]).all(), "one worker generates a whole group"
     return [
-        Group(samples, collected.shards[samples[0].shard], collected.baselines.get(prompt), step)
-        for prompt, samples in members.items()
+        Group(own, collected.shards[own.shard[0]], collected.baselines.get(int(own.prompt[0])), step) for own in members
     ]
 
 

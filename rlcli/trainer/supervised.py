@@ -10,6 +10,7 @@ from rlcli.data.shard import ShardBuilder
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.groups import Group
 from rlcli.types import Outcome, Sample, Verdict
+from rlcli.workers.samples import Samples
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
 
@@ -52,7 +53,7 @@ class SupervisedSource:
                     version=0,
                 )
             )
-        return Collected(samples, [_put(builder.build())], generate_s=0.0, verify_s=0.0)
+        return Collected(Samples.of(samples), [_put(builder.build())], generate_s=0.0, verify_s=0.0)
 
 
 def _put(shard: Any) -> Any:

@@ -15,6 +15,7 @@ from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import target
 from rlcli.scoring.spec import Composition, parse
 from rlcli.types import Outcome, Prompt, Verdict
+from rlcli.workers.samples import Samples
 
 MOST_TIMEOUTS = 0.5
 """A larger share of a step's verifications that are killed stops the run."""
@@ -87,6 +88,13 @@ class Failures:
         told = self.examples.setdefault(verdict.outcome, [])
         if len(told) < EXAMPLES and said not in told:
             told.append(said)
+
+    def add_samples(self, prompts: Sequence[Prompt], samples: Samples) -> None:
+        """prompts: as `Sample.prompt` counts them."""
+        failed = samples.is_(Outcome.CRASH, Outcome.TIMEOUT).nonzero()[0].tolist()
+        self.total += len(samples) - len(failed)
+        for place in failed:
+            self.add(prompts[samples.prompt[place]], samples.verdict(place))
 
     def check(self, max_crash_rate: float) -> None:
         """Stop rather than train on the zeros of a verifier that fails. Raises `RunFailed` with examples."""

@@ -15,6 +15,7 @@ from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
 from rlcli.scoring.pool import ScoringPool
 from rlcli.types import FinishReason, Sample, Verdict, VerifyRequest
+from rlcli.workers.samples import Samples
 from rlcli.workers.watch import progress
 from rlcli.workers.work import Progress, PromptTask, RolloutReport, sample_seed
 
@@ -95,7 +96,7 @@ class RolloutRole:
         generated = time.monotonic()
         if saver is not None:
             saver.save_rest()
-        samples = [self._sample(item) for item in pending]
+        samples = Samples.of(self._sample(item) for item in pending)
         baselines = {prompt: _awaited(verdict) for prompt, verdict in greedy.items()}
         verified = time.monotonic()
         yield Progress(unsaid)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlcli.types import Prompt, Sample, Verdict
+from rlcli.types import Prompt, Verdict
+from rlcli.workers.samples import Samples
 
 Role = Literal["policy", "critic", "process_reward", "engine"]
 """What a worker may host."""
@@ -45,7 +46,7 @@ class RolloutReport:
     verdict on its greedy response, where one was asked for."""
 
     rank: int
-    samples: list[Sample]
+    samples: Samples
     generate_s: float
     verify_s: float
     baselines: dict[int, Verdict] = field(default_factory=dict)

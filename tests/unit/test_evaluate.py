@@ -12,6 +12,7 @@ from rlcli.trainer.evaluate import MOST_CATEGORIES, labels_of, report_of
 from rlcli.trainer.responses import Responses, joined
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.rollout_role import GREEDY
+from rlcli.workers.samples import Samples
 
 
 def prompts(count: int, **extra: Sequence[object]) -> list[Prompt]:
@@ -43,7 +44,7 @@ def wrong(prompt: int, index: int, answer: str | None = "w", tokens: int = 4) ->
 
 
 def report(samples: Sequence[Sample], count: int, by: Sequence[str] = (), **extra: Sequence[object]):  # type: ignore[no-untyped-def]
-    return report_of(Responses.of_samples(samples), prompts(count, **extra), by)
+    return report_of(Responses.of_samples(Samples.of(samples)), prompts(count, **extra), by)
 
 
 def test_measures_are_means_over_prompts_of_what_their_samples_did() -> None:
@@ -135,8 +136,8 @@ def test_the_first_crash_is_told() -> None:
 
 
 def test_parts_of_one_dataset_and_of_several_are_joined() -> None:
-    one = Responses.of_samples([right(0, 0), wrong(1, 0, "7")])
-    other = Responses.of_samples([wrong(0, 1, "8"), wrong(1, 1, "7")])
+    one = Responses.of_samples(Samples.of([right(0, 0), wrong(1, 0, "7")]))
+    other = Responses.of_samples(Samples.of([wrong(0, 1, "8"), wrong(1, 1, "7")]))
     same = report_of(joined([one, other], [0, 0]), prompts(2))
     assert same.majority[2].mean == 0.25
     apart = report_of(joined([one, other], [0, 2]), prompts(4))

@@ -18,6 +18,7 @@ from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.trainer.responses import Responses
 from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import Coefficients
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -69,7 +70,7 @@ class Workers:
 def written(advantage: str) -> set[str]:
     """The names of one step with everything on, and of an evaluation after it."""
     verdicts = [Verdict(1.0, Outcome.OK, parts={"NAME": 1.0}), Verdict(0.0, Outcome.WRONG)]
-    samples = [Sample(0, i, 0, i, 4, 4, "stop", verdict, 1) for i, verdict in enumerate(verdicts)]
+    samples = Samples.of(Sample(0, i, 0, i, 4, 4, "stop", verdict, 1) for i, verdict in enumerate(verdicts))
     trainer = object.__new__(Trainer)
     trainer.config = RunConfig.model_validate(
         {

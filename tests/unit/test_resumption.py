@@ -21,6 +21,7 @@ from rlcli.trainer.record import amend, evaluated_steps, evaluations_of, metrics
 from rlcli.trainer.resume import Resumption, check_data, find_run, resumption
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.types import Outcome, Sample, Verdict
+from rlcli.workers.samples import Samples
 
 FLAGS: dict[str, object] = {"model.path": "tiny", "data.path": "sums", "train.steps": 8}
 
@@ -278,7 +279,9 @@ def test_other_prompts_than_those_of_the_run_are_refused(run: Path) -> None:
 def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
     def group(prompt: int, shard: str, baseline: Verdict | None) -> Group:
         verdict = Verdict(0.1 + 0.2, Outcome.WRONG, "7", {"math": 0.3}, "why", 0.25)
-        return Group([Sample(prompt, i, 4, i, 5, 6, "stop", verdict, 3) for i in range(2)], shard, baseline, 7)
+        return Group(
+            Samples.of(Sample(prompt, i, 4, i, 5, 6, "stop", verdict, 3) for i in range(2)), shard, baseline, 7
+        )
 
     groups = [group(3, "a", None), group(5, "b", Verdict(1.0, Outcome.OK)), group(6, "a", None)]
     plain, shards = as_plain(groups)

@@ -7,7 +7,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from rlcli.trainer.collect import Collected
 from rlcli.trainer.source import RolloutSource
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import Progress, PromptTask, RolloutReport, sample_seed
 
 SAMPLES = 2
@@ -81,7 +82,7 @@ class Workers:
             if task.greedy
         }
         self.taken[rank] = shard if samples else None
-        return RolloutReport(rank, samples[::-1], 1.0, 0.5, baselines)
+        return RolloutReport(rank, Samples.of(samples[::-1]), 1.0, 0.5, baselines)
 
     def take_shard(self) -> list[list[Shard | None]]:
         taken, self.taken = self.taken, [None] * self.count
@@ -262,11 +263,12 @@ def test_more_than_half_killed_end_the_run_whatever_rate_of_crashes_is_allowed()
         slow = 2
 
         def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
-            report = super().report(rank, tasks, call)
-            for s in report.samples:
-                if number(tasks[[t.prompt for t in tasks].index(s.prompt)].source.id) < self.slow:
-                    object.__setattr__(s.verdict, "outcome", Outcome.TIMEOUT)
-            return report
+            report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
+            killed = [
+                replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
+                for s in report.samples
+            ]
+            return replace(report, samples=Samples.of(killed))
 
     workers = Killed(lambda prompt_id, sample: 0.0)
     assert source_of(workers, crashes=0.0).take(1).generated == 8  # half of them

@@ -29,6 +29,7 @@ from rlcli.trainer.preflight import _roles, prepare
 from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import Progress, PromptTask, RolloutReport
 
 
@@ -70,7 +71,7 @@ def planned(samples: Sequence[Sample], advantages: Sequence[float]) -> Plan:
 
 
 def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample]) -> None:
-    metrics = sample_metrics(samples)
+    metrics = sample_metrics(Samples.of(samples))
     assert metrics["reward/mean"] == 0.25
     assert metrics["reward/equal_groups"] == 0.5
     assert metrics["reward/part/form"] == 0.125
@@ -106,7 +107,9 @@ def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> No
     with clock.phase("update"):
         pass
     metrics = time_metrics(
-        clock, Collected(list(samples), [], 2.0, 0.5, generated_tokens=20), planned(samples, [0.5, -0.5, 0.0, 0.0])
+        clock,
+        Collected(Samples.of(samples), [], 2.0, 0.5, generated_tokens=20),
+        planned(samples, [0.5, -0.5, 0.0, 0.0]),
     )
     assert heard == ["generate", "update"]
     assert metrics["throughput/rollout_tokens_per_s"] == 10.0
@@ -118,7 +121,7 @@ def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> No
 def chosen_of(samples: Sequence[Sample], seed: int = 0, **sections: dict[str, object]) -> tuple[Chosen, RunConfig]:
     config = RunConfig.model_validate(sections)
     algorithm = Algorithm.build(**config.algorithm.model_dump())
-    batch = Collected(list(samples), ["first", "second"], 0.0, 0.0)
+    batch = Collected(Samples.of(samples), ["first", "second"], 0.0, 0.0)
     return choose(batch, algorithm, config, seed), config
 
 
@@ -192,7 +195,7 @@ def test_the_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts_in_their_
     algorithm = Algorithm.build(**config.algorithm.model_dump())
 
     def advantages(weights: dict[str, float]) -> list[float]:
-        batch = Collected(judged, ["first", "second"], 0.0, 0.0, part_weights=weights)
+        batch = Collected(Samples.of(judged), ["first", "second"], 0.0, 0.0, part_weights=weights)
         chosen = choose(batch, algorithm, config, seed=0)
         assert chosen.columns["parts"].tolist() == [[0, 1], [1, 0], [0, 0], [1, 0]]  # format, math
         values: list[float] = chosen.columns["advantages"].tolist()
@@ -233,7 +236,7 @@ def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Seq
     wrong = samples[2:]
     chosen, config = chosen_of(wrong, algorithm={"select": "right", "advantage": "one", "loss": "gpg"})
     plan = plan_step(chosen, config, ranks=2)
-    assert (chosen.samples, plan.minibatches, plan.imbalance) == ([], (), 1.0)
+    assert (len(chosen.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
     assert [w.minibatches for w in rank_work(plan, chosen, ranks=2, seed=0)] == [[], []]
 
 
@@ -251,7 +254,7 @@ class OneWorkerAPrompt:
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
             yield Progress(len(made))
-            yield RolloutReport(rank, made[::-1], 1.0 + rank, 0.0)
+            yield RolloutReport(rank, Samples.of(made[::-1]), 1.0 + rank, 0.0)
 
     def take_shard(self) -> list[list[str]]:
         return [["shard 0"], ["shard 1"]]
@@ -319,7 +322,7 @@ def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_samples_that_wait
     for stale, notes in ((0, 1), (2, 0)):
         heard: list[str] = []
         trainer.alarms, trainer.critic = Alarms(0.2, 1.0, heard.append), MagicMock(**{"metrics.return_value": {}})
-        batch = Collected(list(samples), [], 0.0, 0.0, stale=stale)
+        batch = Collected(Samples.of(samples), [], 0.0, 0.0, stale=stale)
         metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
         assert metrics["mismatch/kl"] == 0.3
         assert len(heard) == notes

@@ -19,6 +19,7 @@ from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.advantages import fill_advantages, fill_selected
 from rlcli.workers.batch import TrainBatch
+from rlcli.workers.samples import Samples
 from rlcli.workers.work import MicroWork, MiniWork, RankWork
 
 LENGTHS, SCORES = (3, 0, 5, 2, 4, 1, 2, 6), (1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
@@ -45,7 +46,7 @@ def collected() -> Collected:
         row = builder.add(np.array([1, 2], np.int32), tokens, -np.ones(length, np.float32))
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
         samples.append(Sample(index // 2, index % 2, 0, row, 2, length, "stop", verdict, 1))
-    return Collected(samples, [builder.build()], 0.0, 0.0)
+    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
 
 
 class Together:
