@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from rlcli.model.attention import ATTENTION
+from rlcli.model.buckets import buckets
 from rlcli.model.packed import PackedBatch
 
 
@@ -39,15 +40,12 @@ class Decoder(nn.Module):
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """All weights, whole, one after another under their checkpoint names; a tied head is left out.
 
-        Collective: every rank iterates to the end, in step. A tensor may be dropped as soon as the next is asked for,
-        and may be the parameter itself: copy what must outlast the next update. dtype: what they are cast to; unset:
-        the model's own.
+        Collective: every rank iterates to the end, in step. A tensor may be the parameter itself: copy what must
+        outlast the next update. dtype: what they are cast to; unset: the model's own.
         """
-        yield from whole(self.lm.named_parameters(), dtype or self.dtype)
+        return whole(self.lm.named_parameters(), dtype or self.dtype)
 
 
-def whole(named: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter in `dtype`, gathered from all ranks. Collective."""
-    for name, parameter in named:
-        tensor = parameter.detach().to(dtype)  # before gathering: half the traffic in bfloat16
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def whole(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter in `dtype`, gathered from all ranks. Collective (see `buckets`)."""
+    return chain.from_iterable(buckets(named, dtype))

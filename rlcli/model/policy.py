@@ -67,7 +67,7 @@ class PolicyModel(Decoder):
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         assert not self.has_adapter, "a policy with an adapter sends adapter_state(); its base never changes"
-        yield from super().stream_weights(dtype)
+        return super().stream_weights(dtype)
 
     def adapter_state(self) -> dict[str, Tensor]:
         """The adapter, whole, in float32, under the names of peft's files. Collective."""
