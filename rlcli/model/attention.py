@@ -2,6 +2,8 @@
 
 No mask is ever made: on GPUs in half precision torch's variable-length kernel takes the boundaries; elsewhere sequences
 of like length are attended together, padded at their ends, where causality alone keeps padding out of every real token.
+A prompt that several sequences have in common is in the pack once, and laid before each of them here and nowhere else:
+all other layers see it once, and its gradient is the sum of theirs.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface
 
 from rlcli.errors import ModelError
@@ -28,9 +32,10 @@ _MAX_WASTE = 1.25
 
 @dataclass(frozen=True)
 class Segments:
-    """Where the sequences of a pack begin and end.
+    """The S sequences of a pack, laid end to end, each whole.
 
     boundaries [S + 1] int32: 0, then the end of each sequence (on the device). lengths: the same as plain numbers.
+    source [Σ lengths] int64: which token of the pack lies at each place; None: they lie in the pack as they do here.
 
     >>> Segments.of([3, 2], torch.device("cpu")).boundaries.tolist()
     [0, 3, 5]
@@ -38,53 +43,109 @@ class Segments:
 
     boundaries: Tensor
     lengths: tuple[int, ...]
+    source: np.ndarray | None = None
 
     @staticmethod
-    def of(lengths: Sequence[int], device: torch.device) -> Segments:
+    def of(lengths: Sequence[int], device: torch.device, source: np.ndarray | None = None) -> Segments:
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-        return Segments(ends.to(device=device, dtype=torch.int32), tuple(lengths))
+        return Segments(ends.to(device=device, dtype=torch.int32), tuple(lengths), source)
 
     @property
     def longest(self) -> int:
         return max(self.lengths)
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def end_to_end(self) -> Layout:
+        """The sequences as they are."""
+        lengths, source = np.array(self.lengths), self._source
+        return Layout.of(source, np.ones(len(source), bool), [(1, int(lengths.sum()))], self.boundaries.device)
+
+    @cached_property
+    def padded(self) -> Layout:
         """The sequences in groups of like length, worked out once and used by every layer."""
-        starts = self.boundaries.tolist()
-        order = sorted(range(len(self.lengths)), key=self.lengths.__getitem__)
-        groups: list[list[int]] = []
-        for index in order:
-            if groups and self.lengths[index] <= _MAX_WASTE * self.lengths[groups[-1][0]]:
-                groups[-1].append(index)
-            else:
-                groups.append([index])
-        device = self.boundaries.device
-        return [Group.of([(starts[i], self.lengths[i]) for i in members], device) for members in groups]
+        lengths = np.array(self.lengths)
+        starts = np.cumsum(lengths) - lengths
+        order = np.argsort(lengths, kind="stable")
+        shapes, places, real = [], [], []
+        while len(order):
+            size = int(np.searchsorted(lengths[order], _MAX_WASTE * lengths[order[0]], side="right"))
+            group, order = order[:size], order[size:]
+            column, own = np.arange(lengths[group].max())[None, :], lengths[group, None]
+            places.append((starts[group, None] + np.minimum(column, own - 1)).ravel())
+            real.append((column < own).ravel())
+            shapes.append((size, column.shape[1]))
+        source = self._source[np.concatenate(places)]
+        return Layout.of(source, np.concatenate(real), shapes, self.boundaries.device)
+
+    @property
+    def _source(self) -> np.ndarray:
+        return np.arange(sum(self.lengths)) if self.source is None else self.source
 
 
 @dataclass(frozen=True)
-class Group:
-    """Sequences that are attended in one call of [B, L].
+class Layout:
+    """Where the T tokens of a pack lie in P places, for attention alone.
 
-    source [B·L]: the token at each place (a padded place repeats the sequence's last token). place [N]: the places that
-    hold real tokens. target [N]: where in the pack each of those belongs.
+    shapes: [B, L] of each stretch of places that is attended in one call. source [P]: the token at each place; where
+    there is none, any. home [T]: of each token the place that its output is taken from. copies, copied [C]: the other
+    places that hold a token, and which.
     """
 
-    size: int
-    length: int
+    shapes: list[tuple[int, int]]
     source: Tensor
-    place: Tensor
-    target: Tensor
+    home: Tensor
+    copies: Tensor
+    copied: Tensor
 
     @staticmethod
-    def of(spans: Sequence[tuple[int, int]], device: torch.device) -> Group:
-        starts, lengths = torch.tensor(spans).unbind(1)
-        longest = int(lengths.max())
-        column = torch.arange(longest)[None, :]
-        source = (starts[:, None] + column.minimum(lengths[:, None] - 1)).flatten()
-        place = (column < lengths[:, None]).flatten().nonzero()[:, 0]
-        return Group(len(spans), longest, source.to(device), place.to(device), source[place].to(device))
+    def of(source: np.ndarray, real: np.ndarray, shapes: list[tuple[int, int]], device: torch.device) -> Layout:
+        places = np.flatnonzero(real)
+        home = np.empty(source[places].max() + 1, np.int64)
+        home[source[places[::-1]]] = places[::-1]  # of several the first
+        other = real.copy()
+        other[home] = False
+        copies = np.flatnonzero(other)
+        tensors = (torch.tensor(values, device=device) for values in (source, home, copies, source[copies]))
+        return Layout(shapes, *tensors)
+
+    def lay(self, x: Tensor) -> Tensor:
+        """[P, …] of x [T, …]. What comes back to a place without a token is no part of the gradient: it is 0."""
+        laid: Tensor = _Lay.apply(x, self)
+        return laid
+
+    def take(self, y: Tensor) -> Tensor:
+        """[T, …] of y [P, …]."""
+        taken: Tensor = _Take.apply(y, self)
+        return taken
+
+
+# Written out, since autograd's own index_select adds up row by row what is, but for copies, a selection too.
+class _Lay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        return x.index_select(0, layout.source)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        layout: Layout = ctx.layout
+        own = grad.index_select(0, layout.home)
+        if len(layout.copies):
+            own.index_add_(0, layout.copied, grad.index_select(0, layout.copies))
+        return own, None
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, layout: Layout) -> Tensor:
+        ctx.layout, ctx.places = layout, len(y)
+        return y.index_select(0, layout.home)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.new_zeros(ctx.places, *grad.shape[1:]).index_copy_(0, ctx.layout.home, grad), None
 
 
 def packed_attention(
@@ -106,37 +167,35 @@ def packed_attention(
                 "choose a model with full attention",
             )
     assert attention_mask is None, "boundaries stand in for a mask"
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _varlen(query, key, value, segments, scaling), None
-    return _grouped(query, key, value, segments, scaling), None
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    attend = _varlen if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _grouped
+    return attend(query, key, value, segments, scaling)[None], None
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+    layout = segments.padded
     gqa = query.shape[1] != key.shape[1]
-    heads, width = query.shape[1], value.shape[3]
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    sizes = [count * length for count, length in layout.shapes]
     outputs = []
-    for group in segments.groups:
-        q, k, v = (
-            x.index_select(0, group.source).view(group.size, group.length, *x.shape[1:]).transpose(1, 2)
-            for x in (query, key, value)
-        )
+    # Split, not sliced one by one: the gradients are then laid end to end in one go.
+    for (count, length), *parts in zip(
+        layout.shapes, *(layout.lay(x).split(sizes) for x in (query, key, value)), strict=True
+    ):
+        q, k, v = (part.view(count, length, *part.shape[1:]).transpose(1, 2) for part in parts)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
-        outputs.append(out.transpose(1, 2).reshape(-1, heads, width).index_select(0, group.place))
-    target = torch.cat([group.target for group in segments.groups])
-    return torch.empty_like(query).index_copy(0, target, torch.cat(outputs))[None]
+        outputs.append(out.transpose(1, 2).flatten(0, 1))
+    return layout.take(torch.cat(outputs))
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    query, key, value = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    shared = segments.source is not None
+    q, k, v = (segments.end_to_end.lay(x) if shared else x.contiguous() for x in (query, key, value))
     ends, longest = segments.boundaries, segments.longest
     # (-1, 0): each token sees all before it and none after.
-    out = varlen_attn(
-        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **_grouped_heads()
-    )
-    return out[None]
+    out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **_grouped_heads())
+    return segments.end_to_end.take(out) if shared else out
 
 
 @cache

@@ -11,18 +11,27 @@ from torch import Tensor
 
 from rlcli.model.attention import Segments
 
+WORTH_SHARING = 1 / 16
+"""Prompts are shared where that leaves out this part of a pack's tokens: attention pays for it with a copy of each
+layer's queries, keys and values."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
     """S sequences of T tokens in all, of which R are response tokens. All tensors lie on one device.
 
     input_ids [T] int64; position_ids [T] int64, counting from 0 in each sequence; segments: where the sequences lie;
-    response_index [R] int64: the position whose hidden state predicts each response token (one before the token);
+    response_index [R] int64: the position whose hidden state predicts each response token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence that each belongs to.
 
-    >>> batch = pack([(np.array([5, 6, 7]), 1), (np.array([8, 9]), 1)], torch.device("cpu"))
+    A prompt that several sequences begin with is there once, before the first of them:
+
+    >>> rows = [(np.array([5, 6, 7]), 2), (np.array([5, 6, 8, 9]), 2)]
+    >>> batch = pack(rows, torch.device("cpu"))
+    >>> batch.input_ids.tolist(), batch.position_ids.tolist()
+    ([5, 6, 7, 8, 9], [0, 1, 2, 2, 3])
     >>> batch.response_index.tolist(), batch.targets.tolist(), batch.sequence.tolist()
-    ([0, 1, 3], [6, 7, 9], [0, 0, 1])
+    ([1, 1, 3], [7, 8, 9], [0, 1, 1])
     """
 
     input_ids: Tensor
@@ -34,8 +43,14 @@ class PackedBatch:
 
     @property
     def boundaries(self) -> Tensor:
-        """[S + 1] int32: 0, then the end of each sequence."""
+        """[S + 1] int32: 0, then the end of each sequence where they lie end to end, each whole."""
         return self.segments.boundaries
+
+    @property
+    def source(self) -> Tensor:
+        """[boundaries[-1]] int64: the token of the pack at each place of those sequences."""
+        whole = np.arange(self.tokens) if self.segments.source is None else self.segments.source
+        return torch.tensor(whole, device=self.input_ids.device)
 
     @property
     def tokens(self) -> int:
@@ -60,17 +75,24 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    response = np.flatnonzero(position >= prompts[sequence])
+    # From here on [Σ lengths] places; `first` tells which of them the pack has, and `source` what the others stand for.
+    in_prompt = position < prompts[sequence]
+    like = starts[_first_alike(rows)]
+    first = ~in_prompt | (like == starts)[sequence]
+    shared = len(tokens) - int(first.sum()) >= max(1, WORTH_SHARING * len(tokens))
+    first = first if shared else np.ones_like(first)
+    source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
+    response = np.flatnonzero(~in_prompt)
 
     def tensor(values: np.ndarray) -> Tensor:
         # A copy: arrays from the object store are read-only, which torch does not support.
         return torch.tensor(values, dtype=torch.int64, device=device)
 
     return PackedBatch(
-        input_ids=tensor(tokens),
-        position_ids=tensor(position),
-        segments=Segments.of(lengths.tolist(), device),
-        response_index=tensor(response - 1),
+        input_ids=tensor(tokens[first]),
+        position_ids=tensor(position[first]),
+        segments=Segments.of(lengths.tolist(), device, source if shared else None),
+        response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
         sequence=tensor(sequence[response]),
     )
@@ -82,3 +104,9 @@ def dummy(device: torch.device) -> PackedBatch:
     It takes part in every collective; its loss is `outputs.log_probs.sum() * 0`, which gives zero gradients.
     """
     return pack([(np.zeros(2, dtype=np.int64), 2)], device)
+
+
+def _first_alike(rows: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
+    """[S]: of each row the first one that has the same prompt."""
+    found: dict[bytes, int] = {}
+    return np.array([found.setdefault(tokens[:prompt].tobytes(), row) for row, (tokens, prompt) in enumerate(rows)])

@@ -108,7 +108,7 @@ class TrainBatch:
 
         work = {field.name: getattr(self.works[minibatch], field.name) for field in fields(MiniWork)}
         del work["micro"]  # where the rows came from
-        packed = ("input_ids", "position_ids", "boundaries", "response_index", "targets", "sequence")
+        packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
                 "packed": {name: getattr(micro.packed, name) for name in packed},

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.errors import ModelError
-from rlcli.model.attention import Segments, packed_attention
+from rlcli.model.attention import Segments, _varlen, packed_attention
 from rlcli.model.facts import SUPPORTED
 from rlcli.model.packed import dummy, pack
 from rlcli.model.policy import PolicyModel
-from tests.model_fixtures import padded_log_probs, ragged_rows, tiny_lm
+from tests.model_fixtures import VOCABULARY, Row, padded_log_probs, ragged_rows, tiny_lm
 
 CPU = torch.device("cpu")
 
@@ -77,13 +79,76 @@ def test_a_sequence_is_the_same_whatever_lies_beside_it() -> None:
     torch.testing.assert_close(parts, alone, rtol=0, atol=1e-5)
 
 
+def rows_of_groups(groups: int = 3, samples: int = 4, seed: int = 0) -> list[Row]:
+    """Samples of some prompts in a random order, ragged; one response is empty."""
+    random = np.random.default_rng(seed)
+    prompts = [random.integers(0, VOCABULARY, random.integers(1, 30)) for _ in range(groups)]
+    rows = [
+        (np.concatenate([prompt, random.integers(0, VOCABULARY, 0 if sample == 1 else random.integers(1, 40))]), prompt)
+        for prompt in prompts
+        for sample in range(samples)
+    ]
+    return [(rows[i][0], len(rows[i][1])) for i in random.permutation(len(rows))]
+
+
+def test_a_prompt_of_several_rows_is_in_the_pack_once() -> None:
+    rows = rows_of_groups()
+    batch = pack(rows, CPU)
+    prompts = {tokens[:prompt].tobytes(): prompt for tokens, prompt in rows}
+    assert batch.tokens == sum(prompts.values()) + sum(len(tokens) - prompt for tokens, prompt in rows)
+    ends = batch.boundaries.tolist()
+    for (tokens, prompt), start, end, row in zip(rows, ends[:-1], ends[1:], range(len(rows)), strict=True):
+        own = batch.source[start:end]
+        assert batch.input_ids[own].tolist() == tokens.tolist()
+        assert batch.position_ids[own].tolist() == list(range(len(tokens)))
+        assert batch.response_index[batch.sequence == row].tolist() == own[prompt - 1 : -1].tolist()
+        assert batch.targets[batch.sequence == row].tolist() == tokens[prompt:].tolist()
+
+
+def test_prompts_are_not_shared_for_the_sake_of_a_few_tokens() -> None:
+    rows = [(np.arange(size) % 7 + 1, 2) for size in (50, 60)]
+    assert pack(rows, CPU).segments.source is None
+    assert pack([(tokens, 40) for tokens, _ in rows], CPU).segments.source is not None
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("layout", ["padded", "end_to_end"])
+def test_shared_prompts_change_neither_log_probs_nor_gradients(
+    kind: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of_groups()
+    lm = tiny_lm(kind)
+    reference = copy.deepcopy(lm)
+    batch = pack(rows, CPU)
+    assert len(batch.segments.padded.copies)
+    if layout == "end_to_end":  # as on a GPU, with a kernel of another make
+
+        def varlen_attn(q: Any, k: Any, v: Any, ends: Any, *_: Any, **__: Any) -> torch.Tensor:
+            parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
+            out = [F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in parts]
+            return torch.cat(out, 2)[0].transpose(0, 1)
+
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+        monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
+    weight = torch.linspace(-1, 1, batch.responses)
+    ours = policy_of(lm)(batch, 0.7)
+    expected, entropy = padded_log_probs(reference, rows, temperature=0.7)
+    torch.testing.assert_close(ours.log_probs, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.entropy, entropy, rtol=0, atol=1e-5)
+    (weight * ours.log_probs).sum().backward()
+    (weight * expected).sum().backward()
+    for (name, own), theirs in zip(lm.named_parameters(), reference.parameters(), strict=True):
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(own.grad, theirs.grad, rtol=0, atol=1e-5 * max(scale, 1.0), msg=name)
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
 @settings(deadline=None)
 def test_groups_cover_each_token_once_and_waste_little(lengths: list[int]) -> None:
-    segments = Segments.of(lengths, CPU)
-    targets = torch.cat([group.target for group in segments.groups])
-    assert sorted(targets.tolist()) == list(range(sum(lengths)))
-    assert sum(group.size * group.length for group in segments.groups) <= 1.25 * sum(lengths)
+    layout = Segments.of(lengths, CPU).padded
+    assert layout.source[layout.home].tolist() == list(range(sum(lengths)))
+    assert len(layout.source) == sum(size * length for size, length in layout.shapes) <= 1.25 * sum(lengths)
+    assert not len(layout.copies)
 
 
 def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:
