@@ -1,20 +1,31 @@
-"""Log-probabilities and entropy of tokens straight from hidden states, never holding [tokens, vocabulary]."""
+"""Log-probabilities and entropy of tokens straight from hidden states, never holding [tokens, vocabulary].
+
+Of torch and its neighbours nothing fused fits: `torch.nn.functional.linear_cross_entropy` and Liger's fused linear cross
+entropy give no entropy, and one that is a metric only would cost them a second projection.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LOGITS_AT_ONCE = 2**26
-"""Logits held at one time (256 MiB in float32; the backward pass holds about three such buffers)."""
+LOGITS_ON_GPU = 2**26
+"""Logits held at one time (256 MiB in float32; at most two such buffers exist): kernels that fill the device."""
+
+LOGITS_ON_CPU = 2**18
+"""The same on a CPU: what its caches hold (1 MiB), since several passes go over them."""
+
+LEAST_TOKENS = 128
+"""Of a chunk, whatever the vocabulary: the head's weight is read once for each of them."""
 
 
-def chunk_tokens(vocabulary: int) -> int:
-    """How many tokens are projected at once, so that no more than `LOGITS_AT_ONCE` logits exist."""
-    return max(1, LOGITS_AT_ONCE // vocabulary)
+def chunk_tokens(vocabulary: int, on_gpu: bool) -> int:
+    """How many tokens are projected at once."""
+    return max(LEAST_TOKENS, (LOGITS_ON_GPU if on_gpu else LOGITS_ON_CPU) // vocabulary)
 
 
 def token_log_probs(
@@ -36,14 +47,17 @@ class _TokenLogProbs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
         log_probs, log_norms, entropies = (hidden.new_zeros(len(hidden), dtype=exact) for _ in range(3))
-        for part in _parts(len(hidden), chunk):
-            logits = (hidden[part] @ weight.t()).to(exact).div_(temperature)
-            log_norm = logits.logsumexp(-1)
-            log_norms[part] = log_norm
-            log_p = logits.sub_(log_norm[:, None])
-            log_probs[part] = log_p.gather(-1, targets[part, None])[:, 0]
+        for part, logits in _logits(hidden, weight, temperature, chunk, exact):
+            top = logits.amax(-1, keepdim=True)
+            picked = logits.sub_(top).gather(-1, targets[part, None])[:, 0]
+            # With z below the largest logit and Z = Σ eᶻ: H = log Z − Σ z eᶻ / Z, a sum of two terms ≥ 0.
+            exponentials = logits.exp() if entropy else logits.exp_()
+            total = exponentials.sum(-1)
+            log_total = total.log()
+            log_probs[part] = picked - log_total
+            log_norms[part] = top[:, 0] + log_total
             if entropy:
-                entropies[part] = log_p.exp().mul_(log_p).sum(-1).neg_()
+                entropies[part] = log_total - exponentials.mul_(logits).sum(-1) / total
         ctx.save_for_backward(hidden, weight, targets, log_norms, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -58,22 +72,34 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         # Float32: chunks add up here, and bfloat16 would lose the later ones.
         grad_weight = torch.zeros_like(weight, dtype=log_norms.dtype) if ctx.needs_input_grad[1] else None
-        for part in _parts(len(hidden), ctx.chunk):
-            log_p = (hidden[part] @ weight.t()).to(log_norms.dtype).div_(ctx.temperature).sub_(log_norms[part, None])
-            grad_logits = torch.zeros_like(log_p)
-            if grad_log_probs is not None:  # ∂ log p[y] / ∂z = 1[y] − p
-                grad = grad_log_probs[part, None]
-                grad_logits.addcmul_(log_p.exp(), grad, value=-1.0).scatter_add_(1, targets[part, None], grad)
-            if grad_entropy is not None:  # ∂H / ∂z = −p (log p + H)
-                grad = grad_entropy[part, None]
-                grad_logits.addcmul_(log_p.exp(), log_p.add_(entropies[part, None]).mul_(grad), value=-1.0)
-            grad_logits = grad_logits.div_(ctx.temperature).to(hidden.dtype)
+        # ∂ log p[y] / ∂z = 1[y] − p and ∂H / ∂z = −p (log p + H), so both are −p (a + b log p), and at y what remains.
+        at_target = torch.zeros_like(log_norms) if grad_log_probs is None else grad_log_probs / ctx.temperature
+        by_log = None if grad_entropy is None else grad_entropy / ctx.temperature
+        for part, log_p in _logits(hidden, weight, ctx.temperature, ctx.chunk, log_norms.dtype):
+            log_p.sub_(log_norms[part, None])
+            if by_log is None:
+                grad_logits = log_p.exp_().mul_(-at_target[part, None])
+            else:
+                grad_logits = log_p.exp()
+                share = at_target[part] + by_log[part] * entropies[part]
+                grad_logits.mul_(log_p.mul_(-by_log[part, None]).sub_(share[:, None]))
+            grad_logits.scatter_add_(1, targets[part, None], at_target[part, None])
+            grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = grad_logits @ weight
-            if grad_weight is not None:
+                torch.mm(grad_logits, weight, out=grad_hidden[part])
+            if grad_weight is not None and grad_weight.dtype == hidden.dtype:
+                grad_weight.addmm_(grad_logits.t(), hidden[part])
+            elif grad_weight is not None:
                 grad_weight += grad_logits.t() @ hidden[part]
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
 
 
-def _parts(total: int, chunk: int) -> list[slice]:
-    return [slice(start, start + chunk) for start in range(0, total, chunk)]
+def _logits(
+    hidden: Tensor, weight: Tensor, temperature: float, chunk: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, Tensor]]:
+    """Chunk by chunk: which tokens, and their logits ÷ temperature in `dtype`, [chunk, V], for the caller to change."""
+    zero = hidden.new_zeros(())
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, start + chunk)
+        # The division is part of the product; with beta = 0 what it is added to is not read.
+        yield part, torch.addmm(zero, hidden[part], weight.t(), beta=0, alpha=1 / temperature).to(dtype)

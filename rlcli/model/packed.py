@@ -109,4 +109,5 @@ def dummy(device: torch.device) -> PackedBatch:
 def _first_alike(rows: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
     """[S]: of each row the first one that has the same prompt."""
     found: dict[bytes, int] = {}
-    return np.array([found.setdefault(tokens[:prompt].tobytes(), row) for row, (tokens, prompt) in enumerate(rows)])
+    alike = [found.setdefault(tokens[:prompt].tobytes(), row) for row, (tokens, prompt) in enumerate(rows)]
+    return np.array(alike, dtype=np.int64)

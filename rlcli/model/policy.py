@@ -47,9 +47,8 @@ class PolicyModel(Decoder):
         """log π(token | what precedes it) at `temperature` for every response token of the pack."""
         hidden = self.hidden(batch)
         weight = self.lm.get_output_embeddings().weight
-        return TokenOutputs(
-            *token_log_probs(hidden, weight, batch.targets, temperature, chunk_tokens(weight.shape[0]), want_entropy)
-        )
+        chunk = chunk_tokens(weight.shape[0], weight.is_cuda)
+        return TokenOutputs(*token_log_probs(hidden, weight, batch.targets, temperature, chunk, want_entropy))
 
     @property
     def has_adapter(self) -> bool:

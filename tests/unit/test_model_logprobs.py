@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlcli.model.logprobs import chunk_tokens, token_log_probs
 
@@ -17,6 +22,27 @@ def inputs(n: int = 11, width: int = 8, vocabulary: int = 17, dtype: torch.dtype
     hidden = torch.randn(n, width, dtype=dtype, requires_grad=True)
     weight = torch.randn(vocabulary, width, dtype=dtype, requires_grad=True)
     return hidden, weight, torch.randint(0, vocabulary, (n,))
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor made inside the block, and of all that were alive at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = self.at_once = 0
+        self._alive: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in self._alive:
+                    self._alive[storage.data_ptr()] = size = storage.nbytes() // 4
+                    weakref.finalize(storage, self._alive.pop, storage.data_ptr(), None)
+                    self.elements = max(self.elements, size)
+        self.at_once = max(self.at_once, sum(self._alive.values()))
+        return result
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.5])
@@ -81,5 +107,22 @@ def test_large_logits_do_not_overflow() -> None:
 
 
 def test_chunks_bound_the_logits_held() -> None:
-    assert 1 <= chunk_tokens(151_936) * 151_936 <= 2**26
-    assert chunk_tokens(2**30) == 1
+    for on_gpu in (False, True):
+        assert 128 <= chunk_tokens(151_936, on_gpu)
+        assert chunk_tokens(151_936, on_gpu) * 151_936 <= 2**26
+        assert chunk_tokens(2**30, on_gpu) == 128
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_no_more_than_two_chunks_of_logits_exist_at_a_time(entropy: bool) -> None:
+    """Of what is allocated beside the gradients themselves."""
+    tokens, width, vocabulary, chunk = 512, 4, 1000, 16
+    hidden = torch.randn(tokens, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (tokens,))
+    with Largest() as largest:
+        log_probs, entropies = token_log_probs(hidden, weight, targets, 0.7, chunk, entropy)
+        ((log_probs * 2).sum() + (entropies.sum() if entropies is not None else 0)).backward()
+    assert largest.elements <= max(chunk * vocabulary, tokens * width)
+    assert chunk * vocabulary + vocabulary * width < largest.at_once
+    assert largest.at_once <= 2 * chunk * vocabulary + 2 * vocabulary * width + 16 * tokens * width
