@@ -5,7 +5,7 @@ All of it needs scores and lengths alone, so it happens on the controller.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,9 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome
+from rlcli.workers.dispatch import Shared
 from rlcli.workers.samples import Samples
-from rlcli.workers.work import MicroWork, MiniWork, RankWork
+from rlcli.workers.work import MiniWork, RankWork, StepWork
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,36 +121,36 @@ def plan_step(chosen: Chosen, config: RunConfig, ranks: int) -> Plan:
     )
 
 
-def rank_work(plan: Plan, chosen: Chosen, *, ranks: int, seed: int) -> list[RankWork]:
+def step_work(plan: Plan, chosen: Chosen, seed: int) -> Shared:
+    """The StepWork that all ranks share. seed: of whatever is drawn at random."""
+    right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
+    minibatches = [
+        MiniWork(
+            tokens=mini.tokens,
+            sequences=mini.sequences,
+            groups=mini.groups,
+            max_length=mini.max_length,
+            right_tokens=int(right_tokens[list(mini.samples)].sum()),
+        )
+        for mini in plan.minibatches
+    ]
+    return Shared(StepWork(minibatches, chosen.columns, seed))
+
+
+def rank_work(plan: Plan, chosen: Chosen, ranks: int) -> list[RankWork]:
     """One RankWork for each rank. Only references and indexes: the tokens stay where they are."""
     import numpy as np
 
     shard, row = chosen.samples.shard, chosen.samples.row
-    right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
 
-    def micro(indexes: Sequence[int]) -> MicroWork:
-        samples = np.asarray(indexes, dtype=np.int64)
-        return MicroWork(samples, shard[samples], row[samples])
+    def of(rank: int) -> RankWork:
+        bins = [mini.ranks[rank] for mini in plan.minibatches]
+        samples = np.fromiter((sample for mini in bins for bin in mini for sample in bin), np.int64)
+        held, places = np.unique(shard[samples], return_inverse=True)
+        counts = [[len(bin) for bin in mini] for mini in bins]
+        return RankWork([chosen.shards[place] for place in held], samples, places, row[samples], counts)
 
-    return [
-        RankWork(
-            chosen.shards,
-            [
-                MiniWork(
-                    [micro(indexes) for indexes in mini.ranks[rank]],
-                    tokens=mini.tokens,
-                    sequences=mini.sequences,
-                    groups=mini.groups,
-                    max_length=mini.max_length,
-                    right_tokens=int(right_tokens[list(mini.samples)].sum()),
-                )
-                for mini in plan.minibatches
-            ],
-            chosen.columns,
-            seed,
-        )
-        for rank in range(ranks)
-    ]
+    return [of(rank) for rank in range(ranks)]
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

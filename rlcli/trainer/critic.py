@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
-from rlcli.trainer.choose import Chosen, plan_step, rank_work
+from rlcli.trainer.choose import Chosen, plan_step, rank_work, step_work
 from rlcli.trainer.metrics import process_reward_metrics, value_metrics
 from rlcli.workers.group import WorkerGroup
 
@@ -28,7 +28,7 @@ class Critic:
         """Fetch the rows where they are not there already."""
         if self.own is not None:
             plan = plan_step(chosen, self.config, len(self.own))
-            self.own.load(rank_work(plan, chosen, ranks=len(self.own), seed=seed))
+            self.own.load(rank_work(plan, chosen, len(self.own)), step_work(plan, chosen, seed))
 
     def infer(self) -> None:
         """Fill the policy's batch with values or process rewards."""

@@ -14,7 +14,7 @@ from rlcli.model.optim import lr_at
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
-from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
+from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work, step_work
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.evaluate import evaluate
@@ -162,7 +162,7 @@ class Trainer:
             chosen = choose(batch, self.algorithm, self.config, seed)
             plan = plan_step(chosen, self.config, len(self.workers))
         with clock.phase("load"):
-            self.workers.load(rank_work(plan, chosen, ranks=len(self.workers), seed=seed))
+            self.workers.load(rank_work(plan, chosen, len(self.workers)), step_work(plan, chosen, seed))
             self.critic.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):

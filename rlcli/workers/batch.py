@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.files import replacing
-from rlcli.workers.work import MicroWork, MiniWork, RankWork
+from rlcli.workers.work import MicroWork, MiniWork, RankWork, StepWork
 
 if TYPE_CHECKING:
     import torch
@@ -40,20 +40,19 @@ class TrainBatch:
     """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators. columns: `[N, …]` of each
     of the step's samples, the same on every rank."""
 
-    def __init__(self, work: RankWork, device: torch.device) -> None:
+    def __init__(self, work: RankWork, step: StepWork, device: torch.device) -> None:
         """Fetch the shards that hold this rank's rows, and no others, and pack the rows."""
         import ray
         import torch
 
         self.device = device
-        self.seed = work.seed
-        needed = {int(shard) for mini in work.minibatches for micro in mini.micro for shard in micro.shards}
-        shards = {shard: ray.get(work.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in needed}
-        self.works: list[MiniWork] = work.minibatches
+        self.seed = step.seed
+        shards = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for shard in work.shards]
+        self.works: list[MiniWork] = step.minibatches
         self.columns: dict[str, Tensor] = {
-            name: torch.tensor(values, device=device) for name, values in work.columns.items()
+            name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
-        self.minibatches = [[self._pack(micro, shards) for micro in mini.micro] for mini in work.minibatches]
+        self.minibatches = [[self._pack(micro, shards) for micro in micros] for micros in work.minibatches]
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for minibatch in self.minibatches:
@@ -107,7 +106,6 @@ class TrainBatch:
         import torch
 
         work = {field.name: getattr(self.works[minibatch], field.name) for field in fields(MiniWork)}
-        del work["micro"]  # where the rows came from
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
@@ -123,7 +121,7 @@ class TrainBatch:
         with replacing(path) as temporary:
             torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
 
-    def _pack(self, micro: MicroWork, shards: dict[int, Any]) -> MicroBatch:
+    def _pack(self, micro: MicroWork, shards: list[Any]) -> MicroBatch:
         import numpy as np
         import torch
 

@@ -16,6 +16,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
+class Shared:
+    """An argument that all ranks are given alike and that is large: it is serialised once, whatever their number, and
+    each takes it from the object store. To the method it is `value`."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
 class Dispatch:
     """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each.
     collect: `all` returns a list by rank; `first` what rank 0 returned; `sum` adds dicts of numbers key by key;
@@ -64,6 +72,19 @@ def dispatch_of(worker: type, name: str) -> Dispatch:
     if not isinstance(mark, Dispatch):
         raise AttributeError(f"{worker.__name__}.{name} is not dispatched: mark it with @dispatch")
     return mark
+
+
+def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int) -> list[tuple[Any, ...]]:
+    """The arguments of each rank. What is `Shared` goes to all of them, whatever is scattered.
+
+    >>> per_rank(Dispatch("scatter", "all"), ([1, 2], Shared("both")), 2)
+    [(1, Shared(value='both')), (2, Shared(value='both'))]
+    """
+    if how.send == "broadcast":
+        return [args] * ranks
+    lists = [[arg] * ranks if isinstance(arg, Shared) else arg for arg in args]
+    assert all(len(values) == ranks for values in lists), f"one argument for each of {ranks} ranks"
+    return [tuple(values[rank] for values in lists) for rank in range(ranks)]
 
 
 def add_up(results: list[dict[str, float]]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.workers import failures
-from rlcli.workers.dispatch import Dispatch, add_up, dispatch_of
+from rlcli.workers.dispatch import Dispatch, Shared, add_up, dispatch_of, per_rank
 from rlcli.workers.watch import START_S, Note, Patience, bound, read_note
 
 CLOSE_TIMEOUT_S = 20.0
@@ -79,48 +79,50 @@ class WorkerGroup:
             ray.util.remove_placement_group(self._places)
 
     def _call(self, name: str, how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        size = len(self._actors)
-        if how.send == "scatter":
-            assert all(len(value) == size for value in args), f"{name}: one argument for each of {size} ranks"
-            per_rank = [tuple(value[rank] for value in args) for rank in range(size)]
-        else:
-            per_rank = [args] * size
+        import ray
+
+        # Ray gives a method the value of a reference that is an argument.
+        sent = [Shared(ray.put(arg.value)) if isinstance(arg, Shared) else arg for arg in args]
+        arguments = [
+            tuple(arg.value if isinstance(arg, Shared) else arg for arg in own)
+            for own in per_rank(how, tuple(sent), len(self._actors))
+        ]
         if how.collect == "stream":
-            return self._stream(name, per_rank, kwargs)
-        calls = [getattr(actor, name).remote(*own, **kwargs) for actor, own in zip(self._actors, per_rank, strict=True)]
+            return self._stream(name, arguments, kwargs)
+        calls = [
+            getattr(actor, name).remote(*own, **kwargs) for actor, own in zip(self._actors, arguments, strict=True)
+        ]
         results = self._gather(name, calls)
         if how.collect == "first":
             return results[0]
         return add_up(results) if how.collect == "sum" else results
 
     def _gather(self, name: str, calls: list[Any]) -> list[Any]:
-        import ray
 
         results: dict[int, Any] = {}
         rank_of = {call: rank for rank, call in enumerate(calls)}
         waiting = list(calls)
         patience = self._patience(name)
         while waiting:
-            ready, waiting = ray.wait(waiting, num_returns=1, timeout=patience.every)
+            ready = _ready(waiting, patience.every)
+            waiting = [call for call in waiting if call not in ready]
             for call in ready:
                 results[rank_of[call]] = self._get(name, rank_of[call], call)
             self._watch(name, patience, [rank_of[call] for call in waiting])
         self._unseen_s = float("inf")  # All have answered: whose file is not seen writes it to another disk.
         return [results[rank] for rank in range(len(calls))]
 
-    def _stream(self, name: str, per_rank: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
-        import ray
+    def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
 
         streams = [
             getattr(actor, name).options(num_returns="streaming").remote(*own, **kwargs)
-            for actor, own in zip(self._actors, per_rank, strict=True)
+            for actor, own in zip(self._actors, arguments, strict=True)
         ]
         rank_of = {stream: rank for rank, stream in enumerate(streams)}
         waiting = list(streams)
         patience = self._patience(name)
         while waiting:
-            ready, _ = ray.wait(waiting, num_returns=1, timeout=patience.every)
-            for stream in ready:
+            for stream in _ready(waiting, patience.every):
                 try:
                     item = next(stream)
                 except StopIteration:
@@ -224,3 +226,13 @@ class WorkerGroup:
         except OSError:
             return ""
         return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])
+
+
+def _ready(waiting: list[Any], timeout: float | None) -> set[Any]:
+    """All that are ready, once any is, or nothing after `timeout` seconds. To look at n of them takes n steps: asking
+    for one at a time would take n² for what a call on n ranks returns."""
+    import ray
+
+    if not ray.wait(waiting, num_returns=1, timeout=timeout)[0]:
+        return set()
+    return set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from rlcli.types import Prompt, Verdict
@@ -71,10 +72,8 @@ class MicroWork:
 
 @dataclass(frozen=True)
 class MiniWork:
-    """One rank's share of one optimizer update. tokens, sequences, groups, max_length, right_tokens: the denominators,
-    global over ranks (right_tokens: response tokens of right samples)."""
+    """The denominators of one optimizer update, global over ranks. right_tokens: response tokens of right samples."""
 
-    micro: list[MicroWork]
     tokens: int
     sequences: int
     groups: int
@@ -83,15 +82,42 @@ class MiniWork:
 
 
 @dataclass(frozen=True)
-class RankWork:
-    """One rank's share of a step. shards: references to what was generated, as `MicroWork.shards` counts them. columns:
-    what is known of each of the step's N samples, by name: arrays `[N, …]`, the same on every rank. seed: of whatever
-    is drawn at random for this step's samples."""
+class StepWork:
+    """What every rank is told of a step alike. columns: what is known of each of its N samples, by name: arrays
+    `[N, …]`. seed: of whatever is drawn at random for this step's samples."""
 
-    shards: list[Any]
     minibatches: list[MiniWork]
     columns: dict[str, Any]
     seed: int
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's share of a step: its R rows, end to end. shards: references to what was generated, only to the shards
+    that hold its rows. samples: int64 `[R]`, which of the step's samples they are. places, rows: int64 `[R]`, in which
+    of `shards` each lies, and where there. counts: [minibatch][micro-batch] → rows.
+
+    Some arrays, and not one for each micro-batch: a step of many ranks has thousands of these.
+    """
+
+    shards: list[Any]
+    samples: Any
+    places: Any
+    rows: Any
+    counts: list[list[int]]
+
+    @property
+    def minibatches(self) -> list[list[MicroWork]]:
+        """[minibatch][micro-batch]"""
+        micros, start = [], 0
+        for counts in self.counts:
+            ends = list(accumulate(counts, initial=start))
+            micros.append([self._micro(slice(*bounds)) for bounds in pairwise(ends)])
+            start = ends[-1]
+        return micros
+
+    def _micro(self, at: slice) -> MicroWork:
+        return MicroWork(self.samples[at], self.places[at], self.rows[at])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
-from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport
+from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport, StepWork
 
 COLLECTIVE_MARGIN_S = 120.0
 """A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
@@ -164,9 +164,9 @@ class Worker:
         self._rollout.engine.sleep()
 
     @dispatch(send="scatter")
-    def load(self, work: RankWork) -> None:
+    def load(self, work: RankWork, step: StepWork) -> None:
         """Fetch this rank's rows from the shards and pack them into micro-batches."""
-        self.batch = TrainBatch(work, self.device)
+        self.batch = TrainBatch(work, step, self.device)
 
     @dispatch()
     def drop_batch(self) -> None:

@@ -17,7 +17,7 @@ from rlcli.trainer.health import CRITIC, MOST_ROLLBACKS, MOST_SAVED, POLICY, Hea
 from rlcli.trainer.metrics import process_reward_metrics, update_metrics, value_metrics
 from rlcli.trainer.run_folder import RunFolder, events_of
 from rlcli.workers.batch import TrainBatch
-from rlcli.workers.work import MicroWork, MiniWork, RankWork
+from rlcli.workers.work import MiniWork, RankWork, StepWork
 from rlcli.workers.worker import Worker
 
 BAD = {"bad": 1.0, "grad_norm": math.nan}
@@ -34,12 +34,11 @@ class Ranks:
         builder = ShardBuilder()
         rows = [builder.add(np.array([1, 2], np.int32), np.arange(3, dtype=np.int32), -np.ones(3, np.float32))]
         at = np.array(rows, np.int64)
-        work = MiniWork([MicroWork(np.array([0]), np.zeros(1, np.int64), at)], 3, 1, 1, 3, 3)
+        work = RankWork([builder.build()], np.array([0]), np.zeros(1, np.int64), at, [[1]])
+        step = StepWork([MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0])}, 0)
         self.worker: Any = object.__new__(Worker)
         self.worker.rank = 0
-        self.worker.batch = TrainBatch(
-            RankWork([builder.build()], [work], {"pairs": np.array([0])}, 0), torch.device("cpu")
-        )
+        self.worker.batch = TrainBatch(work, step, torch.device("cpu"))
 
     def save_minibatch(self, minibatch: int, path: str) -> list[str]:
         return [self.worker.save_minibatch(minibatch, path)]

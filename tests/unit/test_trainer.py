@@ -19,7 +19,7 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.alarms import Alarms
-from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work
+from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work, step_work
 from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.health import Health
@@ -129,16 +129,18 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
     chosen, _ = chosen_of(samples)
     assert chosen.active == [True, True, False, False]
     plan = planned(chosen.samples, chosen.columns["advantages"])
-    work = rank_work(plan, chosen, ranks=2, seed=0)
-    assert all(w.shards == ["first", "second"] for w in work)
-    micros = [micro for w in work for mini in w.minibatches for micro in mini.micro]
-    assert {int(sample) for micro in micros for sample in micro.samples} == {0, 1}
-    assert {(int(s), int(row)) for micro in micros for s, row in zip(micro.shards, micro.rows, strict=True)} == {
-        (0, 0),
-        (1, 1),
-    }
-    minis = {(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for w in work for m in w.minibatches}
-    assert minis == {(20, 4, 2, 8, 4)}
+    work, step = rank_work(plan, chosen, 2), step_work(plan, chosen, seed=0).value
+    found = [(w, micro) for w in work for micros in w.minibatches for micro in micros]
+    rows = [
+        (int(sample), w.shards[place], int(row))
+        for w, micro in found
+        for sample, place, row in zip(micro.samples, micro.shards, micro.rows, strict=True)
+    ]
+    assert sorted(rows) == [(0, "first", 0), (1, "second", 1)]
+    assert [len(w.shards) for w in work] == [1, 1]  # and no reference to a shard without a row for this rank
+    assert [(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for m in step.minibatches] == [
+        (20, 4, 2, 8, 4)
+    ]
 
 
 def test_what_shaping_adds_reaches_the_advantages(samples: Sequence[Sample]) -> None:
@@ -237,7 +239,8 @@ def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Seq
     chosen, config = chosen_of(wrong, algorithm={"select": "right", "advantage": "one", "loss": "gpg"})
     plan = plan_step(chosen, config, ranks=2)
     assert (len(chosen.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
-    assert [w.minibatches for w in rank_work(plan, chosen, ranks=2, seed=0)] == [[], []]
+    assert [w.minibatches for w in rank_work(plan, chosen, 2)] == [[], []]
+    assert step_work(plan, chosen, seed=0).value.minibatches == []
 
 
 class OneWorkerAPrompt:

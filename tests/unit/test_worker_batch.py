@@ -14,13 +14,13 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.shard import ShardBuilder
-from rlcli.trainer.choose import choose, plan_step, rank_work
+from rlcli.trainer.choose import choose, plan_step, rank_work, step_work
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.advantages import fill_advantages, fill_selected
 from rlcli.workers.batch import TrainBatch
 from rlcli.workers.samples import Samples
-from rlcli.workers.work import MicroWork, MiniWork, RankWork
+from rlcli.workers.work import RankWork, StepWork
 
 LENGTHS, SCORES = (3, 0, 5, 2, 4, 1, 2, 6), (1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0)
 """Two samples each of four prompts; one response is empty, and the last prompt is always right."""
@@ -77,12 +77,13 @@ def worked_out(world: int, name: str, **changes: Any) -> dict[int, list[float]]:
     )
     algorithm = Algorithm.build(**config.algorithm.model_dump())
     chosen = choose(collected(), algorithm, config, seed=3)
-    work = rank_work(plan_step(chosen, config, world), chosen, ranks=world, seed=3)
+    plan = plan_step(chosen, config, world)
+    work, step = rank_work(plan, chosen, world), step_work(plan, chosen, seed=3).value
     together, found, failed = Together(world), [{} for _ in range(world)], []
 
     def run(rank: int) -> None:
         try:
-            batch = TrainBatch(work[rank], torch.device("cpu"))
+            batch = TrainBatch(work[rank], step, torch.device("cpu"))
             for micro in batch:
                 # Of each token by what it is, so that no layout changes it.
                 for salt, filled in enumerate(FILLED):
@@ -130,9 +131,9 @@ def test_what_is_worked_out_of_a_batch_is_the_same_on_any_number_of_ranks(name: 
 
 
 def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
-    mini = MiniWork([MicroWork(*(np.zeros(1, np.int64) for _ in range(3)))], 1, 1, 1, 1, 1)
+    row: np.ndarray = np.zeros(1, np.int64)
     with pytest.raises(TimeoutError):
-        TrainBatch(RankWork([None], [mini], {}, 0), torch.device("cpu"))
+        TrainBatch(RankWork([None], row, row, row, [[1]]), StepWork([], {}, 0), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae", "prime"])
