@@ -1,0 +1,126 @@
+"""Sampling by counter: what a response draws for a token is a function of its seed and of the token's place alone.
+
+vLLM's first model runner keeps a torch generator for each seeded request and asks each of them in turn, token by token:
+as long a loop of tiny calls as there are responses at once. Here the noise of a whole batch comes from one hash of
+(seed, position in the sequence, index in the vocabulary), so nothing is kept between tokens: a response that was cut
+off and goes on from its tokens draws what it would have drawn, whatever else is in the batch. The second model runner
+does the like by itself and is left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SEED = "rlcli_seed"
+"""The key under which a request's `extra_args` hold its seed; vLLM's own `seed` would make it a generator."""
+
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def draw_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A 63-bit key for each (seed, position), all independent: int64, from int64 arrays of one shape. Where a response
+    is drawn with a key, the key stands for all its noise at that position."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴
+        mixed = _mixed(seeds.astype(np.uint64) + np.uint64(GOLDEN))
+        keys: np.ndarray = _mixed(mixed + positions.astype(np.uint64) * np.uint64(GOLDEN)) >> np.uint64(1)
+    return keys.astype(np.int64)
+
+
+def _mixed(state: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every bit of the result hangs on every bit given."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    last: np.ndarray = state ^ (state >> np.uint64(31))
+    return last
+
+
+def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
+    """One draw from softmax(logits) a row, `[B]` int64: the largest of logits `[B, V]` plus Gumbel noise, which is a
+    function of (key, index). keys: `[B]` int64. A logit of −inf is never drawn.
+
+    Integer arithmetic wraps, and shifts of signed numbers bring in copies of the sign, which the masks take off.
+    """
+    import torch
+
+    index = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int64)
+    state = keys[:, None] + (index * _signed(GOLDEN))[None, :]
+    state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB)
+    bits = (state ^ ((state >> 31) & 0x1FFFFFFFF)) & 0xFFFFFFFF
+    # Small numbers keep all 32 bits in float32, and they are the ones that win; 1 itself would be infinite.
+    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
+    return (logits.float() - (-torch.log1p(-uniform)).log()).argmax(-1)
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def install(worker: Any) -> bool:
+    """Have this vLLM worker's sampler draw by counter; False where it has no such seam, and then requests bear `seed`.
+
+    Called in the worker through `collective_rpc`. What vLLM does before (temperature, top-p) and after (greedy
+    requests, log-probs) stays.
+    """
+    runner: Any = getattr(worker, "model_runner", None)
+    sampler: Any = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
+    batch: Any = getattr(runner, "input_batch", None)
+    wanted = ((sampler, "logprobs_mode"), (batch, "req_ids"), (batch, "num_tokens_no_spec"), (runner, "requests"))
+    if not all(hasattr(owner, name) for owner, name in wanted):
+        return False
+    sampler.forward = _Sampler(runner, sampler.forward, sampler.logprobs_mode)
+    return True
+
+
+class _Sampler:
+    """In the place of `TopKTopPSampler.forward`: the same arguments, the same results."""
+
+    def __init__(self, runner: Any, original: Any, logprobs_mode: str) -> None:
+        import torch
+        from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+        self._runner, self._original, self._mode = runner, original, logprobs_mode
+        self._filter = apply_top_k_top_p
+        cpu = runner.device.type == "cpu"
+        # One pass over the logits, without the [B, V] numbers in between.
+        self._draw = gumbel_argmax if cpu else torch.compile(gumbel_argmax, dynamic=True)
+        if cpu and hasattr(torch.ops._C, "fused_gumbel_argmax"):
+            self._draw = torch.ops._C.fused_gumbel_argmax
+
+    def __call__(
+        self, logits: Tensor, generators: dict[int, Any], k: Tensor | None, p: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        import torch
+
+        keys = self._keys(len(logits))
+        if keys is None:
+            drawn: tuple[Tensor, Tensor | None] = self._original(logits, generators, k, p)
+            return drawn
+        logits = self._filter(logits, k, p).to(torch.float32)
+        returned = None
+        if self._mode == "processed_logits":
+            returned = logits
+        elif self._mode == "processed_logprobs":
+            returned = logits.log_softmax(dim=-1)
+        return self._draw(logits, torch.from_numpy(keys).to(logits.device, non_blocking=True)), returned
+
+    def _keys(self, rows: int) -> np.ndarray | None:
+        """Of the requests in the batch, in its order; None where it is none of ours (vLLM's own warm-up)."""
+        batch, requests = self._runner.input_batch, self._runner.requests
+        names = batch.req_ids
+        if not rows or len(names) != rows:
+            return None
+        seeds: list[int] = []
+        for name in names:
+            extra = requests[name].sampling_params.extra_args
+            if not extra or SEED not in extra:
+                return None
+            seeds.append(extra[SEED])
+        # The tokens that a sequence has are the position of the one that is drawn.
+        return draw_keys(np.array(seeds, dtype=np.int64), batch.num_tokens_no_spec[:rows])
