@@ -98,22 +98,20 @@ class WorkerGroup:
         return add_up(results) if how.collect == "sum" else results
 
     def _gather(self, name: str, calls: list[Any]) -> list[Any]:
-
         results: dict[int, Any] = {}
         rank_of = {call: rank for rank, call in enumerate(calls)}
         waiting = list(calls)
         patience = self._patience(name)
         while waiting:
             ready = _ready(waiting, patience.every)
-            waiting = [call for call in waiting if call not in ready]
             for call in ready:
                 results[rank_of[call]] = self._get(name, rank_of[call], call)
+            waiting = [call for call in waiting if rank_of[call] not in results]
             self._watch(name, patience, [rank_of[call] for call in waiting])
         self._unseen_s = float("inf")  # All have answered: whose file is not seen writes it to another disk.
         return [results[rank] for rank in range(len(calls))]
 
     def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
-
         streams = [
             getattr(actor, name).options(num_returns="streaming").remote(*own, **kwargs)
             for actor, own in zip(self._actors, arguments, strict=True)
@@ -228,11 +226,14 @@ class WorkerGroup:
         return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])
 
 
-def _ready(waiting: list[Any], timeout: float | None) -> set[Any]:
+def _ready(waiting: list[Any], timeout: float | None) -> list[Any]:
     """All that are ready, once any is, or nothing after `timeout` seconds. To look at n of them takes n steps: asking
     for one at a time would take n² for what a call on n ranks returns."""
     import ray
 
-    if not ray.wait(waiting, num_returns=1, timeout=timeout)[0]:
-        return set()
-    return set(ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])
+    first, _ = ray.wait(waiting, num_returns=1, timeout=timeout)
+    if not first:
+        return []
+    others, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+    found: list[Any] = first + [other for other in others if other not in first]
+    return found
