@@ -37,10 +37,14 @@ def trained_state(trained: Trained) -> dict[str, Tensor]:
     return state
 
 
-def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy in this machine's memory, that later updates do not reach. (Of a tensor that is on the CPU already, `.to`
-    alone is no copy.)"""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+def _to_cpu(tensor: Tensor) -> Tensor:
+    """A copy in any case: of a tensor that is on the CPU already, `.to` alone is none."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def copied(state: Mapping[str, Tensor], copy: Callable[[Tensor], Tensor] = _to_cpu) -> dict[str, Tensor]:
+    """A copy in this machine's memory, that later updates do not reach. copy: makes that of one tensor."""
+    return {name: copy(tensor) for name, tensor in state.items()}
 
 
 def rng_state() -> dict[str, Any]:
