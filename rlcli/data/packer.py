@@ -14,6 +14,10 @@ same number of micro-batches, and the slowest rank of each micro-batch sets the 
    so far. The first micro-batch is the largest: memory that does not suffice shows at once.
 
 Work is counted in tokens. Attention's cost, which grows with the square of the length, only breaks ties.
+
+A prompt is computed once for all its samples in a micro-batch. So both ways are tried, samples spread one by one and
+the samples of a prompt kept together, and that one is taken whose slowest ranks have fewer tokens to forward: with few
+groups to a rank, or responses much longer than prompts, balance is worth more.
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+WORTH_SHARING = 1 / 16
+"""A prompt is computed once where that leaves out this part of its samples' tokens: attention pays for it with a copy
+of each layer's queries, keys and values."""
 
 Bin = tuple[int, ...]
 """Indexes of the samples that one rank forwards at once, ascending; may be empty."""
@@ -32,7 +40,7 @@ class MiniBatch:
     """The samples of one optimizer update.
 
     ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
-    rank_tokens: [rank] → prompt and response tokens that it forwards.
+    rank_tokens: [rank] → prompt and response tokens that it forwards, a prompt that is shared once a micro-batch.
     tokens, sequences, groups, max_length: the denominators of the loss, which count all samples of the minibatch,
     inactive ones included: response tokens, responses, groups, and the longest response that the run allows. samples:
     their indexes.
@@ -100,31 +108,36 @@ def plan_batches(
     max_response_tokens: int,
     active: Sequence[bool] | None = None,
     pairs: Sequence[int] | None = None,
+    prompts: Sequence[int] | None = None,
 ) -> Plan:
     """Plan a step from the lengths and the group of each sample. Deterministic.
 
     Minibatches hold whole groups, as equally many as can be, in the order in which the groups appear; there are fewer
     minibatches than asked for where there are fewer groups. `active`, by sample, tells which have a gradient (None:
     all); the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: each
-    stands alone). No sample, or pair, may exceed `tokens_per_microbatch`.
+    stands alone). No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the
+    same prompt (None: no two do).
     """
-    sizes = [prompt + response for prompt, response in zip(prompt_tokens, response_tokens, strict=True)]
-    assert len(groups) == len(sizes), f"{len(groups)} groups for {len(sizes)} samples"
-    assert active is None or len(active) == len(sizes), "one flag a sample"
+    size = _Sizes(prompt_tokens, response_tokens, prompts)
+    assert len(groups) == len(prompt_tokens) == len(response_tokens), "a prompt, a response and a group a sample"
+    assert active is None or len(active) == len(groups), "one flag a sample"
     batches = list(_members(groups).values())
     share, longer = divmod(len(batches), minibatches)
     planned, start = [], 0
     for number in range(minibatches if share else longer):
         end = start + share + (number < longer)
         samples = [sample for group in batches[start:end] for sample in group]
-        units = _members([pairs[s] for s in samples] if pairs is not None else range(len(samples)))
-        dealt = _dealt(
-            [[samples[i] for i in unit] for unit in units.values()], sizes, active, tokens_per_microbatch, ranks
+        dealt = min(
+            (
+                _dealt(units, size, tokens_per_microbatch, ranks)
+                for units in _units(samples, size, active, pairs, tokens_per_microbatch)
+            ),
+            key=lambda dealt: _pace(dealt, size),
         )
         planned.append(
             MiniBatch(
                 ranks=dealt,
-                rank_tokens=tuple(sum(sizes[sample] for bin in rank for sample in bin) for rank in dealt),
+                rank_tokens=tuple(sum(map(size, rank)) for rank in dealt),
                 tokens=sum(response_tokens[sample] for sample in samples),
                 sequences=len(samples),
                 groups=end - start,
@@ -144,16 +157,69 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
     return members
 
 
-def _dealt(
-    units: Sequence[list[int]], sizes: Sequence[int], active: Sequence[bool] | None, budget: int, ranks: int
-) -> tuple[tuple[Bin, ...], ...]:
-    """[rank][micro-batch] → samples, each unit of which stays whole and moves if any of its samples is active."""
-    moving = [unit for unit in units if active is None or any(active[sample] for sample in unit)]
-    weights = [sum(sizes[sample] for sample in unit) for unit in moving]
+@dataclass(frozen=True)
+class _Sizes:
+    """How many tokens a micro-batch of some samples forwards."""
+
+    prompt_tokens: Sequence[int]
+    response_tokens: Sequence[int]
+    prompts: Sequence[int] | None
+
+    def __call__(self, samples: Sequence[int]) -> int:
+        whole = sum(self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples)
+        return whole - sum(self._saved(group) for group in self.alike(samples) if len(group) > 1)
+
+    def alike(self, samples: Sequence[int]) -> list[list[int]]:
+        """The samples by their prompt, where any two could have the same."""
+        if self.prompts is None or len(samples) < 2:
+            return []
+        members = _members([self.prompts[sample] for sample in samples])
+        return [[samples[place] for place in places] for places in members.values()]
+
+    def _saved(self, group: Sequence[int]) -> int:
+        prompt = self.prompt_tokens[group[0]]
+        whole = len(group) * prompt + sum(self.response_tokens[sample] for sample in group)
+        saved = (len(group) - 1) * prompt
+        return saved if saved >= WORTH_SHARING * whole else 0
+
+
+def _units(
+    samples: Sequence[int], size: _Sizes, active: Sequence[bool] | None, pairs: Sequence[int] | None, budget: int
+) -> list[list[list[int]]]:
+    """Ways to part the active samples into units that stay whole; a pair moves if any of its samples is active."""
+    if pairs is not None:
+        paired = [[samples[place] for place in unit] for unit in _members([pairs[s] for s in samples]).values()]
+        return [[unit for unit in paired if active is None or any(active[sample] for sample in unit)]]
+    moving = [sample for sample in samples if active is None or active[sample]]
+    alone = [[sample] for sample in moving]
+    together = [unit for group in size.alike(moving) for unit in _shares(group, size, budget)]
+    return [together, alone] if 0 < len(together) < len(alone) else [alone]
+
+
+def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
+    """Samples of one prompt in as few units as the budget allows, or each alone where that leaves out too little."""
+    units = [[group[0]]]
+    for sample in group[1:]:
+        if size([*units[-1], sample]) <= budget:
+            units[-1].append(sample)
+        else:
+            units.append([sample])
+    worth = sum(map(size, units)) < sum(size([sample]) for sample in group)
+    return units if worth else [[sample] for sample in group]
+
+
+def _pace(dealt: tuple[tuple[Bin, ...], ...], size: _Sizes) -> int:
+    """Tokens of the slowest rank of each micro-batch, together."""
+    return sum(max(map(size, row)) for row in zip(*dealt, strict=True))
+
+
+def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> tuple[tuple[Bin, ...], ...]:
+    """[rank][micro-batch] → samples, each unit of which stays whole."""
+    weights = [size(unit) for unit in units]
     assert max(weights, default=0) <= budget, f"a sample of {max(weights)} > {budget} tokens"
-    dealt = _deal(_pack(range(len(moving)), weights, budget, ranks), weights, ranks)
+    dealt = _deal(_pack(range(len(units)), weights, budget, ranks), weights, ranks)
     return tuple(
-        tuple(tuple(sorted(sample for unit in bin for sample in moving[unit])) for bin in rank) for rank in dealt
+        tuple(tuple(sorted(sample for unit in bin for sample in units[unit])) for bin in rank) for rank in dealt
     )
 
 

@@ -1,7 +1,7 @@
 """Log-probabilities and entropy of tokens straight from hidden states, never holding [tokens, vocabulary].
 
-Of torch and its neighbours nothing fused fits: `torch.nn.functional.linear_cross_entropy` and Liger's fused linear cross
-entropy give no entropy, and one that is a metric only would cost them a second projection.
+Nothing fused of others fits: `torch.nn.functional.linear_cross_entropy` and Liger's fused linear cross entropy give no
+entropy, which would cost a second projection.
 """
 
 from __future__ import annotations

@@ -9,11 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.data.packer import WORTH_SHARING
 from rlcli.model.attention import Segments
-
-WORTH_SHARING = 1 / 16
-"""Prompts are shared where that leaves out this part of a pack's tokens: attention pays for it with a copy of each
-layer's queries, keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +74,11 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
     tokens = np.concatenate([tokens for tokens, _ in rows])
     # From here on [Σ lengths] places; `first` tells which of them the pack has, and `source` what the others stand for.
     in_prompt = position < prompts[sequence]
-    like = starts[_first_alike(rows)]
+    alike = _first_alike(rows)
+    saved = (np.bincount(alike) - 1)[alike] * prompts
+    worth = saved >= WORTH_SHARING * np.bincount(alike, weights=lengths)[alike]
+    like = starts[np.where(worth, alike, np.arange(len(rows)))]
     first = ~in_prompt | (like == starts)[sequence]
-    shared = len(tokens) - int(first.sum()) >= max(1, WORTH_SHARING * len(tokens))
-    first = first if shared else np.ones_like(first)
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     response = np.flatnonzero(~in_prompt)
 
@@ -91,7 +89,7 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
     return PackedBatch(
         input_ids=tensor(tokens[first]),
         position_ids=tensor(position[first]),
-        segments=Segments.of(lengths.tolist(), device, source if shared else None),
+        segments=Segments.of(lengths.tolist(), device, None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
         sequence=tensor(sequence[response]),
@@ -110,4 +108,5 @@ def _first_alike(rows: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
     """[S]: of each row the first one that has the same prompt."""
     found: dict[bytes, int] = {}
     alike = [found.setdefault(tokens[:prompt].tobytes(), row) for row, (tokens, prompt) in enumerate(rows)]
-    return np.array(alike, dtype=np.int64)
+    first: np.ndarray = np.asarray(alike)
+    return first

@@ -118,6 +118,7 @@ def plan_step(chosen: Chosen, config: RunConfig, ranks: int) -> Plan:
         max_response_tokens=config.rollout.max_response_tokens,
         active=chosen.active,
         pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
+        prompts=chosen.groups,
     )
 
 

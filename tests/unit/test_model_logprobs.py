@@ -108,7 +108,7 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_chunks_bound_the_logits_held() -> None:
     for on_gpu in (False, True):
-        assert 128 <= chunk_tokens(151_936, on_gpu)
+        assert chunk_tokens(151_936, on_gpu) >= 128
         assert chunk_tokens(151_936, on_gpu) * 151_936 <= 2**26
         assert chunk_tokens(2**30, on_gpu) == 128
 

@@ -82,7 +82,7 @@ def test_a_sequence_is_the_same_whatever_lies_beside_it() -> None:
 def rows_of_groups(groups: int = 3, samples: int = 4, seed: int = 0) -> list[Row]:
     """Samples of some prompts in a random order, ragged; one response is empty."""
     random = np.random.default_rng(seed)
-    prompts = [random.integers(0, VOCABULARY, random.integers(1, 30)) for _ in range(groups)]
+    prompts = [random.integers(0, VOCABULARY, random.integers(5, 30)) for _ in range(groups)]
     rows = [
         (np.concatenate([prompt, random.integers(0, VOCABULARY, 0 if sample == 1 else random.integers(1, 40))]), prompt)
         for prompt in prompts

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -259,3 +260,65 @@ def test_pairs_share_a_micro_batch_and_move_together(case: Case, draw: random.Ra
                 assert {sample % n for sample in bin if sample < n} == {sample % n for sample in bin if sample >= n}
                 seen |= set(bin)
     assert seen == {s for s in range(2 * n) if doubled.is_active(s) or doubled.is_active((s + n) % (2 * n))}
+
+
+def groups_of(prompt: int, responses: list[list[int]], *, ranks: int, budget: int, **changes: Any) -> Plan:
+    """A step of groups whose samples have their prompt, of `prompt` tokens, in common."""
+    groups = [group for group, lengths in enumerate(responses) for _ in lengths]
+    lengths = [length for group in responses for length in group]
+    return plan_batches(
+        [prompt] * len(groups),
+        lengths,
+        groups,
+        minibatches=1,
+        ranks=ranks,
+        tokens_per_microbatch=budget,
+        max_response_tokens=777,
+        prompts=groups,
+        **changes,
+    )
+
+
+def test_samples_of_a_prompt_share_a_micro_batch_which_counts_it_once() -> None:
+    (minibatch,) = groups_of(50, [[10, 30, 20, 40]] * 4, ranks=2, budget=300).minibatches
+    assert [{sample // 4 for sample in rank[0]} for rank in minibatch.ranks] == [{0, 2}, {1, 3}]
+    assert minibatch.rank_tokens == (300, 300)
+
+
+def test_a_group_beyond_the_budget_is_cut_into_as_few_parts_as_can_be() -> None:
+    (minibatch,) = groups_of(50, [[40] * 8], ranks=1, budget=210).minibatches
+    assert [len(bin) for bin in minibatch.ranks[0]] == [4, 4]
+    assert minibatch.rank_tokens == (420,)
+
+
+def test_balance_is_preferred_where_it_saves_more_than_sharing() -> None:
+    # One group on two ranks: together it would leave one of them idle.
+    (minibatch,) = groups_of(10, [[100, 100, 100, 100]], ranks=2, budget=1000).minibatches
+    assert [len(rank[0]) for rank in minibatch.ranks] == [2, 2]
+    # By chance two of them lie on each rank, which has the prompt to itself once.
+    assert minibatch.rank_tokens == (220, 220)
+
+
+def test_only_active_samples_of_a_group_move() -> None:
+    (minibatch,) = groups_of(
+        50, [[10, 30, 20, 40]] * 2, ranks=1, budget=300, active=[True, False, True, False] + [False] * 4
+    ).minibatches
+    assert minibatch.ranks == (((0, 2),),)
+    assert minibatch.rank_tokens == (80,)
+
+
+@relaxed
+@given(case=cases())
+def test_sharing_prompts_keeps_the_budget_and_loses_no_sample(case: Case) -> None:
+    prompts = dict(zip(case.groups, case.prompt_tokens, strict=True))
+    case = replace(case, prompt_tokens=[prompts[group] for group in case.groups])
+    budget = case.budget + max(case.sizes)
+    arguments: dict[str, Any] = {"minibatches": case.minibatches, "ranks": case.ranks, "active": case.active}
+    arguments |= {"tokens_per_microbatch": budget, "max_response_tokens": 777}
+    plan = plan_batches(case.prompt_tokens, case.response_tokens, case.groups, **arguments, prompts=case.groups)
+    for i, minibatch in enumerate(plan.minibatches):
+        assert sorted(forwarded(minibatch)) == [s for s in case.members(i) if case.is_active(s)]
+        for rank in minibatch.ranks:
+            for bin in rank:
+                response = sum(case.response_tokens[s] for s in bin)
+                assert sum(prompts[group] for group in {case.groups[s] for s in bin}) + response <= budget

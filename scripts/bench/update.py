@@ -1,0 +1,244 @@
+"""An update of the policy beside its floor: the least that a forward pass, a backward pass and AdamW take.
+
+    .venv/bin/python scripts/bench/update.py [--models 1m 10m] [--longest 64 256] [--json update.json]
+
+All run in this process on the same samples, in turn, on one rank and without Ray:
+
+    ours       the policy's role, as a worker calls it: micro-batches, loss, metrics, clipping, optimizer
+    floor      a bare model on the same packed micro-batches: log-probs times advantages, backward, AdamW
+    unshared   that floor with each sample's prompt computed again
+    padded     the model as transformers runs it: samples in order of length, padded, logits of every token
+
+Times are medians; a ratio is the median of the quotients, turn by turn. On a machine that others use, `--clock cpu`
+counts this process's processor seconds instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from _common import interleaved, ratio, write_json
+from rich.console import Console
+from rich.table import Table
+
+MODELS = {
+    "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2},
+    "10m": {"hidden": 384, "layers": 4, "heads": 6, "kv_heads": 2},
+}
+VARIANTS = ("ours", "floor", "unshared", "padded")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows in groups of one prompt each. rows: tokens (prompt and response) and the length of the prompt."""
+
+    rows: list[tuple[np.ndarray, int]]
+    groups: list[int]
+    advantages: np.ndarray
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(len(tokens) - prompt for tokens, prompt in self.rows)
+
+
+def workload(prompts: int, samples: int, prompt_tokens: int, longest: int) -> Workload:
+    """Responses of a quarter of `longest` up to `longest`."""
+    random = np.random.default_rng(0)
+    rows = []
+    for _ in range(prompts):
+        prompt = random.integers(6, 200, prompt_tokens, dtype=np.int32)
+        for length in random.integers(longest // 4, longest + 1, samples):
+            rows.append((np.concatenate([prompt, random.integers(6, 200, length, dtype=np.int32)]), prompt_tokens))
+    groups = [prompt for prompt in range(prompts) for _ in range(samples)]
+    return Workload(rows, groups, random.choice([-1.0, 1.0], len(rows)))
+
+
+def train_batch(load: Workload, budget: int) -> Any:
+    """The rows as a worker holds them."""
+    import ray
+    import torch
+
+    from rlcli.data.packer import plan_batches
+    from rlcli.data.shard import ShardBuilder
+    from rlcli.workers.batch import TrainBatch
+    from rlcli.workers.work import MicroWork, MiniWork, RankWork
+
+    builder = ShardBuilder()
+    for tokens, prompt in load.rows:
+        response = tokens[prompt:]
+        builder.add(tokens[:prompt], response, np.full(len(response), -5.0, np.float32))
+    lengths = np.array([len(tokens) - prompt for tokens, prompt in load.rows])
+    plan = plan_batches(
+        [prompt for _, prompt in load.rows],
+        lengths.tolist(),
+        load.groups,
+        minibatches=1,
+        ranks=1,
+        tokens_per_microbatch=budget,
+        max_response_tokens=int(lengths.max()),
+    )
+    mini = plan.minibatches[0]
+    micro = [MicroWork(np.array(bin), np.zeros(len(bin), np.int64), np.array(bin)) for bin in mini.ranks[0] if len(bin)]
+    work = MiniWork(micro, mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
+    columns = {"advantages": load.advantages, "right": load.advantages > 0}
+    ray.get = lambda reference, timeout: reference  # the shard lies here
+    batch = TrainBatch(RankWork([builder.build()], [work], columns, 0), torch.device("cpu"))
+    batch.spread("advantages", batch.columns["advantages"])
+    return batch
+
+
+def ours(path: Path, batch: Any) -> Callable[[], None]:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rlcli.config.schema import RunConfig
+    from rlcli.workers.policy_role import PolicyRole
+    from rlcli.workers.work import Coefficients
+
+    config = RunConfig.model_validate({"model": {"path": str(path)}})
+    role = PolicyRole(config, torch.float32, torch.device("cpu"), init_device_mesh("cpu", (1,)))
+
+    def update() -> None:
+        role.update(batch, 0, Coefficients(lr=1e-6, kl=0.0, entropy=0.0))
+
+    return update
+
+
+def bare(path: Path, batch: Any) -> Callable[[], None]:
+    """`batch`'s micro-batches through a model that nothing is wrapped around."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.model.policy import PolicyModel
+
+    lm = AutoModelForCausalLM.from_pretrained(path)
+    policy = PolicyModel(lm, dtype=torch.float32, source="bench")
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
+    tokens = sum(micro.packed.responses for micro in batch)
+
+    def update() -> None:
+        for micro in batch:
+            outputs = policy(micro.packed, want_entropy=False)
+            (-(micro.tokens["advantages"] * outputs.log_probs).sum() / tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+def padded(path: Path, load: Workload, budget: int) -> Callable[[], None]:
+    import torch
+    import torch.nn.functional as F
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa")
+    optimizer = torch.optim.AdamW(lm.parameters(), lr=1e-6, fused=True)
+    order = sorted(range(len(load.rows)), key=lambda i: len(load.rows[i][0]))
+    micros, total = [], load.response_tokens
+    while order:
+        size = next(n for n in range(len(order), 0, -1) if n * len(load.rows[order[n - 1]][0]) <= budget)
+        rows, order = [load.rows[i] + (load.advantages[i],) for i in order[:size]], order[size:]
+        ids, mask = torch.zeros(2, size, len(rows[-1][0]), dtype=torch.int64)
+        weight = torch.zeros(ids.shape)
+        for row, (tokens, prompt, advantage) in enumerate(rows):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = torch.tensor(tokens), 1
+            weight[row, prompt : len(tokens)] = float(advantage)
+        micros.append((ids, mask, weight[:, 1:].flatten()))
+
+    def update() -> None:
+        for ids, mask, weight in micros:
+            logits = lm(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+            nll = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            ((weight * nll).sum() / total).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return update
+
+
+@contextmanager
+def not_shared() -> Iterator[None]:
+    from rlcli.model import packed
+
+    before, packed.WORTH_SHARING = packed.WORTH_SHARING, 2.0
+    try:
+        yield
+    finally:
+        packed.WORTH_SHARING = before
+
+
+def measure(path: Path, load: Workload, budget: int, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+    batch = train_batch(load, budget)
+    with not_shared():
+        unshared = train_batch(load, budget)
+    updates = {
+        "ours": ours(path, batch),
+        "floor": bare(path, batch),
+        "unshared": bare(path, unshared),
+        "padded": padded(path, load, budget),
+    }
+
+    def timed(update: Callable[[], None]) -> float:
+        began = clock()
+        update()
+        return clock() - began
+
+    seconds = interleaved({name: lambda u=update: timed(u) for name, update in updates.items()}, repeats=repeats)
+    return {
+        "tokens": sum(micro.packed.tokens for micro in unshared),
+        "shared_tokens": sum(micro.packed.tokens for micro in batch),
+        "micro_batches": len(batch.minibatches[0]),
+        "seconds": seconds,
+        "ours_to": {name: ratio(seconds["ours"], seconds[name]) for name in VARIANTS[1:]},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--longest", nargs="+", type=int, default=[64, 256], help="responses, in tokens")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--budget", nargs="+", type=int, default=[8192], help="train.tokens_per_microbatch")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--json", default="")
+    arguments = parser.parse_args()
+
+    import torch.distributed as dist
+
+    from rlcli.model.tiny import make_tiny_model
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
+    table = Table("model", "longest", "micro-batch", "tokens", *VARIANTS, *(f"ours ÷ {name}" for name in VARIANTS[1:]))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for model in arguments.models:
+            path = make_tiny_model(Path(folder) / model, **MODELS[model])
+            for longest in arguments.longest:
+                load = workload(arguments.prompts, arguments.samples, arguments.prompt_tokens, longest)
+                for budget in arguments.budget:
+                    row = measure(path, load, budget, arguments.repeats, clock)
+                    rows.append({"model": model, "longest": longest, "budget": budget, **row})
+                    times = [f"{median(row['seconds'][name]):.3f} s" for name in VARIANTS]
+                    ratios = [f"{row['ours_to'][name]:.2f}" for name in VARIANTS[1:]]
+                    tokens = f"{row['tokens']} → {row['shared_tokens']}"
+                    table.add_row(model, str(longest), str(budget), tokens, *times, *ratios)
+    dist.destroy_process_group()
+    Console().print(table)
+    write_json(arguments.json, {"clock": arguments.clock, "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
