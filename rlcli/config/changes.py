@@ -17,6 +17,7 @@ NOTHING, ROUNDING, LENGTH = "", "results agree to rounding from here on, not bit
 SAME_PROMPTS = "where the prompts are the same, which is checked once they are read"
 VERDICTS = "verifications that take about as long may end in another way from here on"
 UPDATES = "a bad update may have other consequences from here on"
+SAMPLED = "responses are sampled by an engine of another precision from here on"
 EVALUATIONS = "evaluations before and after do not compare"
 
 ALLOWED: Mapping[str, str] = {
@@ -24,15 +25,18 @@ ALLOWED: Mapping[str, str] = {
     "train.steps": LENGTH,
     "train.deterministic": ROUNDING,
     "train.tokens_per_microbatch": ROUNDING,
+    "train.offload": NOTHING,
     "model.gradient_checkpointing": ROUNDING,
     "cluster.address": NOTHING,
     "cluster.*": ROUNDING,
+    "rollout.workers": ROUNDING,
     "rollout.tensor_parallel": ROUNDING,
     "rollout.max_concurrent": ROUNDING,
     "rollout.enforce_eager": ROUNDING,
     "rollout.kv_cache_mb": ROUNDING,
     "rollout.gpu_memory_utilization": ROUNDING,
     "rollout.canary_tolerance": NOTHING,
+    "rollout.quantization": SAMPLED,
     "algorithm.mismatch_alarm": NOTHING,
     "verifier.deadline_s": VERDICTS,
     "verifier.processes": NOTHING,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
+
+from pydantic import BaseModel
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
@@ -33,14 +35,19 @@ class Key:
     """Whether it may be `unset`."""
 
 
+def sections() -> dict[str, type[BaseModel]]:
+    """Every section by its name."""
+    return {
+        field.alias or name: cast(type[BaseModel], field.annotation) for name, field in RunConfig.model_fields.items()
+    }
+
+
 @cache
 def keys() -> dict[str, Key]:
     """Every key by its dotted name, in the order of the schema."""
     found: dict[str, Key] = {}
-    for section, field in RunConfig.model_fields.items():
-        section_class = field.annotation
-        assert section_class is not None
-        properties = section_class.model_json_schema()["properties"]
+    for section, kind in sections().items():
+        properties = kind.model_json_schema()["properties"]
         for name, schema in properties.items():
             found[f"{section}.{name}"] = _key(f"{section}.{name}", schema)
     return found
@@ -75,7 +82,7 @@ def describe(prefix: str = "") -> list[Key]:
 def unknown_key(name: str, origin: str = "") -> ConfigError:
     """The error for a key that is not in the schema, with those that were probably meant."""
     where = f" ({origin})" if origin else ""
-    if name in RunConfig.model_fields:
+    if name in sections():
         return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
     if name in keys():
         return ConfigError(f"'{name}' is a table{where}", f"set one of its numbers: {name}.NAME=NUMBER")

@@ -62,7 +62,8 @@ def _algorithm(config: RunConfig) -> list[Rule]:
 
 
 def _sampling(config: RunConfig) -> list[Rule]:
-    r, c, d, a = config.rollout, config.cluster, config.dynamic_sampling, config.algorithm
+    r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    engines, pool = config.engine_workers, "rollout" if r.workers else "cluster"
     return [
         (
             d.keep == "all" or r.samples_per_prompt >= 2,
@@ -89,9 +90,24 @@ def _sampling(config: RunConfig) -> list[Rule]:
             f"{config.evaluation.samples} times; give one sample, or a temperature above 0",
         ),
         (
-            c.workers % r.tensor_parallel == 0,
-            f"cluster.workers / rollout.tensor_parallel = {c.workers} / {r.tensor_parallel} = "
-            f"{c.workers / r.tensor_parallel:.4g} is not whole; give a divisor of {c.workers}",
+            engines % r.tensor_parallel == 0,
+            f"{pool}.workers / rollout.tensor_parallel = {engines} / {r.tensor_parallel} = "
+            f"{engines / r.tensor_parallel:.4g} is not whole; give a divisor of {engines}",
+        ),
+        (
+            not config.async_.staleness or r.workers > 0,
+            f"async.staleness = {config.async_.staleness}: engines that generate while the trainer trains need workers "
+            "of their own; give rollout.workers = 1 or more, or staleness = 0",
+        ),
+        (
+            not config.async_.staleness or a.correction != "none",
+            f"async.staleness = {config.async_.staleness} trains on samples of an earlier policy, and "
+            "algorithm.correction = none leaves the ratios biased; give staleness = 0 or a correction",
+        ),
+        (
+            not r.quantization or a.correction != "none",
+            f"rollout.quantization = {r.quantization} samples from another distribution than the one that is trained, "
+            "and algorithm.correction = none leaves the ratios biased; leave it out or give a correction",
         ),
         (
             d.oversample == 1 or d.keep == "all" or a.correction != "none",
@@ -120,6 +136,15 @@ def _given_responses(config: RunConfig) -> list[Rule]:
             f"rollout.top_p = {r.top_p}: nothing is sampled where responses are given (data.response); give 1",
         ),
         (
+            not config.data.response or not r.quantization,
+            f"rollout.quantization = {r.quantization}: nothing is sampled where responses are given (data.response); "
+            "leave it out",
+        ),
+        (
+            not config.data.response or r.workers == 0,
+            f"rollout.workers = {r.workers}: nothing is sampled where responses are given (data.response); give 0",
+        ),
+        (
             not config.data.response or a.correction == "none",
             f"algorithm.correction = {a.correction}: no engine takes part where responses are given "
             "(data.response); give none",
@@ -146,6 +171,12 @@ def _training(config: RunConfig) -> list[Rule]:
             f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than a pair of samples may hold "
             f"(algorithm.select = pairs): 2 × (data.max_prompt_tokens + rollout.max_response_tokens) = "
             f"{2 * longest}; raise the one or lower the others",
+        ),
+        (
+            t.offload == "none" or (r.workers == 0 and bool(config.evaluation.data or not config.data.response)),
+            f"train.offload = {t.offload} makes room for an engine on the same GPUs, and "
+            + (f"rollout.workers = {r.workers} has them on others" if r.workers else "none takes part (data.response)")
+            + "; give none",
         ),
         (
             t.warmup_steps <= t.steps,

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
+Checkpointing = Annotated[
+    bool | Literal["offload"], WithJsonSchema({"type": "boolean", "rule": "true, false or offload"})
+]
 
 
 class Section(BaseModel):
@@ -26,8 +29,10 @@ class Model(Section):
         description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs. "
         "Master weights are float32.",
     )
-    gradient_checkpointing: bool = Field(
-        default=False, description="Recompute activations in the backward pass to save memory."
+    gradient_checkpointing: Checkpointing = Field(
+        default=False,
+        description="Recompute activations in the backward pass to save memory; offload: on GPUs keep what is needed "
+        "for that, the inputs of the layers, in host memory as well.",
     )
 
 
@@ -52,6 +57,9 @@ class Rollout(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=1.0, description="Sample from the likeliest tokens that hold this probability; 1: from all."
     )
+    workers: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Workers of their own for the engines; 0: each of cluster.workers hosts one."
+    )
     tensor_parallel: Positive = Field(default=1, description="Workers that share one vLLM engine.")
     max_concurrent: Positive = Field(default=256, description="Responses that one engine generates at once.")
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
@@ -63,10 +71,23 @@ class Rollout(Section):
         "workload on CPUs.",
     )
     enforce_eager: bool = Field(default=False, description="No CUDA graphs in vLLM (they are never used on CPUs).")
+    quantization: Literal["", "fp8"] = Field(
+        default="",
+        description="fp8: the engine computes its linear layers in 8-bit floating point, on GPUs that do (Ada, Hopper "
+        "and newer): faster, and further from the trainer.",
+    )
     canary_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
         default=None,
         description="Largest allowed |engine − trainer| log-prob on the probe after a weight sync; "
-        "unset: 0.001 in float32, 0.3 in bfloat16.",
+        "unset: 0.001 in float32, 0.3 in bfloat16, 1 with rollout.quantization = fp8.",
+    )
+
+
+class Async(Section):
+    staleness: Annotated[int, Field(ge=0, le=1)] = Field(
+        default=0,
+        description="1: a step's samples are generated while the step before is trained on, with the weights of one "
+        "update less; 0: with the newest.",
     )
 
 
@@ -188,6 +209,11 @@ class Train(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
         default=1.0, description="Gradients are clipped to this global norm."
     )
+    offload: Literal["none", "optimizer", "all"] = Field(
+        default="none",
+        description="What of the trainer moves to host memory while the engine generates on the same GPUs: the "
+        "optimizer's states, or all weights as well.",
+    )
     deterministic: bool = Field(
         default=False,
         description="The same bits on every run of the same seed, on the same layout and machine: one thread a worker "
@@ -295,9 +321,13 @@ class Tracking(Section):
 class RunConfig(Section):
     """One run, wholly resolved and immutable."""
 
+    # `async` is a keyword of Python's: that section's field is `async_`, and its name everywhere else is its alias.
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
     model: Model = Model()
     data: Data = Data()
     rollout: Rollout = Rollout()
+    async_: Async = Field(default=Async(), alias="async")
     dynamic_sampling: DynamicSampling = DynamicSampling()
     shaping: Shaping = Shaping()
     algorithm: Algorithm = Algorithm()
@@ -310,6 +340,16 @@ class RunConfig(Section):
     fault_tolerance: FaultTolerance = FaultTolerance()
     evaluation: Evaluation = Evaluation()
     tracking: Tracking = Tracking()
+
+    @property
+    def engine_workers(self) -> int:
+        """Workers that host an engine."""
+        return self.rollout.workers or self.cluster.workers
+
+    @property
+    def all_workers(self) -> int:
+        """Of every pool."""
+        return self.cluster.workers + self.critic.workers + self.rollout.workers
 
     @model_validator(mode="after")
     def _rules_between_keys(self) -> RunConfig:

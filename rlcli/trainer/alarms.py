@@ -25,7 +25,7 @@ class Alarms:
     def hear(self, metrics: Mapping[str, float]) -> None:
         """Judge one step."""
         self._gradient(metrics)
-        if not metrics["rollout/stale"]:  # samples that waited are of an older policy, from which they differ
+        if not metrics["rollout/staleness"]:  # samples of an older policy differ from the trainer's by design
             self._mismatch(metrics.get("mismatch/kl", 0.0))
 
     def _gradient(self, metrics: Mapping[str, float]) -> None:

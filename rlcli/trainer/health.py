@@ -99,10 +99,10 @@ def roll_back(trainer: Trainer, why: str) -> None:
     they are, since the update that was bad has been left out."""
     trainer.phase("restore", trainer.done)
     trainer.keeper.poll(wait=True)
+    trainer.ahead.settle()
     checkpoint = trainer.keeper.checkpoints.newest(trainer.view.note)
     if checkpoint is None:
         trainer.view.note(f"{why}; there is no checkpoint to go back to: the step is left with what it had learnt")
-        rewind(trainer.folder.path, trainer.done)  # the step's second attempt may have fewer rounds
     else:
         before = [event for event in events_of(trainer.folder.path) if event["event"] == "rolled_back"]
         if sum(event["to"] == checkpoint.step for event in before) >= MOST_ROLLBACKS:
@@ -114,4 +114,6 @@ def roll_back(trainer: Trainer, why: str) -> None:
         trainer.source.cursor = cursor
         trainer.health.restore(in_a_row)
         trainer.view.start(trainer.config.train.steps, trainer.folder.path.name, trainer.done)
+    trainer.ahead.drop()  # samples of the prompts that are given up
+    rewind(trainer.folder.path, trainer.done)  # the step's second attempt may have fewer rounds
     trainer.sync_weights()

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 POLICY, CRITIC, WAITING = "policy", "critic", "waiting.npz"
 """Names within a checkpoint."""
-CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
-"""How far log-probs of the same weights may be apart, by what they are computed in."""
+CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "fp8": 1.0}
+"""How far log-probs of the same weights may be apart, by what the engine, or the trainer, computes them in."""
 
 
 @dataclass
@@ -150,6 +150,7 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Any]]:
     """Everything beside the workers' own state that the next step depends on, as plain values, and references to the
     tokens of the samples that wait."""
     waiting, shards = as_plain(trainer.source.waiting)
+    ahead, ahead_shards = trainer.ahead.state()
     return {
         "step": trainer.done,
         "version": trainer.version,
@@ -159,13 +160,14 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Any]]:
         "entropy": trainer.algorithm.entropy.state(),
         "bad_updates": trainer.health.state(),
         "waiting": waiting,
+        "ahead": ahead,
         "data": trainer.fingerprint,
         "dtype": trainer.dtype,
         "probe": {
             "tokens": trainer.probe.tolist(),
             "log_probs": trainer.workers.probe_log_probs(trainer.probe.tolist()),
         },
-    }, shards
+    }, [*shards, *ahead_shards]
 
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
@@ -176,22 +178,28 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     for name, group in keeper.groups.items():
         group.load_state(str(checkpoint.path / name))
     _check_probe(trainer, checkpoint)
-    shards = trainer.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
+    ahead = state.get("ahead")  # of a run without async.staleness there is nothing
+    kept = bool(state["waiting"] or ahead)
+    shards = trainer.workers.read_waiting(str(checkpoint.path / WAITING)) if kept else []
     trainer.source.cursor = PromptCursor.restore(state["cursor"], len(trainer.source.prompts))
     trainer.source.waiting = as_groups(state["waiting"], shards)
+    trainer.ahead.restore(ahead, shards)
     trainer.algorithm.kl.restore(state["kl"])
     trainer.algorithm.entropy.restore(state["entropy"])
     trainer.health.restore(state["bad_updates"])
     trainer.alarms.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
-    rewind(trainer.folder.path, checkpoint.step)
+    rewind(trainer.folder.path, checkpoint.step, sampled=trainer.ahead.step)
     trainer.rewards = [line["reward/mean"] for line in metrics_of(trainer.folder.path) if line["step"]]
     trainer.evaluations = evaluations_of(trainer.folder.path)
     keeper.resumed(checkpoint)
 
 
 def _check_probe(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    probe, dtype, tolerance = checkpoint.state["probe"], checkpoint.state["dtype"], trainer.tolerance
+    probe, dtype = checkpoint.state["probe"], checkpoint.state["dtype"]
+    # An engine that is less exact than the trainer has no part in this.
+    exact = not trainer.config.rollout.quantization
+    tolerance = trainer.tolerance if exact else CANARY_TOLERANCE[trainer.dtype]
     if dtype != trainer.dtype:  # model.dtype is auto, and the device another
         trainer.view.note(f"from here on the run computes in {trainer.dtype}: it was {dtype}")
         tolerance = max(tolerance, CANARY_TOLERANCE[dtype])

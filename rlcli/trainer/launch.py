@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,14 +26,18 @@ from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import OnLost, leave
 from rlcli.workers.worker import Worker, WorkerSpec
 
+POLICY, CRITIC, ENGINES = "rank", "critic", "engine"
+"""What the logs of each pool's workers are called."""
+
 
 @dataclass(frozen=True)
 class Groups:
-    """The workers of a run. policy: those that train and generate. critic: those of a value model that is placed apart.
-    spec: what the policy's workers were built from."""
+    """The workers of a run. policy: those that train, and generate unless `engines` do. critic: those of a value model
+    that is placed apart; engines: those of engines that are. spec: what the policy's workers were built from."""
 
     policy: WorkerGroup
     critic: WorkerGroup | None
+    engines: WorkerGroup | None
     spec: WorkerSpec
 
 
@@ -45,8 +49,8 @@ def running_workers(
     config = prepared.config
     spec = worker_spec(prepared, logs, train=train, group_id=attempt.group_id())
     on_phase("start Ray")
-    started: list[WorkerGroup] = []
-    with ray_session(config.cluster.address, config.cluster.workers + config.critic.workers, on_lost):
+    started: dict[str, WorkerGroup] = {}
+    with ray_session(config.cluster.address, config.all_workers, on_lost):
         failed = True
         try:
             on_phase("start workers")
@@ -54,18 +58,18 @@ def running_workers(
                 pool = Pool(size, prepared.device, prepared.threads, config.train.deterministic)
                 stall_s = config.fault_tolerance.stall_s
                 group = start_group(Worker, pool, logs.resolve(), own, name=own.name, stall_s=stall_s)
-                started.append(group)
+                started[own.name] = group
                 group.join(*group.meeting_point())
                 if train:
                     check_shared(logs, own.name, size)
             on_phase("load model")
-            for group in started:
+            for group in started.values():
                 group.build()
-            yield Groups(started[0], started[1] if len(started) > 1 else None, spec)
+            yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), spec)
             failed = False
         finally:
             with ignoring_signals():
-                for group in started:
+                for group in started.values():
                     # After a failure the others may hang in a collective: there is nothing left to ask them.
                     group.kill() if failed else group.close()
                 # Of workers that were killed on this machine; where they ran on others it stays until reboot.
@@ -82,7 +86,7 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         roles=prepared.roles if train else frozenset({"engine"}),
         adapter=prepared.adapter,
         logs=str(logs.resolve()),
-        name="rank",
+        name=POLICY,
         max_length=prepared.max_length,
         kv_cache_bytes=prepared.kv_cache_bytes,
         scoring_processes=prepared.scoring_processes,
@@ -95,7 +99,10 @@ def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:
     """How many workers each pool has, and what they are built from."""
     pools = [(config.cluster.workers, spec)]
     if config.critic.workers:
-        pools.append((config.critic.workers, replace(spec, roles=frozenset({"critic"}), name="critic")))
+        pools.append((config.critic.workers, replace(spec, roles=frozenset({"critic"}), name=CRITIC)))
+    if config.rollout.workers:
+        engines = replace(spec, roles=frozenset({"engine"}), name=ENGINES, weights_follow=True)
+        pools.append((config.rollout.workers, engines))
     return pools
 
 
@@ -130,18 +137,21 @@ def train(
     checkpoint: Checkpoint | None = None,
 ) -> RunResult:
     """Train on workers that run already."""
-    return Trainer(
+    trainer = Trainer(
         prepared.config,
         prepared.dtype,
         prepared.prompts,
         prepared.held_out,
         groups.policy,
         groups.critic,
+        groups.engines,
         folder,
         trackers,
         view,
         stop,
-    ).run(checkpoint)
+    )
+    with closing(trainer.ahead):
+        return trainer.run(checkpoint)
 
 
 def check_shared(logs: Path, name: str, workers: int) -> None:

@@ -57,6 +57,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         (
             "workers",
             f"{workers} on {prepared.device}"
+            + (f", and {rollout.workers} that generate" if rollout.workers else "")
             + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
         ),
         ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
@@ -110,7 +111,7 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
     config, dynamic = prepared.config, prepared.config.dynamic_sampling
     if config.data.response:
         return [("responses", f"given by extra_info.{config.data.response}")]
-    engines = config.cluster.workers // config.rollout.tensor_parallel
+    engines = config.engine_workers // config.rollout.tensor_parallel
     each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
     rollout, shaping = config.rollout, config.shaping
     greedy = " and one greedy response a prompt" if algorithm.needs_baselines else ""
@@ -118,6 +119,12 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
         ("samples an engine", f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once"),
         ("sampling", f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}"),
     ]
+    if rollout.quantization:
+        how = "linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported"
+        rows.append(("engine", f"{how}, and corrected by {config.algorithm.correction}"))
+    if config.async_.staleness:
+        ahead = f"while the step before is trained on, by a policy {config.async_.staleness} step behind"
+        rows.append(("generated ahead", f"{ahead}; corrected by {config.algorithm.correction}"))
     shaped = {
         f"up to −{shaping.overlong_penalty:g} in the last {shaping.overlong_buffer} tokens": shaping.overlong_buffer,
         f"short responses × {shaping.length_weight:g}": shaping.length_weight,

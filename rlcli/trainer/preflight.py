@@ -53,12 +53,12 @@ class Prepared:
     def threads(self) -> int:
         """Of each worker on CPUs. With one the order of sums, and so every bit, is the same on any number of cores."""
         deterministic = self.config.train.deterministic
-        return 1 if deterministic else worker_threads(self.config.cluster.workers + self.config.critic.workers)
+        return 1 if deterministic else worker_threads(self.config.all_workers)
 
     @property
     def scoring_processes(self) -> int:
-        """Of each worker; by default the cores are shared out."""
-        return self.config.verifier.processes or worker_threads(self.config.cluster.workers)
+        """Of each worker that generates; by default the cores are shared out."""
+        return self.config.verifier.processes or worker_threads(self.config.engine_workers)
 
 
 def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], None] = lambda text: None) -> Prepared:
@@ -75,6 +75,11 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
     if train and not config.data.path:
         raise ConfigError(
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
+        )
+    if not train and config.rollout.workers:
+        raise ConfigError(
+            f"rollout.workers = {config.rollout.workers}: in an evaluation all workers generate",
+            "give 0, and their number with --workers",
         )
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
@@ -146,7 +151,7 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
     algorithm = Algorithm.build(**config.algorithm.model_dump())
     _check_critic(config, algorithm)
     roles: set[Role] = {"policy"}
-    if evaluates or not config.data.response:
+    if not config.rollout.workers and (evaluates or not config.data.response):
         roles.add("engine")
     if algorithm.needs_critic:
         check_value_model(config.critic.path or config.model.path, policy.tokenizer_size)
@@ -186,15 +191,20 @@ def check_machine(config: RunConfig) -> str:
     On this machine's CPUs a worker a core at most; two go anywhere, so that what needs several can be tried.
     """
     device = resolve_device(config.cluster.device, config.cluster.address)
+    if config.rollout.quantization and device == "cpu":
+        raise ConfigError(
+            f"rollout.quantization = {config.rollout.quantization}, but CPUs have no 8-bit floating point to compute "
+            "in, and workers run on them (cluster.device)",
+            "leave it out",
+        )
     if not cluster_address(config.cluster.address):
         check_local()
-    workers, cores = config.cluster.workers + config.critic.workers, len(os.sched_getaffinity(0))
-    if device == "cpu" and not cluster_address(config.cluster.address) and workers > max(2, cores):
-        named = (
-            f"{config.cluster.workers} + critic.workers = {config.critic.workers}" if config.critic.workers else workers
-        )
+    cores = len(os.sched_getaffinity(0))
+    if device == "cpu" and not cluster_address(config.cluster.address) and config.all_workers > max(2, cores):
+        pools = {"cluster": config.cluster, "critic": config.critic, "rollout": config.rollout}
+        named = " + ".join(f"{name}.workers = {pool.workers}" for name, pool in pools.items() if pool.workers)
         raise ConfigError(
-            f"cluster.workers = {named}, but this machine has {cores} CPU cores",
+            f"{named}, but this machine has {cores} CPU cores",
             f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",
         )
     return device
@@ -255,7 +265,7 @@ def _kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int)
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     per_token: int = 2 * model.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
-    engines = config.cluster.workers // rollout.tensor_parallel
+    engines = config.engine_workers // rollout.tensor_parallel
     samples = max(rollout.prompts_per_step * rollout.samples_per_prompt // engines, 1)
     blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)
     return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))

@@ -34,17 +34,19 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
     return {step: report for step, report in found.items() if isinstance(report, dict)}
 
 
-def rewind(run: Path, step: int) -> None:
+def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
     """Cut the record back to the end of `step`: metrics atomically, samples and evaluations of later steps, and
     evaluations that the metrics do not tell of. With -1 nothing is left. Logs and events stay: they tell of what
-    happened, and it did. Raises RunFailed where that cannot be done."""
+    happened, and it did. sampled: a later step whose samples are there already, and stay. Raises RunFailed where that
+    cannot be done."""
     with _changing(run):
         _write_metrics(run, [line for line in _read_metrics(run) if line["step"] <= step])
         told = evaluated_steps(run)
         for room in ("samples", "evaluations"):
             for of, path in _of_steps(run / room):
                 # Of an evaluation that was cut short, another number of workers would leave some files as they are.
-                if of > step or (room == "evaluations" and of not in told):
+                last = max(step, sampled) if room == "samples" else step
+                if of > last or (room == "evaluations" and of not in told):
                     path.unlink()
             for path in (run / room).glob(".step-*.tmp"):  # what was being written when a kill came
                 path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,11 +13,13 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.model.optim import lr_at
 from rlcli.rollout.engine import Sampling
+from rlcli.trainer.ahead import Ahead
 from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work, step_work
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
+from rlcli.trainer.engines import Engines
 from rlcli.trainer.evaluate import evaluate
 from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, roll_back
 from rlcli.trainer.keeper import CANARY_TOLERANCE, Keeper, restore, snapshot
@@ -27,6 +30,7 @@ from rlcli.trainer.metrics import (
     sample_metrics,
     source_metrics,
     time_metrics,
+    timed,
     update_metrics,
 )
 from rlcli.trainer.run_folder import RunFolder
@@ -63,7 +67,8 @@ class Trainer:
     """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
     What a step leaves to the next one is here, in `source`, in the algorithm's controllers and in the workers, and
-    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far.
+    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far. since:
+    when what the last step's metrics tell of had ended.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Trainer:
         held_out: TokenizedPrompts | None,
         workers: WorkerGroup,
         critics: WorkerGroup | None,
+        engines: WorkerGroup | None,
         folder: RunFolder,
         trackers: Trackers,
         view: View,
@@ -81,11 +87,13 @@ class Trainer:
     ) -> None:
         self.config = config
         self.dtype = dtype
-        self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[dtype]
+        self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[config.rollout.quantization or dtype]
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
         self.held_out = held_out
         self.done = self.version = 0
+        self.since = time.perf_counter()
         self.rewards: list[float] = []
+        self.coming: list[SampleText] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
@@ -93,6 +101,7 @@ class Trainer:
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = workers, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, workers, critics)
+        self.engines = Engines(workers, engines)
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
@@ -102,11 +111,12 @@ class Trainer:
         self.source = source_of(
             config,
             prompts,
-            workers,
+            self.engines.workers,
             folder.samples,
             greedy=self.algorithm.needs_baselines,
             on_progress=view.progress,
         )
+        self.ahead = Ahead(self.source, config.async_.staleness, config.train.steps, self.engines.workers.kill)
 
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """From the first step, or from a checkpoint of this run, to the last one, or until `stop` was asked."""
@@ -121,11 +131,13 @@ class Trainer:
             found = self.evaluate()
             self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
         self.stop.armed = True
+        self.since = time.perf_counter()
         while self.done < total and not self.stop.requested:
             try:
                 self.advance(self.done + 1)
             except RollBack as bad:
                 roll_back(self, str(bad))
+                self.since = time.perf_counter()
         if self.keeper.saved < self.done:
             self.phase("checkpoint", self.done)
             self.keeper.begin(self.done, *snapshot(self))
@@ -139,26 +151,32 @@ class Trainer:
         was begun before is committed once the metrics of its step are on disk, and not earlier."""
         every = self.config.checkpoint.every
         metrics = self.step(number)
+        self.since = time.perf_counter()
         self.done = number
         self.rewards.append(metrics["reward/mean"])
         texts = self.texts()
         self.keeper.poll()
         if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
-            self.phase("checkpoint", number)
-            self.keeper.begin(number, *snapshot(self))
+            with timed("checkpoint", metrics):
+                self.phase("checkpoint", number)
+                self.keeper.begin(number, *snapshot(self))
         if not self.stop.requested and self.evaluation_due():
-            metrics |= self.evaluate()
+            with timed("evaluate", metrics):
+                metrics |= self.evaluate()
+        self.since += metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
         self.trackers.log(number, metrics)
         self.view.step(metrics)
         self.view.samples(texts)
 
     def step(self, number: int) -> dict[str, float]:
         """One pass: generate and verify, choose and plan, work out advantages, update, hand the new weights over."""
-        clock, seed = Clock(lambda name: self.phase(name, number)), step_seed(self.config.train.seed, number)
+        clock = Clock(lambda name: self.phase(name, number), self.since)
+        seed = step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
-            batch = self.source.take(number)
+            batch = self.ahead.take(number)
         with clock.phase("plan"):
-            self.release_rollout_memory()
+            if self.has_engine:
+                self.engines.release_memory()
             chosen = choose(batch, self.algorithm, self.config, seed)
             plan = plan_step(chosen, self.config, len(self.workers))
         with clock.phase("load"):
@@ -176,6 +194,8 @@ class Trainer:
             self.workers.compute_advantages(self.algorithm.kl.coef)
         with clock.phase("update"):
             updates, lr = self.update(number, len(plan.minibatches))
+        with clock.phase("wait_for_rollout"):
+            self.ahead.settle()
         with clock.phase("sync"):
             canary = self.sync_weights()
         return self.measure(batch, chosen, plan, updates) | lr | canary | time_metrics(clock, batch, plan)
@@ -216,6 +236,7 @@ class Trainer:
             **sample_metrics(batch.samples),
             "reward/shaped": chosen.reward,
             **source_metrics(batch),
+            "rollout/staleness": self.behind(batch),
             **plan_metrics(plan),
             **update_metrics(updates.policy),
             **self.critic.metrics(updates.critic),
@@ -229,18 +250,15 @@ class Trainer:
         self.alarms.hear(metrics)
         return metrics
 
-    def release_rollout_memory(self) -> None:
-        if self.has_engine:
-            self.workers.release_rollout_memory()
-
     def sync_weights(self) -> dict[str, float]:
         """Hand the weights over and hear the canary. Raises RunFailed where engine and trainer disagree."""
+        self.ahead.settle()
         self.critic.drop_batch()
         self.version += 1
         if not self.has_engine:
             self.workers.drop_batch()
             return {}
-        difference: float = max(self.workers.sync_weights(self.probe, self.version))
+        difference = self.engines.sync(self.probe, self.version)
         if not difference <= self.tolerance:
             raise RunFailed(
                 f"after the weight sync the engine's log-probs differ from the trainer's by {difference:.3g}, "
@@ -262,7 +280,7 @@ class Trainer:
         settings, step = self.config.evaluation, self.done
         self.phase("evaluate", step)
         report = evaluate(
-            self.workers,
+            self.engines.workers,
             self.held_out,
             samples=settings.samples,
             sampling=Sampling(settings.temperature, self.config.rollout.max_response_tokens),
@@ -280,6 +298,11 @@ class Trainer:
         self.view.note(f"evaluation at step {step}: {report.headline()}")
         return {f"eval/{name}": value for name, value in metrics.items()}
 
+    def behind(self, batch: Collected) -> float:
+        """How many updates older than the policy that trained on them the samples' was, on average."""
+        given = bool(self.config.data.response)
+        return 0.0 if given else float(self.version - 1 - batch.samples.version.mean())  # the sync has counted on
+
     def phase(self, name: str, step: int) -> None:
         """Say what the run is doing: to the reader, and to whoever finds it dead."""
         self.view.phase(name)
@@ -289,5 +312,8 @@ class Trainer:
         """What the view shows of the last rollout, fetched before an evaluation takes its place."""
         if not self.view.show_samples or self.config.data.response:
             return []
-        found: list[dict[str, Any]] = [t for rank in self.workers.texts(self.view.show_samples) for t in rank]
-        return [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
+        found: list[dict[str, Any]] = [t for rank in self.engines.workers.texts(self.view.show_samples) for t in rank]
+        texts = [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
+        if self.config.async_.staleness:  # they are the next step's, and shown with it
+            texts, self.coming = self.coming, texts
+        return texts

@@ -128,6 +128,8 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator
     # Read by Ray at import.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # A thread that outlives the session would start another one with its next call.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray would run workers at nice 15, as background work; they are what the machine is there for.
     os.environ.setdefault("RAY_worker_niceness", "0")

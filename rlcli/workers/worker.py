@@ -11,19 +11,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
-from rlcli.workers import watch
+from rlcli.workers import memory, profiling, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
+from rlcli.workers.board import Queue
 from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
 from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
+from rlcli.workers.transfer import Incoming, Named, load_files, outgoing, packed, unpacked
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport, StepWork
+
+if TYPE_CHECKING:
+    from rlcli.model.offload import Offload
 
 COLLECTIVE_MARGIN_S = 120.0
 """A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
@@ -32,9 +37,10 @@ COLLECTIVE_MARGIN_S = 120.0
 @dataclass(frozen=True)
 class WorkerSpec:
     """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: what it hosts; an
-    engine without a policy reads the weights from `config.model.path` itself, and the LoRA adapter from the folder
-    `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and so on. max_length: prompt and response,
-    tokens. scoring_processes: of each worker. verifiers: names to preload. group_id: of this run on this machine."""
+    engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
+    workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
+    so on. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to preload.
+    group_id: of this run on this machine."""
 
     config: RunConfig
     device: str
@@ -48,10 +54,14 @@ class WorkerSpec:
     scoring_processes: int
     verifiers: tuple[str, ...]
     group_id: str
+    weights_follow: bool = False
 
 
 class Worker:
     """Rank `rank` of `world`. Without Ray (to debug): build one with world 1 and call the same methods."""
+
+    offload: Offload | None = None
+    """What of the roles lives in host memory while it is not used; None before there are any."""
 
     def __init__(self, rank: int, world: int, spec: WorkerSpec) -> None:
         self.rank = rank
@@ -64,6 +74,8 @@ class Worker:
         self.rollout_role: RolloutRole | None = None
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
+        self.outgoing: Iterator[list[Named]] = iter(())
+        self.incoming: Incoming | None = None
         _log_to(Path(spec.logs) / f"{spec.name}-{rank}.log")
         watch.start(Path(spec.logs) / f"{spec.name}-{rank}.stack", spec.config.fault_tolerance.stall_s)
 
@@ -99,6 +111,7 @@ class Worker:
             torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
+        memory.start(self.device.type)
 
     @dispatch()
     def build(self, spec: WorkerSpec | None = None) -> None:
@@ -138,9 +151,11 @@ class Worker:
             self.rollout_role = RolloutRole(self.rank, self.engine, self._scorer(), tokenizer)
 
     @dispatch(send="scatter", collect="stream")
-    def rollout(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:
+    def rollout(
+        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
+    ) -> Iterator[Progress | RolloutReport]:
         """Generate and verify; yields Progress now and then, and a RolloutReport last."""
-        yield from self._rollout.run(tasks, call)
+        yield from self._rollout.run(tasks, call, queue)
 
     @dispatch()
     def take_shard(self) -> list[Any]:
@@ -236,8 +251,6 @@ class Worker:
         """Stream the policy into the engine, then compare both on `probe` (int32 token ids): the largest absolute
         difference of a log-prob, which the controller holds against its tolerance. version: of the weights, noted with
         each sample that they generate."""
-        import numpy as np
-
         engine, policy = self._rollout.engine, self._policy.policy
         self.batch = None
         engine.wake_weights()
@@ -251,9 +264,59 @@ class Worker:
             engine.load_weights(policy.stream_weights())
         engine.wake_cache()
         self._rollout.version = version
-        difference = np.abs(self._policy.probe_log_probs(probe) - engine.prompt_log_probs(probe))
-        # The controller takes the largest of all ranks, and a NaN would be lost among numbers.
-        return float(difference.max()) if np.isfinite(difference).all() else float("inf")
+        return _largest(self._policy.probe_log_probs(probe) - engine.prompt_log_probs(probe))
+
+    @dispatch(collect="first")
+    def send_weights(self, first: bool) -> list[Any]:
+        """A reference, in a list, to the next bucket of what engines in other workers need of the policy, beginning
+        with the `first`; an empty list after the last. Collective; rank 0 sends."""
+        import ray
+
+        if first:
+            self.batch = None
+            self.outgoing = outgoing(self._policy.policy, _fast_folder())
+        bucket = next(self.outgoing, None)
+        return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
+
+    @dispatch()
+    def receive_weights(self, bucket: list[Any]) -> None:
+        """Load what another group's `send_weights` gave, and wait until the engine has read it."""
+        import ray
+
+        engine = self._rollout.engine
+        if self.incoming is None:
+            engine.wake_weights()
+            prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
+            adapter = load_files(engine, _fast_folder(), prefix)
+            self.incoming = Incoming(adapter if self.config.lora.rank else engine.load_weights)
+        self.incoming.give(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)))
+
+    @dispatch()
+    def weights_received(self, probe: Any, log_probs: list[float], version: int) -> float:
+        """Nothing more comes: take the weights over, and compare the engine with the trainer's `log_probs` of `probe`,
+        as `sync_weights` does."""
+        import numpy as np
+
+        engine = self._rollout.engine
+        assert self.incoming is not None, "no weights were received"
+        self.incoming.end()
+        self.incoming = None
+        engine.wake_cache()
+        self._rollout.version = version
+        return _largest(np.asarray(log_probs) - engine.prompt_log_probs(probe))
+
+    @dispatch()
+    def start_profile(self) -> None:
+        profiling.start()
+
+    @dispatch()
+    def stop_profile(self, path: str) -> str:
+        """Write what was recorded to `path`, with `{rank}` in its name. Returns why that failed, or nothing."""
+        try:
+            profiling.stop(Path(path.format(rank=self.rank)))
+        except OSError as error:
+            return str(error)
+        return ""
 
     @dispatch()
     def save_state(self, folder: str) -> None:
@@ -359,10 +422,11 @@ class Worker:
             max_concurrent=rollout.max_concurrent,
             tensor_parallel=rollout.tensor_parallel,
             lora_rank=self.config.lora.rank,
-            weights_follow="policy" in self.spec.roles and not self.config.lora.rank,
+            weights_follow=("policy" in self.spec.roles or self.spec.weights_follow) and not self.config.lora.rank,
             kv_cache_bytes=self.spec.kv_cache_bytes,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
             enforce_eager=rollout.enforce_eager,
+            quantization=rollout.quantization,
             stop_token_ids=_stop_tokens(self.config.model.path, tokenizer),
             group_id=self.spec.group_id,
         )
@@ -392,6 +456,14 @@ def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:
         stop = GenerationConfig.from_pretrained(path).eos_token_id
         ids += stop if isinstance(stop, list) else [stop]
     return tuple(sorted({token for token in ids if token is not None}))
+
+
+def _largest(differences: Any) -> float:
+    """The largest absolute one. The controller takes the largest of all ranks, and a NaN would be lost among numbers:
+    it counts as infinite."""
+    import numpy as np
+
+    return float(np.abs(differences).max()) if np.isfinite(differences).all() else float("inf")
 
 
 def _fast_folder() -> str | None:

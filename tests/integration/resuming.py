@@ -25,7 +25,6 @@ from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.trainer.checkpoint import Checkpoint
 from rlcli.trainer.launch import Groups, running_workers, train, worker_spec
 from rlcli.trainer.preflight import prepare
-from rlcli.trainer.record import rewind
 from rlcli.trainer.resume import resumption
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.stop import StopOnSignal
@@ -79,8 +78,6 @@ def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Che
         StopOnSignal(lambda: None) as stop,
     ):
         folder.write_config(dump_toml(config))
-        if checkpoint:
-            rewind(out, checkpoint.step)
         trackers = open_trackers((), folder, "", {}, view.note)
         try:
             train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop, checkpoint)

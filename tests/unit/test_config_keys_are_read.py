@@ -13,6 +13,7 @@ from rlcli.config.schema import RunConfig
 
 PACKAGE = Path(rlcli.__file__).parent
 SECTIONS = set(RunConfig.model_fields)
+"""As the code calls them; `async_` is Python's way to write `async`."""
 
 
 def keys_read_in(tree: ast.AST) -> set[str]:
@@ -33,7 +34,7 @@ def keys_read_in(tree: ast.AST) -> set[str]:
                 found.add(f"{node.value.attr}.{node.attr}")
             elif isinstance(node.value, ast.Name):
                 found |= {f"{section}.{node.attr}" for section in named.get(node.value.id, ())}
-    return found
+    return {key.replace("async_.", "async.") for key in found}
 
 
 def test_what_counts_as_reading() -> None:

@@ -170,6 +170,24 @@ def test_the_dump_read_back_as_a_recipe_gives_the_same_configuration(
     assert again.recipe.header.name == "quickstart"
 
 
+def test_the_section_whose_name_python_reserves_is_a_section_like_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('[recipe]\nbase = "grpo"\n[rollout]\nworkers = 1\n[async]\nstaleness = 1\n')
+    found = resolve(str(file))
+    assert found.config.async_.staleness == found.values()["async.staleness"] == 1
+    assert "[async]\nstaleness = 1  # recipe own\n" in dump_toml(found)
+    assert resolve(str(file), sets=["async.staleness=0"]).config.async_.staleness == 0
+    assert [key.name for key in describe("async")] == ["async.staleness"]
+    for wrong, says in {
+        "async.staleness=2": "async.staleness = 2 (--set) must be a whole number ≥ 0 and ≤ 1",
+        "async.stalenes=1": "did you mean async.staleness?",
+        "async=1": "'async' is a section",
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            resolve("grpo", {}, [wrong])
+        assert says in str(refused.value)
+
+
 def test_every_key_is_described_and_there_are_at_most_a_hundred() -> None:
     assert 40 < len(keys()) <= 100
     for key in describe():

@@ -29,8 +29,28 @@ WRONG = [
     ("grpo", ["train.minibatches=5"], "32 / 5 = 6.4 is not whole; give a divisor of 32"),
     ("grpo", ["evaluation.samples=4"], "are the same response 4 times"),
     ("grpo", ["rollout.tensor_parallel=2", "cluster.workers=3"], "3 / 2 = 1.5 is not whole; give a divisor of 3"),
+    (
+        "grpo",
+        ["rollout.workers=3", "rollout.tensor_parallel=2", "cluster.workers=2"],
+        "rollout.workers / rollout.tensor_parallel = 3 / 2 = 1.5 is not whole; give a divisor of 3",
+    ),
+    ("sft", ["rollout.workers=1"], "rollout.workers = 1: nothing is sampled where responses are given"),
+    ("grpo", ["async.staleness=1"], "async.staleness = 1: engines that generate while the trainer trains need workers"),
+    (
+        "grpo",
+        ["async.staleness=1", "rollout.workers=1", "algorithm.correction=none"],
+        "async.staleness = 1 trains on samples of an earlier policy, and algorithm.correction = none",
+    ),
+    (
+        "grpo",
+        ["rollout.quantization=fp8", "algorithm.correction=none"],
+        "rollout.quantization = fp8 samples from another distribution than the one that is trained",
+    ),
+    ("sft", ["rollout.quantization=fp8"], "rollout.quantization = fp8: nothing is sampled where responses are given"),
     ("grpo", ["train.tokens_per_microbatch=2000"], "rollout.max_response_tokens = 2048"),
     ("dpo", ["train.tokens_per_microbatch=4000"], "2 × (data.max_prompt_tokens + rollout.max_response_tokens) = 4096"),
+    ("grpo", ["train.offload=all", "rollout.workers=1"], "offload = all makes room for an engine on the same GPUs, and"),
+    ("sft", ["train.offload=optimizer"], "none takes part (data.response); give none"),
     ("grpo", ["train.warmup_steps=200"], "train.warmup_steps = 200 is more than train.steps = 100"),
 ]
 
@@ -49,7 +69,11 @@ def test_what_does_not_fit_together_is_refused(recipe: str, sets: list[str], say
         ("ppo", ["rollout.samples_per_prompt=1"]),
         ("reinforce_pp", ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1", "algorithm.kl_in=reward"]),
         ("grpo", ["rollout.top_p=0.9"]),
+        ("grpo", ["rollout.quantization=fp8"]),
+        ("grpo", ["train.offload=all", "model.gradient_checkpointing=offload"]),
+        ("sft", ["train.offload=all", "evaluation.data=somewhere"]),
         ("dapo", ["algorithm.correction=none", "dynamic_sampling.oversample=1"]),
+        ("grpo", ["async.staleness=1", "rollout.workers=2", "rollout.tensor_parallel=2", "cluster.workers=3"]),
     ],
 )
 def test_what_fits_is_accepted(recipe: str, sets: list[str]) -> None:

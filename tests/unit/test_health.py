@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -150,6 +151,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         keeper=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: checkpoint)),
+        ahead=MagicMock(),
     )
     with pytest.raises(RunFailed, match=r"too many, and the run has gone back to .*step-000000 3 times"):
         roll_back(trainer, "too many")
@@ -168,6 +170,7 @@ def test_going_back_keeps_the_place_in_the_prompts_and_the_count_of_bad_updates(
         phase=lambda *at: None,
         health=health,
         source=SimpleNamespace(cursor="beyond step 7"),
+        ahead=MagicMock(),
         view=SimpleNamespace(note=notes.append, start=lambda *at: shown.append(at)),
         keeper=SimpleNamespace(
             poll=lambda wait: None,
@@ -183,6 +186,7 @@ def test_going_back_keeps_the_place_in_the_prompts_and_the_count_of_bad_updates(
     monkeypatch.setattr("rlcli.trainer.health.restore", restore)
     roll_back(trainer, "a bad update")
     assert (trainer.done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
+    assert [call[0] for call in trainer.ahead.method_calls] == ["settle", "drop"]
     assert shown == [(9, "run", 4)], "the steps are counted from there again"
     assert [event["to"] for event in events_of(folder.path)] == [4]
 
@@ -198,6 +202,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         keeper=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: None)),
+        ahead=MagicMock(),
         sync_weights=lambda: synced.append(1),
     )
     roll_back(trainer, "a bad update")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -15,6 +16,7 @@ from rlcli.algorithms.controllers import EntropyController, KlController
 from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RunFailed
 from rlcli.files import described
+from rlcli.trainer.ahead import Ahead
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.keeper import Keeper, restore
 from rlcli.trainer.record import metrics_of
@@ -191,6 +193,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         view=SimpleNamespace(note=notes.append),
         workers=SimpleNamespace(probe_log_probs=lambda tokens: [-1.0 if sound else -2.0]),
         source=SimpleNamespace(prompts=range(4)),
+        ahead=Ahead(MagicMock(), 1, 9, lambda: None),
         algorithm=algorithm,
         health=SimpleNamespace(restore=lambda counts: None),
         alarms=SimpleNamespace(),

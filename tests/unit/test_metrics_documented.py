@@ -9,9 +9,11 @@ from unittest.mock import MagicMock
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
+from rlcli.trainer.ahead import Ahead
 from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
+from rlcli.trainer.engines import Engines
 from rlcli.trainer.evaluate import report_of
 from rlcli.trainer.health import Health
 from rlcli.trainer.metrics import PER_TOKEN
@@ -87,6 +89,8 @@ def written(advantage: str) -> set[str]:
     trainer.health = Health("skip", None, MagicMock(), print)
     trainer.source = MagicMock()
     trainer.source.take.return_value = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8)
+    trainer.engines = Engines(trainer.workers, None)
+    trainer.ahead = Ahead(trainer.source, 0, 1, lambda: None)
     evaluation = {f"eval/{name}" for name in report_of(Responses.of_samples(samples), [PROMPT]).metrics()}
     return {"step", *trainer.step(1), *evaluation}
 

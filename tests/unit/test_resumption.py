@@ -61,6 +61,8 @@ def test_the_record_is_cut_back_to_the_end_of_a_step(run: Path) -> None:
     assert metrics_of(run)[1]["nonfinite"] == {"update/grad_norm": "nan"}
     assert {path.name[:11] for path in (run / "samples").iterdir()} == {"step-000000", "step-000001", "step-000002"}
     assert sorted(evaluations_of(run)) == [0, 2]
+    rewind(run, 0, sampled=1)
+    assert {path.name[:11] for path in (run / "samples").iterdir()} == {"step-000000", "step-000001"}
     rewind(run, -1)
     assert metrics_of(run) == []
     assert list((run / "samples").iterdir()) == list((run / "evaluations").iterdir()) == []

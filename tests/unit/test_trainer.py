@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work, step_work
 from rlcli.trainer.collect import Collected, collect
 from rlcli.trainer.critic import Critic
+from rlcli.trainer.engines import Engines
 from rlcli.trainer.health import Health
 from rlcli.trainer.launch import check_shared
 from rlcli.trainer.metrics import Clock, Updates, sample_metrics, time_metrics, update_metrics
@@ -101,7 +103,7 @@ def test_update_metrics_of_a_step_without_any_gradient() -> None:
 
 def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> None:
     heard: list[str] = []
-    clock = Clock(heard.append)
+    clock = Clock(heard.append, began=time.perf_counter() - 2.0)
     with clock.phase("generate"):
         pass
     with clock.phase("update"):
@@ -115,7 +117,9 @@ def test_the_clock_adds_up_phases_and_says_them(samples: Sequence[Sample]) -> No
     assert metrics["throughput/rollout_tokens_per_s"] == 10.0
     # Only the two samples that carry a gradient are forwarded: 9 and 13 tokens.
     assert metrics["throughput/update_tokens_per_s"] == pytest.approx(22 / metrics["time/update_s"])
-    assert metrics["time/step_s"] == pytest.approx(metrics["time/generate_s"] + metrics["time/update_s"])
+    phases = ("generate", "update", "bookkeeping")
+    assert metrics["time/step_s"] == pytest.approx(sum(metrics[f"time/{name}_s"] for name in phases))
+    assert metrics["time/step_s"] >= 2.0
 
 
 def chosen_of(samples: Sequence[Sample], seed: int = 0, **sections: dict[str, object]) -> tuple[Chosen, RunConfig]:
@@ -294,6 +298,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     trainer.workers.texts.side_effect = lambda count: [
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
+    trainer.engines = Engines(trainer.workers, None)
     trainer.held_out = trainer.folder = MagicMock()
     trainer.keeper = MagicMock(saved=2)
     trainer.done, trainer.rewards, trainer.evaluations = 0, [], {0: {}}
@@ -316,16 +321,17 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     assert rollouts[1::2] == ["of an evaluation"] * 2
 
 
-def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_samples_that_waited(samples: Sequence[Sample]) -> None:
+def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_an_older_policy(samples: Sequence[Sample]) -> None:
     chosen, config = chosen_of(samples)
     sums = {f"mismatch_{name}": 1.0 for name in ("tokens", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
     updates = Updates([{"tokens": 1.0, "grad_norm": 1.0, "mismatch_kl": 0.3, **sums}], [])
     trainer = object.__new__(Trainer)
     trainer.config, trainer.algorithm = config, Algorithm.build()
-    for stale, notes in ((0, 1), (2, 0)):
+    for behind, notes in ((0, 1), (1, 0)):
         heard: list[str] = []
         trainer.alarms, trainer.critic = Alarms(0.2, 1.0, heard.append), MagicMock(**{"metrics.return_value": {}})
-        batch = Collected(Samples.of(samples), [], 0.0, 0.0, stale=stale)
+        trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
+        batch = Collected(Samples.of(samples), [], 0.0, 0.0)
         metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
         assert metrics["mismatch/kl"] == 0.3
         assert len(heard) == notes
@@ -386,7 +392,7 @@ def test_the_policys_own_warm_up_begins_when_the_critics_has_ended() -> None:
 def test_steps_without_a_gradient_are_told_with_their_cause() -> None:
     heard: list[str] = []
     alarms = Alarms(0.05, 1.0, heard.append)
-    idle = {"update/count": 0.0, "reward/equal_groups": 1.0, "reward/mean": 0.0, "rollout/stale": 0.0}
+    idle = {"update/count": 0.0, "reward/equal_groups": 1.0, "reward/mean": 0.0, "rollout/staleness": 0.0}
     busy = idle | {"update/count": 1.0, "update/grad_norm": 0.5, "reward/equal_groups": 0.0}
     cut = busy | {"update/grad_norm": 0.0, "mismatch/corrected": 1.0}
     for metrics in (idle, idle, busy, idle, idle):

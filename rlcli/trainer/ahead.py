@@ -1,0 +1,119 @@
+"""The samples of the next step, generated while this one is trained on (`async.staleness = 1`).
+
+While step n is trained on, the engines generate for step n + 1 with the weights after step n − 1's update. The new
+weights are handed over between two generations and never within one, so every sample is of one policy, and that policy
+is one update older than the one that starts to train on it: with a correction the loss makes up for that, as it does
+for the difference between engine and trainer (its π is the policy at the start of the step, μ the one that generated).
+
+At the end of a step the generation that ran beside it has ended too. So there is nothing in flight when weights are
+handed over, an evaluation is made or a checkpoint is taken; and a checkpoint takes the samples that are there along
+with their tokens, since the weights that they were generated with are gone by then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import asdict, fields
+from typing import Any
+
+from rlcli.trainer.collect import Collected
+from rlcli.trainer.groups import Source
+from rlcli.types import Outcome, Verdict
+from rlcli.workers.samples import Samples
+
+GONE_S = 30.0
+"""Longest wait for a generation whose workers were killed: it hears of that at once."""
+COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")
+NUMBERS = tuple(f.name for f in fields(Collected) if f.name not in ("samples", "shards", "baselines"))
+"""What is known of a batch besides its samples."""
+
+
+class Ahead:
+    """Gives the samples of one step after another, as `source` does, and has the next ones made meanwhile.
+
+        batch = ahead.take(1)       # those of step 2 are being generated from now on
+        ahead.settle()              # until they are there: then new weights may be handed over
+        batch = ahead.take(2)
+
+    staleness: 0 generates nothing ahead. last: the last step of the run. kill: ends the workers that generate. step:
+    which one is there or on its way; 0: none.
+    """
+
+    def __init__(self, source: Source, staleness: int, last: int, kill: Callable[[], None]) -> None:
+        self.source, self.staleness, self.last, self.kill = source, staleness, last, kill
+        self.step = 0
+        self._batch: Future[Collected] = Future()
+
+    def take(self, step: int) -> Collected:
+        """The samples of step `step`: those that were generated ahead, else new ones, of the engines' weights as they
+        are now. Then the next ones are begun. Raises what `Source.take` raises."""
+        assert self.step in (0, step), f"step {self.step} was generated ahead, not {step}"
+        batch = self._batch.result() if self.step else self.source.take(step)
+        self.drop()
+        if self.staleness and step < self.last:
+            self.step, self._batch = step + 1, in_background(lambda: self.source.take(step + 1))
+        return batch
+
+    def settle(self) -> None:
+        """Wait until nothing is being generated. Raises what went wrong there."""
+        if self.step:
+            self._batch.result()
+
+    def drop(self) -> None:
+        """Forget what was generated ahead, once it is there."""
+        self.step, self._batch = 0, Future()
+
+    def close(self) -> None:
+        """The run is over. Where it fails while samples are generated, end that, and the thread that waits for them:
+        Ray must not be shut down under it."""
+        if self.step and not self._batch.done():
+            self.kill()
+            wait([self._batch], GONE_S)
+
+    def state(self) -> tuple[dict[str, Any] | None, list[Any]]:
+        """What was generated ahead, as JSON holds it, and the references to its tokens; None where nothing was."""
+        if not self.step:
+            return None, []
+        batch = self._batch.result()
+        plain = {
+            "step": self.step,
+            "samples": {name: getattr(batch.samples, name).tolist() for name in COLUMNS},
+            "parts": {name: values.tolist() for name, values in batch.samples.parts.items()},
+            "baselines": {prompt: asdict(verdict) for prompt, verdict in batch.baselines.items()},
+            "numbers": {name: getattr(batch, name) for name in NUMBERS},
+        }
+        return plain, batch.shards
+
+    def restore(self, state: Mapping[str, Any] | None, shards: Sequence[Any]) -> None:
+        """Take back what `state` gave."""
+        import numpy as np
+
+        self.drop()
+        if state is None:
+            return
+        none = Samples.of([])
+        columns = {n: np.array(state["samples"][n], dtype=getattr(none, n).dtype) for n in COLUMNS}
+        parts = {name: np.array(values, np.float64) for name, values in state["parts"].items()}
+        baselines = {
+            int(prompt): Verdict(**{**verdict, "outcome": Outcome(verdict["outcome"])})
+            for prompt, verdict in state["baselines"].items()
+        }
+        batch = Collected(Samples(**columns, parts=parts), list(shards), baselines=baselines, **state["numbers"])
+        self.step = state["step"]
+        self._batch.set_result(batch)
+
+
+def in_background(work: Callable[[], Collected]) -> Future[Collected]:
+    """Begin `work` in a thread that keeps no process alive: after a failure its workers may never answer."""
+    done: Future[Collected] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="ahead", daemon=True).start()
+    return done

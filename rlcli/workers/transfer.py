@@ -1,0 +1,142 @@
+"""Weights on their way from the policy's workers to engines in workers of their own, bucket by bucket.
+
+The trainers gather a bucket, and their rank 0 puts it into Ray's object store, where each engine's worker reads it
+without a copy; while it loads that one, the next is being gathered. So two buckets are there at a time, and never a
+second model. The adapter of LoRA goes the same way, as the bytes of its files.
+
+On GPUs the same path leads through host memory: one copy down, and one up for each engine, at the pace of PCIe and,
+between machines, of the network that Ray uses. A device-to-device path, an NCCL broadcast from rank 0 to all engines,
+would save both copies and run at the pace of NVLink; it takes a communicator across two groups of processes that start,
+fail and restart apart. With `async.staleness = 1` the sync is a small part of a step either way.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcli.model.policy import PolicyModel
+    from rlcli.rollout.engine import RolloutEngine
+
+Named = tuple[str, "Tensor"]
+Packed = list[tuple[str, str, tuple[int, ...], Any]]
+"""A bucket as it is sent: of each tensor name, dtype, shape, and its bytes as a numpy array."""
+
+BUCKET_BYTES = 256 << 20
+"""Of tensors in one bucket, unless one alone is larger."""
+
+
+def outgoing(policy: PolicyModel, folder: str | None, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
+    """What engines need of the policy: all its weights under their checkpoint names, or the files of its adapter, which
+    pass through a temporary folder in `folder`. Collective: every rank iterates to the end, in step."""
+    if policy.has_adapter:
+        yield adapter_files(policy, folder)
+        return
+    bucket: list[Named] = []
+    size = 0
+    for name, tensor in policy.stream_weights():
+        if bucket and size + tensor.nbytes > most_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    yield bucket
+
+
+def adapter_files(policy: PolicyModel, folder: str | None) -> list[Named]:
+    """The files of the policy's adapter, by name, as uint8. Collective."""
+    import numpy as np
+    import torch
+
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        policy.save_adapter(Path(place))
+        return [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in sorted(Path(place).iterdir())]
+
+
+def packed(bucket: Iterable[Named]) -> Packed:
+    """In memory of the host, each dtype as bytes: numpy has no bfloat16."""
+    import torch
+
+    return [
+        (
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy(),
+        )
+        for name, tensor in bucket
+    ]
+
+
+def unpacked(bucket: Packed) -> Iterator[Named]:
+    """The tensors, which share the memory of what was sent: read-only."""
+    import torch
+
+    for name, dtype, shape, values in bucket:
+        yield name, torch.from_numpy(values).view(getattr(torch, dtype)).view(shape)
+
+
+class Incoming:
+    """Turns buckets that come one by one, in calls of their own, into the one iterator that an engine reads.
+
+        incoming = Incoming(engine.load_weights)
+        incoming.give(bucket)           # returns when it has been read
+        incoming.end()
+
+    The engine reads in a thread, which is always waiting or waited for: nothing runs at the same time. What it raises
+    is raised by the call that it reads for.
+    """
+
+    def __init__(self, load: Callable[[Iterator[Named]], None]) -> None:
+        self._given: SimpleQueue[Iterable[Named] | None] = SimpleQueue()
+        self._read: SimpleQueue[None] = SimpleQueue()
+        self._done: Future[None] = Future()
+        threading.Thread(target=self._run, args=(load,), daemon=True).start()
+
+    def give(self, bucket: Iterable[Named]) -> None:
+        self._pass(bucket)
+
+    def end(self) -> None:
+        """All is given: wait until it has been taken over."""
+        self._pass(None)
+        self._done.result()
+
+    def _pass(self, bucket: Iterable[Named] | None) -> None:
+        self._given.put(bucket)
+        self._read.get()
+        if self._done.done():
+            self._done.result()
+
+    def _run(self, load: Callable[[Iterator[Named]], None]) -> None:
+        try:
+            load(self._tensors())
+            self._done.set_result(None)
+        except BaseException as error:
+            self._done.set_exception(error)
+        self._read.put(None)
+
+    def _tensors(self) -> Iterator[Named]:
+        while (bucket := self._given.get()) is not None:
+            yield from bucket
+            del bucket  # its memory is the object store's, which takes it back when nobody reads it
+            self._read.put(None)
+
+
+def load_files(engine: RolloutEngine, folder: str | None, prefix: str) -> Callable[[Iterator[Named]], None]:
+    """How an engine takes the files of an adapter: through a temporary folder in `folder`, named `prefix`…"""
+
+    def load(files: Iterator[Named]) -> None:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+            for name, content in files:
+                (Path(place) / name).write_bytes(content.numpy().tobytes())
+            engine.load_adapter(place)
+
+    return load
