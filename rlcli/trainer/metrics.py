@@ -28,9 +28,10 @@ class Updates:
 
 @dataclass
 class Clock:
-    """Seconds by phase of one step; `on_phase` hears each phase begin."""
+    """Seconds by phase of one step, which began at `began`, by time.perf_counter; `on_phase` hears each phase begin."""
 
     on_phase: Callable[[str], None]
+    began: float = field(default_factory=time.perf_counter)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -41,6 +42,16 @@ class Clock:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+@contextmanager
+def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
+    """Note the block's seconds among a step's metrics, as what hung on the step."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        metrics[f"time/{name}_s"] = time.perf_counter() - started
 
 
 def sample_metrics(samples: Samples) -> dict[str, float]:
@@ -108,6 +119,8 @@ def source_metrics(batch: Collected) -> dict[str, float]:
         "rollout/dropped_groups": float(batch.dropped),
         "rollout/kept_over_groups": float(batch.kept_over),
         "rollout/stale": float(batch.stale),
+        "rollout/aborted": float(batch.aborted),
+        "rollout/carried": float(batch.carried),
         **({"reward/generated": batch.generated_score} if batch.generated else {}),
     }
 
@@ -147,16 +160,18 @@ def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, 
 
 
 def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
-    """Seconds by phase and tokens per second. Generation is split into the engine's time and the wait for verdicts."""
-    seconds = dict(clock.seconds)
+    """Seconds by phase and tokens per second. The phases and `bookkeeping`, which is all that the step spent in none of
+    them, add up to the step; the wait for verdicts is a part of generation."""
+    seconds, whole = dict(clock.seconds), time.perf_counter() - clock.began
+    seconds["bookkeeping"] = whole - sum(seconds.values())
     tokens = int(collected.samples.tokens.sum())
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
     rate = collected.generated_tokens / collected.generate_s if collected.generate_s else 0.0
     return {
         **{f"time/{name}_s": value for name, value in seconds.items()},
         "time/verify_wait_s": collected.verify_s,
-        "time/step_s": sum(seconds.values()),
+        "time/step_s": whole,
         **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
         "throughput/update_tokens_per_s": trained / max(seconds.get("update", 0.0), 1e-9),
-        "throughput/tokens_per_s": tokens / max(sum(seconds.values()), 1e-9),
+        "throughput/tokens_per_s": tokens / max(whole, 1e-9),
     }
