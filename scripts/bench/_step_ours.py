@@ -1,0 +1,144 @@
+"""Our whole step through the product itself: a run on real workers, with the contestants called between its steps."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _step_work import Workload, write_prompts
+
+from rlcli.config.schema import RunConfig
+from rlcli.trainer.view import View
+from rlcli.workers.work import sample_seed
+from rlcli.workers.worker import Worker
+
+PURPOSE = "train"
+
+
+@dataclass
+class Step:
+    """One step as it was measured: seconds from the end of the last one to the end of this, and the run's metrics."""
+
+    seconds: float
+    metrics: dict[str, float]
+
+    def phases(self) -> dict[str, float]:
+        """Seconds by phase; what is in none of them is `rest`."""
+        times = {name[5:-2]: value for name, value in self.metrics.items() if name.startswith("time/")}
+        for part in ("step", "idle"):
+            times.pop(part, None)
+        times["verify"] = times.pop("verify_wait", 0.0)
+        times["generate"] -= times["verify"]
+        times["rest"] = self.seconds - sum(times.values())
+        return times
+
+
+class Paced(View):
+    """Hears of each step, and lets `between` run before the next one begins."""
+
+    def __init__(self, between: Callable[[], None]) -> None:
+        super().__init__()
+        self.between = between
+        self.steps: list[Step] = []
+        self._began = time.perf_counter()
+
+    def phase(self, name: str) -> None:
+        if not self.steps:
+            super().phase(name)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        self.steps.append(Step(time.perf_counter() - self._began, dict(metrics)))
+        self.between()
+        self._began = time.perf_counter()
+
+
+class NeverStop:
+    requested = False
+    armed = False
+
+
+def config_of(work: Workload, data: Path, steps: int, workers: int, device: str, kv_cache_mb: int) -> RunConfig:
+    verifier = Path(__file__).with_name("_step_work.py")
+    return RunConfig.model_validate(
+        {
+            "model": {"path": work.model},
+            "data": {"path": str(data), "max_prompt_tokens": work.prompt_tokens, "shuffle": False},
+            "rollout": {
+                "prompts_per_step": work.prompts,
+                "samples_per_prompt": work.samples,
+                "max_response_tokens": work.max_tokens,
+                "kv_cache_mb": kv_cache_mb,
+            },
+            "train": {"steps": steps, "tokens_per_microbatch": work.micro, "lr": 1e-6},
+            "verifier": {"name": f"{verifier}:reward"},
+            "cluster": {"workers": workers, "device": device},
+            "checkpoint": {"every": 0},
+        }
+    )
+
+
+def lengths_by_seed(work: Workload, steps: int, seed: int) -> dict[int, int]:
+    """How long each response is to be, by the seed that it is drawn with."""
+    return {
+        sample_seed(seed, PURPOSE, step, f"bench:train:{prompt + half * work.prompts}", sample): length
+        for step in range(1, steps + 1)
+        for half in (0, 1)
+        for prompt, row in enumerate(work.lengths)
+        for sample, length in enumerate(row)
+    }
+
+
+def bench_worker(lengths: dict[int, int]) -> type[Worker]:
+    """A worker whose responses are as long as `lengths` says, whatever ends the model draws."""
+
+    class BenchWorker(Worker):
+        def _build_engine(self, tokenizer: Any) -> None:
+            super()._build_engine(tokenizer)
+            params = self.engine._params
+
+            def imposed(request: Any) -> Any:
+                made = params(request)
+                made.max_tokens, made.ignore_eos, made.stop_token_ids = lengths[request.seed], True, []
+                return made
+
+            self.engine._params = imposed
+
+    return BenchWorker
+
+
+@contextmanager
+def run_ours(
+    work: Workload, *, steps: int, workers: int, device: str, kv_cache_mb: int, equal: float
+) -> Iterator[Callable[[Callable[[], None]], Sequence[Step]]]:
+    """Start the workers; what is yielded trains for `steps` steps, calling its argument between them."""
+    from ray import cloudpickle
+
+    from rlcli.trainer import launch
+    from rlcli.trainer.preflight import prepare
+    from rlcli.trainer.run_folder import RunFolder
+    from rlcli.trainer.tracking import open_trackers
+
+    with tempfile.TemporaryDirectory(prefix="bench-step-") as name:
+        folder = Path(name)
+        write_prompts(work, folder / "data", equal)
+        prepared = prepare(config_of(work, folder / "data", steps, workers, device, kv_cache_mb))
+        cloudpickle.register_pickle_by_value(__import__(__name__))
+        worker = bench_worker(lengths_by_seed(work, steps, prepared.config.train.seed))
+        setattr(launch, "Worker", worker)  # noqa: B010
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+        def run(between: Callable[[], None]) -> Sequence[Step]:
+            view = Paced(between)
+            with RunFolder.create(folder / "run") as home:
+                trackers = open_trackers((), home, "bench", {}, view.note, None)
+                launch.train(prepared, groups, home, trackers, view, NeverStop())
+            return view.steps
+
+        with launch.running_workers(prepared, folder / "logs", train=True, on_phase=lambda name: None) as groups:
+            yield run

@@ -1,0 +1,238 @@
+"""The floor of a step: vLLM and a training pass in plain processes, with nothing of rlcli between."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from _step_work import Workload
+
+BUDGETS = (2048, 4096, 8192, 16384)
+"""Tokens a micro-batch, of which the fastest is kept."""
+
+
+@dataclass(frozen=True)
+class RawSpec:
+    """One of `world` processes that share the workload, on `device`. kv_cache_bytes: of its engine."""
+
+    work: Workload
+    rank: int
+    world: int
+    device: str
+    kv_cache_bytes: int
+    store: str
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """(prompt, response tokens) of each sample of this process."""
+        return [(p, n) for p in range(self.rank, self.work.prompts, self.world) for n in self.work.lengths[p]]
+
+
+class RawGroup:
+    """`world` processes; a call runs on all of them and gives the seconds of the slowest."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = connections
+
+    def generate(self) -> float:
+        return self._call("generate")
+
+    def train(self) -> float:
+        return self._call("train")
+
+    def tune(self) -> int:
+        """Try the sizes of micro-batches, and keep the fastest."""
+        times = dict.fromkeys(BUDGETS, 0.0)
+        for budget in BUDGETS:
+            self._call("budget", budget)
+            self._call("train")
+            times[budget] = min(self._call("train") for _ in range(2))
+        best = min(times, key=times.__getitem__)
+        self._call("budget", best)
+        return best
+
+    def _call(self, *message: Any) -> float:
+        started = time.perf_counter()
+        for connection in self._connections:
+            connection.send(message)
+        for connection in self._connections:
+            connection.recv()
+        return time.perf_counter() - started
+
+
+@contextmanager
+def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_bytes: int) -> Iterator[RawGroup]:
+    """Start the processes; they end with the block."""
+    context = multiprocessing.get_context("spawn")
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if device == "cpu":
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    connections, processes = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for rank in range(world):
+                ours, theirs = context.Pipe()
+                spec = RawSpec(work, rank, world, device, kv_cache_bytes, f"{folder}/store")
+                process = context.Process(target=_serve, args=(theirs, spec), daemon=True)
+                process.start()
+                theirs.close()
+                connections.append(ours)
+                processes.append(process)
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+            for connection in connections:
+                connection.recv()  # ready
+            yield RawGroup(connections)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _serve(connection: Connection, spec: RawSpec) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(spec.rank), WORLD_SIZE=str(spec.world), LOCAL_RANK=str(spec.rank))
+    backend = "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{spec.store}", rank=spec.rank, world_size=spec.world)
+    generation, training = _Generation(spec), _Training(spec)
+    connection.send("ready")
+    while True:
+        try:
+            what, *arguments = connection.recv()
+        except EOFError:
+            os._exit(0)
+        if what == "budget":
+            training.pack(*arguments)
+        else:
+            {"generate": generation.run, "train": training.run}[what]()
+        connection.send("done")
+
+
+class _Generation:
+    """vLLM's own `generate`, with the log-probs that training needs and without seeds, which only cost."""
+
+    def __init__(self, spec: RawSpec) -> None:
+        from vllm import LLM, SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        on_cpu = spec.device == "cpu"
+        longest = spec.work.prompt_tokens + spec.work.max_tokens
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)} if on_cpu else {}
+        self.llm = LLM(
+            spec.work.model,
+            dtype="float32" if on_cpu else "bfloat16",
+            distributed_executor_backend="external_launcher",
+            max_model_len=longest,
+            max_num_seqs=256,
+            kv_cache_memory_bytes=spec.kv_cache_bytes,
+            enforce_eager=on_cpu,
+            skip_tokenizer_init=True,
+            disable_log_stats=True,
+            **whole,
+        )
+        prompts = [prompt_ids(spec.work, index) for index in range(spec.work.prompts)]
+        self.prompts = [TokensPrompt(prompt_token_ids=prompts[index]) for index, _ in spec.lengths]
+        self.params = [
+            SamplingParams(
+                temperature=1.0,
+                max_tokens=tokens,
+                ignore_eos=True,
+                logprobs=0,
+                flat_logprobs=True,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            for _, tokens in spec.lengths
+        ]
+
+    def run(self) -> None:
+        self.llm.reset_prefix_cache()
+        made = self.llm.generate(self.prompts, self.params, use_tqdm=False)
+        assert sum(len(one.outputs[0].token_ids) for one in made) == sum(one.max_tokens for one in self.params)
+
+
+class _Training:
+    """Forward, backward and AdamW on tokens of those lengths: sequences of like length side by side, so that next to
+    nothing is padding and causality alone is the mask; logits of response tokens only."""
+
+    def __init__(self, spec: RawSpec) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.spec, self.device = spec, torch.device(spec.device)
+        self.model = AutoModelForCausalLM.from_pretrained(
+            spec.work.model, dtype=torch.float32, attn_implementation="sdpa"
+        ).to(self.device)
+        self.model.train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
+        self.pack(spec.work.micro)
+
+    def pack(self, budget: int) -> None:
+        """Micro-batches of at most `budget` tokens: ids `[B, L]`, where a response token is next, and which."""
+        import torch
+
+        prompt, generator = self.spec.work.prompt_tokens, torch.Generator().manual_seed(self.spec.rank)
+        self.batches = []
+        lengths = sorted((n for _, n in self.spec.lengths), reverse=True)
+        while lengths:
+            rows = lengths[: max(1, budget // (prompt + lengths[0]))]
+            lengths = lengths[len(rows) :]
+            ids = torch.randint(7, 262, (len(rows), prompt + rows[0]), generator=generator)
+            column = torch.arange(prompt + rows[0] - 1)[None]
+            next_is_response = (column >= prompt - 1) & (column < prompt - 1 + torch.tensor(rows)[:, None])
+            targets = ids[:, 1:][next_is_response]
+            advantages = torch.randn(len(targets), generator=generator)
+            self.batches.append(
+                tuple(x.to(self.device) for x in (ids[:, :-1].contiguous(), next_is_response, targets, advantages))
+            )
+
+    def run(self) -> None:
+        import torch
+        import torch.distributed as dist
+        import torch.nn.functional as F
+
+        total = self.spec.work.response_tokens
+        mixed = torch.autocast("cuda", torch.bfloat16, enabled=self.spec.device == "cuda")
+        for ids, where, targets, advantages in self.batches:
+            with mixed:
+                hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+                logits = self.model.lm_head(hidden[where])
+            log_probs = -F.cross_entropy(logits.float(), targets, reduction="none")
+            (-(log_probs * advantages).sum() / total).backward()
+        if self.spec.world > 1:
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            flat = torch.cat([grad.flatten() for grad in grads])
+            dist.all_reduce(flat)
+            for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(part.view_as(grad))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.spec.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def prompt_ids(work: Workload, index: int) -> list[int]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(work.model)
+    message = [{"role": "user", "content": work.question(index)}]
+    found: list[int] = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    assert len(found) == work.prompt_tokens, f"{len(found)} tokens"
+    return found

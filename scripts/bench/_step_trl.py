@@ -1,0 +1,90 @@
+"""TRL's GRPOTrainer on the same workload, in an interpreter of its own: one process a mode, one step at a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from _step_work import Workload
+
+
+class TrlError(Exception):
+    """TRL does not run here in this mode; the end of its log says why."""
+
+
+class TrlGroup:
+    """A trainer that waits before each of its steps."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process, self._log = process, log
+        self._asks: IO[str] = process.stdin
+        self._answers: IO[str] = process.stdout
+
+    def ready(self) -> None:
+        if self._answers.readline().strip() != "ready":
+            self._process.wait()
+            raise TrlError(" | ".join(self._log.read_text(errors="replace").strip().splitlines()[-3:]))
+
+    def step(self) -> float:
+        """Seconds of one step: generation, rewards, forward and backward passes, optimizer."""
+        started = time.perf_counter()
+        print("go", file=self._asks, flush=True)
+        self.ready()
+        return time.perf_counter() - started
+
+
+@contextmanager
+def trl_group(work: Workload, mode: str, options: argparse.Namespace, folder: Path, device: str) -> Iterator[TrlGroup]:
+    """Start TRL on all cores; it ends with the block. TrlError where it does not get to its first step."""
+    given = folder / f"trl-{mode}.json"
+    given.write_text(
+        json.dumps(
+            {
+                "mode": mode,
+                "model": work.model,
+                "questions": [work.question(index) for index in range(work.prompts)],
+                "lengths": work.lengths,
+                "max_tokens": work.max_tokens,
+                "prompt_tokens": work.prompt_tokens,
+                "micro": options.trl_micro,
+                "kv_cache_bytes": options.kv_cache_mb << 20,
+                "device": device,
+                "out": str(folder / f"trl-{mode}"),
+            }
+        )
+    )
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+    }
+    if device == "cpu":
+        environment["TORCH_COMPILE_DISABLE"] = "1"
+    log = folder / f"trl-{mode}.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [options.trl_python, str(Path(__file__).with_name("_step_trl_child.py")), str(given)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        group = TrlGroup(process, log)
+        group.ready()
+        yield group
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,181 @@
+"""Run by `_step_trl.py` in the interpreter that has TRL: says `ready`, and does one step for each line that it reads.
+
+The responses get the lengths that all contestants give: by a logits processor (generate), by limits of each request
+(batching, vllm). The last needs, on CPUs, other arguments for vLLM and another way to reload its weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class Lengths(LogitsProcessor):  # type: ignore[misc]
+    """Forbids the end before a row's length, and forces it there."""
+
+    def __init__(self, lengths: list[int], prompt: int, end: int) -> None:
+        self.lengths, self.prompt, self.end = torch.tensor(lengths), prompt, end
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        last = (self.lengths <= input_ids.shape[1] - self.prompt + 1).to(scores.device)
+        scores[:, self.end] = -torch.inf
+        if last.any():
+            scores[last] = -torch.inf
+            scores[last, self.end] = 0.0
+        return scores
+
+
+class Paced(TrainerCallback):  # type: ignore[misc]
+    """Tells of the end of each step, and waits to be told to begin the next."""
+
+    def __init__(self, answers: Any) -> None:
+        self.answers = answers
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        print("ready", file=self.answers, flush=True)
+        if not sys.stdin.readline():
+            os._exit(0)
+
+
+def trainer_of(given: dict[str, Any], answers: Any) -> GRPOTrainer:
+    on_cpu, mode = given["device"] == "cpu", given["mode"]
+    samples = len(given["lengths"][0])
+    rows = [{"prompt": [{"role": "user", "content": question}]} for question in given["questions"]]
+    total = len(rows) * samples
+    config = GRPOConfig(
+        output_dir=given["out"],
+        use_cpu=on_cpu,
+        bf16=not on_cpu,
+        fp16=False,
+        learning_rate=1e-6,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        max_grad_norm=1.0,
+        max_steps=1_000_000,
+        per_device_train_batch_size=min(given["micro"], total),
+        gradient_accumulation_steps=total // min(given["micro"], total),
+        gradient_checkpointing=False,
+        num_generations=samples,
+        max_completion_length=given["max_tokens"],
+        temperature=1.0,
+        beta=0.0,
+        shuffle_dataset=False,
+        use_vllm=mode == "vllm",
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.3,
+        vllm_max_model_length=given["prompt_tokens"] + given["max_tokens"],
+        use_transformers_continuous_batching=mode == "batching",
+        generation_kwargs={"eos_token_id": -1} if mode == "batching" else None,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    model = AutoModelForCausalLM.from_pretrained(given["model"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(given["model"])
+    return GRPOTrainer(
+        model,
+        reward_funcs=lambda completions, **_: [random.random() for _ in completions],
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        callbacks=[Paced(answers)],
+    )
+
+
+def impose(trainer: GRPOTrainer, given: dict[str, Any], lengths: list[int]) -> None:
+    """Give the responses of the i-th row of every batch the i-th length."""
+    generate = trainer.model.generate
+    end = trainer.processing_class.eos_token_id
+
+    def imposed(*arguments: Any, **options: Any) -> Any:
+        processor = LogitsProcessorList([Lengths(lengths, given["prompt_tokens"], end)])
+        return generate(*arguments, logits_processor=processor, **options)
+
+    trainer.model.generate = imposed
+
+
+def limit_requests(lengths: list[int]) -> None:
+    """In transformers' continuous batching, limit each request by its own length."""
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+    add = ContinuousBatchingManager.add_request
+    number = -1
+
+    def limited(manager: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal number
+        number = (number + 1) % len(lengths)
+        return add(manager, *arguments, **options | {"max_new_tokens": lengths[number]})
+
+    ContinuousBatchingManager.add_request = limited
+
+
+def patch_vllm(given: dict[str, Any], lengths: list[int]) -> None:
+    """Per-request lengths; and on CPUs an engine that starts there and takes new weights."""
+    import trl.generation.vllm_generation as seam
+    import vllm
+
+    extra: dict[str, Any] = {}
+    if given["device"] == "cpu":
+        extra = {
+            "enforce_eager": True,
+            "dtype": "float32",
+            "kv_cache_memory_bytes": given["kv_cache_bytes"],
+            "skip_tokenizer_init": True,
+            "enable_chunked_prefill": False,
+        }
+
+    class Engine(vllm.LLM):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options | extra | {"max_num_seqs": 256})
+
+        def generate(self, prompts: Any, sampling_params: Any, **options: Any) -> Any:
+            each = []
+            for length in lengths:
+                params = sampling_params.clone()
+                params.max_tokens, params.ignore_eos, params.detokenize = length, True, False
+                each.append(params)
+            return super().generate(prompts, sampling_params=each, **options)
+
+    seam.LLM = Engine
+    if given["device"] == "cpu":
+
+        def sync(generation: Any) -> None:
+            weights = ((name, parameter.data) for name, parameter in generation.model.named_parameters())
+            generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+
+            def repack(model: Any) -> None:
+                model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+            generation.llm.apply_model(repack)
+            generation.llm.reset_prefix_cache()
+
+        seam.VLLMGeneration.sync_weights = sync
+
+
+def main(path: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed is not an answer
+    with open(path) as file:
+        given = json.load(file)
+    lengths = [length for row in given["lengths"] for length in row]
+    if given["mode"] == "vllm":
+        patch_vllm(given, lengths)
+    if given["mode"] == "batching":
+        limit_requests(lengths)
+    trainer = trainer_of(given, answers)
+    if given["mode"] == "generate":
+        impose(trainer, given, lengths)
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,116 @@
+"""The workload that all contestants of `step.py` are given: a model, prompts, and how long each response is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TINY = {"tiny-1m": (128, 4, 4, 2), "tiny-10m": (384, 5, 6, 2)}
+"""hidden, layers, heads, kv_heads of models of about 1 and 10 million parameters, float32."""
+
+SHAPES = {  # of Qwen2.5, random weights
+    "0.5b": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "intermediate_size": 4864},
+    "1.5b": {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "intermediate_size": 8960},
+}
+VOCABULARY, KV_HEADS, MARKERS = 151936, 2, 2
+"""MARKERS: what the chat template adds to a question."""
+
+UNEQUAL, EQUAL = "unequal", "equal"
+"""The ground truths: whether the samples of a group get different rewards or all the same."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """model: a folder. lengths: `[prompts][samples]`, response tokens; max_tokens bounds them. micro: the most tokens
+    that one worker forwards at once."""
+
+    model: str
+    prompt_tokens: int
+    max_tokens: int
+    micro: int
+    lengths: tuple[tuple[int, ...], ...]
+
+    @property
+    def prompts(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def samples(self) -> int:
+        return len(self.lengths[0])
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(map(sum, self.lengths))
+
+    @property
+    def tokens(self) -> int:
+        return self.response_tokens + self.prompts * self.samples * self.prompt_tokens
+
+    def question(self, index: int) -> str:
+        """As many printable characters, each a token of the tiny tokenizer, as make a prompt of `prompt_tokens`."""
+        import numpy as np
+
+        drawn = np.random.default_rng(index).integers(ord("a"), ord("z") + 1, self.prompt_tokens - MARKERS)
+        return bytes(drawn.tolist()).decode()
+
+
+def draw_lengths(prompts: int, samples: int, most: int, ragged: bool) -> tuple[tuple[int, ...], ...]:
+    """All `most`, or as responses of reasoning models are: log-normal, half of them below three tenths of the limit,
+    and a few per cent cut off at it."""
+    import numpy as np
+
+    if not ragged:
+        return ((most,) * samples,) * prompts
+    drawn = np.random.default_rng(0).lognormal(np.log(0.3 * most), 0.7, (prompts, samples))
+    return tuple(tuple(row) for row in drawn.clip(2, most).astype(int).tolist())
+
+
+def make_model(name: str, folder: Path) -> str:
+    """The folder of the model `name`: one of TINY or SHAPES is made, anything else is taken as a folder."""
+    from rlcli.model.tiny import make_tiny_model
+
+    if name in TINY:
+        hidden, layers, heads, kv_heads = TINY[name]
+        return str(make_tiny_model(folder, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads))
+    if name not in SHAPES:
+        return name
+    import torch
+    from transformers import AutoConfig, Qwen2ForCausalLM
+
+    made = make_tiny_model(folder)  # for its tokenizer
+    config = AutoConfig.from_pretrained(made)
+    config.update(SHAPES[name] | {"vocab_size": VOCABULARY, "num_key_value_heads": KV_HEADS, "layer_types": None})
+    config.max_position_embeddings, config.dtype = 32768, "bfloat16"
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(made)
+    return str(made)
+
+
+def write_prompts(work: Workload, folder: Path, equal_share: float) -> None:
+    """train.parquet: the workload's questions twice, first with groups of unequal rewards alone, then with
+    `equal_share` of them equal; unshuffled, steps take the two in turn."""
+    from rlcli.data.write import write_splits
+    from rlcli.types import Prompt
+
+    def row(number: int) -> Prompt:
+        index = number % work.prompts
+        equal = number >= work.prompts and index < equal_share * work.prompts
+        message = {"role": "user", "content": work.question(index)}
+        return Prompt(f"bench:train:{number}", (message,), "bench", "bench", "bench", EQUAL if equal else UNEQUAL)
+
+    write_splits(folder, {"train": [row(number) for number in range(2 * work.prompts)]}, {})
+
+
+def reward(request: Any) -> Any:
+    """The verifier: equal where the row says so, else a number that no other sample of the group has."""
+    import hashlib
+    from array import array
+
+    from rlcli.types import Outcome, Verdict
+
+    if request.ground_truth == EQUAL:
+        return Verdict(score=1.0, outcome=Outcome.OK)
+    digest = hashlib.blake2b(array("i", request.completion_ids).tobytes(), digest_size=4).digest()
+    return Verdict(score=int.from_bytes(digest, "little") / 2**32, outcome=Outcome.WRONG)

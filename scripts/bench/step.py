@@ -1,0 +1,211 @@
+"""A whole step of GRPO against its floor: raw vLLM generation, and one forward and backward pass over those tokens.
+
+    python scripts/bench/step.py --model tiny-1m --max-tokens 64 [--ragged] [--workers 1,2] [--json step.json]
+    python scripts/bench/step.py --model 0.5b --prompts 64 --max-tokens 1024                  # on a GPU
+    python scripts/bench/step.py --compare trl --trl-python /path/to/python                   # where TRL is installed
+
+In one run, in turn, round by round: (a) vLLM generates the workload, in a plain process; (b) torch trains on as many
+tokens, in a plain process; (c) a step of a real run (Ray, workers, verifiers, samples saved, weights synced, canary).
+All contestants get the same prompts and give responses of the same lengths; the weights are random. Reported: the
+median of (c) ÷ ((a) + (b)), pair by pair, where every group's rewards differ, so that no sample is left out; and of
+steps in which some groups' rewards are all equal, whose samples have no gradient and so need no forward pass.
+
+With W workers the floor is W processes of as many threads as a worker has. The floor of a row is that of the fastest
+layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from _common import ratio, write_json
+from _step_ours import Step, run_ours
+from _step_raw import RawGroup, raw_group
+from _step_trl import TrlGroup, trl_group
+from _step_work import Workload, draw_lengths, make_model, write_prompts
+from rich.console import Console
+from rich.table import Table
+
+WARM_UP = 2
+"""Steps that do not count, one of each kind: the first of either is slower."""
+
+
+def main() -> None:
+    options = parse()
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="bench-step-") as folder, ExitStack() as stack:
+        work = Workload(
+            make_model(options.model, Path(folder) / "model"),
+            options.prompt_tokens,
+            options.max_tokens,
+            options.micro,
+            draw_lengths(options.prompts, options.samples, options.max_tokens, options.ragged),
+        )
+        console.print(f"{options.model}: {work.response_tokens} response tokens of {work.tokens}")
+        device, cache = resolve_device(options), options.kv_cache_mb
+        raw = {
+            world: stack.enter_context(raw_group(work, world, threads(world), device, cache << 20))
+            for world in options.workers
+        }
+        tuned = {world: group.tune() for world, group in raw.items()}
+        trl: dict[str, TrlGroup] = {}
+        if options.compare == "trl":
+            write_prompts(work, Path(folder) / "trl", equal_share=0.0)
+            for mode in options.trl_modes:
+                trl[mode] = stack.enter_context(trl_group(work, mode, options, Path(folder), device))
+        contest = Contest(raw, trl)
+        ours = {world: measure(work, world, options, device, contest) for world in options.workers}
+    record = {
+        "options": {name: value for name, value in vars(options).items() if name != "json"},
+        "workload": {"response_tokens": work.response_tokens, "tokens": work.tokens},
+        "raw_microbatch": tuned,
+        **results(ours, contest),
+    }
+    show(record)
+    write_json(options.json, record)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--model", default="tiny-1m", help="tiny-1m, tiny-10m, 0.5b, 1.5b (random weights), or a folder"
+    )
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--prompt-tokens", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=64, help="length of the responses")
+    parser.add_argument("--ragged", action="store_true", help="lengths up to that, log-normal")
+    parser.add_argument("--workers", type=_numbers, default=[1], help="layouts to try, as in 1,2")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps of either kind")
+    parser.add_argument("--micro", type=int, default=8192, help="our train.tokens_per_microbatch")
+    parser.add_argument("--equal-groups", type=float, default=0.5, help="share in the steps where some are equal")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--kv-cache-mb", type=int, default=1024, help="of each engine, ours and the raw one")
+    parser.add_argument("--compare", choices=["trl"])
+    parser.add_argument("--trl-python", default="python", help="an interpreter that imports trl")
+    parser.add_argument(
+        "--trl-modes", type=lambda text: text.split(","), default=["generate"], help="of generate, batching, vllm"
+    )
+    parser.add_argument("--trl-micro", type=int, default=64, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--json", default="", help="write the figures here too")
+    return parser.parse_args()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def resolve_device(options: argparse.Namespace) -> str:
+    from rlcli.workers.cluster import resolve_device as resolve
+
+    return resolve(options.device, "")
+
+
+def threads(workers: int) -> int:
+    from rlcli.workers.cluster import worker_threads
+
+    return worker_threads(workers)
+
+
+class Contest:
+    """What is measured between our steps, and what was found. times: name → one entry for each of our steps, in their
+    order, whichever layout of ours was running."""
+
+    def __init__(self, raw: dict[int, RawGroup], trl: dict[str, TrlGroup]) -> None:
+        self._runs: dict[str, Callable[[], float]] = {}
+        for world, group in raw.items():
+            self._runs[f"generate {world}"], self._runs[f"train {world}"] = group.generate, group.train
+        for mode, other in trl.items():
+            self._runs[f"trl {mode}"] = other.step
+        self.times: dict[str, list[float]] = {name: [] for name in self._runs}
+
+    def round(self) -> None:
+        for name, run in self._runs.items():
+            self.times[name].append(run())
+
+
+def measure(work: Workload, world: int, options: argparse.Namespace, device: str, contest: Contest) -> list[Step]:
+    """Our steps in this layout, in turn with the others; those that warm up, and the last with its checkpoint, are left
+    out on both sides."""
+    before = {name: len(times) for name, times in contest.times.items()}
+    steps = WARM_UP + 2 * options.steps + 1
+    with run_ours(
+        work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
+    ) as run:
+        found = run(contest.round)
+    for name, times in contest.times.items():
+        start = before[name]
+        contest.times[name] = times[:start] + times[start + WARM_UP : start + steps - 1]
+    return list(found[WARM_UP : steps - 1])
+
+
+def results(ours: dict[int, list[Step]], contest: Contest) -> dict[str, Any]:
+    """Medians in seconds, and ratios pair by pair to the fastest floor."""
+    medians = {name: statistics.median(times) for name, times in contest.times.items()}
+    floors = {world: medians[f"generate {world}"] + medians[f"train {world}"] for world in ours}
+    best = min(floors, key=floors.__getitem__)
+    floor = [a + b for a, b in zip(contest.times[f"generate {best}"], contest.times[f"train {best}"], strict=True)]
+    layouts = {}
+    for place, (world, steps) in enumerate(ours.items()):
+        own = slice(place * len(steps), (place + 1) * len(steps))
+        others = {name: times[own] for name, times in contest.times.items()}
+        kinds = {"all": steps[0::2], "some_equal": steps[1::2]}
+        layouts[world] = {
+            kind: {
+                "seconds": statistics.median(step.seconds for step in taken),
+                "to_floor": ratio([step.seconds for step in taken], floor[own][offset::2]),
+                "trl_to_ours": {
+                    name: ratio(times[offset::2], [step.seconds for step in taken])
+                    for name, times in others.items()
+                    if name.startswith("trl")
+                },
+                "phases": phases(taken),
+                "skipped_samples": taken[-1].metrics["plan/skipped_samples"],
+            }
+            for offset, (kind, taken) in enumerate(kinds.items())
+        }
+    return {"medians": medians, "floors": floors, "floor": best, "ours": layouts}
+
+
+def phases(steps: Sequence[Step]) -> dict[str, float]:
+    names = {name: None for step in steps for name in step.phases()}
+    return {name: statistics.median(step.phases().get(name, 0.0) for step in steps) for name in names}
+
+
+def show(record: dict[str, Any]) -> None:
+    console = Console()
+    medians, best = record["medians"], record["floor"]
+    table = Table("floor", "generate", "train", "together", title="raw vLLM and raw torch, seconds")
+    for world, floor in record["floors"].items():
+        mark = " (best)" if world == best else ""
+        parts = (medians[f"generate {world}"], medians[f"train {world}"], floor)
+        table.add_row(f"{world} × {threads(world)} threads{mark}", *(f"{value:.3f}" for value in parts))
+    console.print(table)
+    trl = [name for name in medians if name.startswith("trl")]
+    table = Table("ours", "step", "÷ floor", *(f"{name} ÷ ours" for name in trl), title="whole steps")
+    for world, kinds in record["ours"].items():
+        for kind, found in kinds.items():
+            others = (f"{found['trl_to_ours'][name]:.2f}" for name in trl)
+            name = f"{world} × {threads(world)} threads, {kind.replace('_', ' ')}"
+            table.add_row(name, f"{found['seconds']:.3f}", f"{found['to_floor']:.3f}", *others)
+    console.print(table)
+    names = {name: None for kinds in record["ours"].values() for found in kinds.values() for name in found["phases"]}
+    columns = [f"{world} {kind.replace('_', ' ')}" for world, kinds in record["ours"].items() for kind in kinds]
+    table = Table("phase", *columns, title="seconds by phase (medians)")
+    for name in names:
+        cells = [found["phases"].get(name, 0.0) for kinds in record["ours"].values() for found in kinds.values()]
+        if max(cells) > 5e-4:
+            table.add_row(name.replace("_", " "), *(f"{cell:.3f}" for cell in cells))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    main()
