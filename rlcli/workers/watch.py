@@ -15,7 +15,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,8 @@ class _Watch:
 
 
 _watch: _Watch | None = None
+listeners: list[Callable[[], None]] = []
+"""Called at each sign of progress."""
 
 
 def start(path: Path, stall_s: float) -> None:
@@ -97,6 +99,8 @@ def stop() -> None:
 
 def progress() -> None:
     """This process goes on. Cheap; does nothing outside `watched` and in processes that are not watched."""
+    for hear in listeners:
+        hear()
     if _watch is not None:
         _watch.progress()
 

@@ -109,6 +109,18 @@ def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
+def test_an_engine_in_eight_bits_follows_the_policy_and_tells_how_far_it_is_off(
+    tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    exact = train(tiny, sums, tmp_path / "exact")
+    steps = train(tiny, sums, tmp_path / "fp8", "--set", "rollout.quantization=fp8")
+    assert all(line["canary/max_abs_diff"] < 1.0 for line in steps)
+    assert all(line["update/grad_norm"] > 0 for line in steps)
+    # It does compute in fewer bits, at every step: weights that a sync brought unquantised would agree better.
+    for eight, sixteen in zip(steps, exact, strict=True):
+        assert eight["mismatch/kl"] > sixteen["mismatch/kl"]
+
+
 @pytest.mark.parametrize("recipe", ["grpo", "ppo"])
 def test_a_run_goes_on_from_its_checkpoint(recipe: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
     """What is loaded must give the log-probs that were saved, or the run would stop."""

@@ -1,0 +1,123 @@
+"""What a worker does in a step that is profiled: its methods by name, and torch's operators and kernels within them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcli.workers import watch
+
+MOST_EVENTS = 20_000
+"""Kept of one recording: the longest."""
+RECORD_S = 5.0
+"""Seconds of a method that are recorded in detail: a long generation is the same thing over and over."""
+RECORDED_CALLS = 2
+"""Of each method, in detail. (Optimizer steps are as many as there are minibatches.)"""
+
+Event = dict[str, Any]
+"""name, cat, pid, tid as torch gives them; ts and dur in ns, ts since 1970."""
+
+
+class _Recording:
+    """Of this process, from `start` to `stop`. spans: (name, begin, end) in ns since 1970. events: what torch saw."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, int, int]] = []
+        self.events: list[Event] = []
+        self._depth = 0
+        self._calls: Counter[str] = Counter()
+        self._profiler: Any = None
+        self._until = 0.0
+        self._thread = 0
+        self._start_profiler()  # The first one takes a while to find what there is to look with.
+        self._stop_profiler()
+        self.events.clear()
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self._depth += 1
+        if self._depth == 1:
+            self._calls[name] += 1
+            if self._calls[name] <= RECORDED_CALLS:
+                self._start_profiler()
+        began = time.time_ns()
+        try:
+            yield
+        finally:
+            self.spans.append((name, began, time.time_ns()))
+            self._depth -= 1
+            if self._depth == 0:
+                self._stop_profiler()
+
+    def tick(self) -> None:
+        # It ends in the thread that it began in, or not at all.
+        if time.monotonic() > self._until and threading.get_ident() == self._thread:
+            self._stop_profiler()
+
+    def _start_profiler(self) -> None:
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
+        self._profiler.start()
+        self._until, self._thread = time.monotonic() + RECORD_S, threading.get_ident()
+
+    def _stop_profiler(self) -> None:
+        if self._profiler is None:
+            return
+        self._profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(file))
+            self.events += _kept(json.loads(file.read_text(encoding="utf-8", errors="replace")))
+        self._profiler = None
+
+
+_recording: _Recording | None = None
+
+
+def start() -> None:
+    """Record from now on."""
+    global _recording
+    _recording = _Recording()
+    watch.listeners.append(_recording.tick)
+
+
+def stop(path: Path) -> None:
+    """Record no longer, and write what there is to `path`, as `{"pid": …, "spans": […], "events": […]}`."""
+    global _recording
+    recording, _recording = _recording, None
+    assert recording is not None, "nothing is recorded"
+    watch.listeners.remove(recording.tick)
+    found = {"pid": os.getpid(), "spans": recording.spans, "events": recording.events}
+    path.write_text(json.dumps(found), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def span(name: str) -> Iterator[None]:
+    """The block is recorded under this name, with torch's details where it lies in no other. Costs nothing while
+    nothing is recorded."""
+    with _recording.span(name) if _recording is not None else contextlib.nullcontext():
+        yield
+
+
+def _kept(trace: dict[str, Any]) -> list[Event]:
+    """The longest events of a trace of torch's."""
+    base = trace.get("baseTimeNanoseconds", 0)
+    work = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") != "Trace"]
+    work = sorted(work, key=lambda event: event["dur"], reverse=True)[:MOST_EVENTS]
+    # In µs since 1970 a double would be off by a quarter of one, and operators would no longer lie within each other.
+    return [
+        {name: event.get(name, "") for name in ("name", "cat", "pid", "tid")}
+        | {"ts": base + round(event["ts"] * 1000), "dur": round(event["dur"] * 1000)}
+        for event in work
+    ]
