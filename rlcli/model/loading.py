@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+import transformers
 from accelerate import init_empty_weights
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from rlcli.errors import ModelError
+from rlcli.errors import ModelError, SetupError
 from rlcli.model.decoder import Decoder
 from rlcli.model.facts import read_config
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.policy import PolicyModel
 from rlcli.model.sharding import fill_from_rank0, shard
 from rlcli.model.value import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
+
+Checkpointing = bool | Literal["offload"]
+"""Whether activations are worked out again in the backward pass; offload: what that needs waits in host memory."""
 
 
 def load_policy(
@@ -31,7 +36,7 @@ def load_policy(
     device: torch.device,
     mesh: DeviceMesh,
     lora: LoraSpec | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing = False,
     trainable: bool = True,
 ) -> PolicyModel:
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it alike.
@@ -47,7 +52,8 @@ def load_policy(
     if not trainable:
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
-    _place(policy, lambda: read_policy(path, config, lora), mesh, device, gradient_checkpointing and trainable)
+    checkpointing = gradient_checkpointing if trainable else False
+    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing)
     return policy
 
 
@@ -57,7 +63,7 @@ def load_value(
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing = False,
 ) -> ValueModel:
     """The value model at `path`, sharded over `mesh`, all of it trained, in float32. Collective, like `load_policy`.
 
@@ -85,13 +91,27 @@ def _place(
     read: Callable[[], Mapping[str, Tensor]],
     mesh: DeviceMesh,
     device: torch.device,
-    gradient_checkpointing: bool,
+    gradient_checkpointing: Checkpointing,
 ) -> None:
-    """Shard `model`, and fill it with what `read` gives on rank 0."""
+    """Shard `model` where there is more than one rank, and fill it with what `read` gives on rank 0."""
     if gradient_checkpointing:
-        model.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    shard(model, mesh)
+        _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
+    # One rank in float32 has nothing to gather, to cast or to reduce, and FSDP2 would take its time all the same.
+    if mesh.size() > 1 or model.dtype != torch.float32:
+        shard(model, mesh)
     fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
+
+
+def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
+    """Keep the input of each decoder layer alone, and with `offload` in pinned host memory, until the backward pass
+    works out the rest again."""
+    options: dict[str, Any] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    if offload and "offload" not in inspect.signature(lm.gradient_checkpointing_enable).parameters:
+        raise SetupError(
+            f"model.gradient_checkpointing = offload needs transformers 5.17, this is {transformers.__version__}",
+            "pip install -U transformers, or set it to true",
+        )
+    lm.gradient_checkpointing_enable(**options, **({"offload": True} if offload else {}))
 
 
 def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+from rlcli.workers.memory import measured
+from rlcli.workers.profiling import span
 from rlcli.workers.watch import progress, watched
 
 Send = Literal["broadcast", "scatter"]
@@ -48,12 +50,12 @@ def dispatch(send: Send = "broadcast", collect: Collect = "all") -> Callable[[F]
     def mark(method: F) -> F:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with watched(method.__name__):
+            with watched(method.__name__), span(method.__name__), measured(method.__name__):
                 return method(*args, **kwargs)
 
         @functools.wraps(method)
         def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with watched(method.__name__):
+            with watched(method.__name__), span(method.__name__), measured(method.__name__):
                 for item in method(*args, **kwargs):
                     yield item
                     progress()

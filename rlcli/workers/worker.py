@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
@@ -22,13 +22,11 @@ from rlcli.workers.board import Queue
 from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
 from rlcli.workers.dispatch import dispatch
 from rlcli.workers.policy_role import PolicyRole
+from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.transfer import Incoming, Named, load_files, outgoing, packed, unpacked
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport, StepWork
-
-if TYPE_CHECKING:
-    from rlcli.model.offload import Offload
 
 COLLECTIVE_MARGIN_S = 120.0
 """A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
@@ -60,8 +58,7 @@ class WorkerSpec:
 class Worker:
     """Rank `rank` of `world`. Without Ray (to debug): build one with world 1 and call the same methods."""
 
-    offload: Offload | None = None
-    """What of the roles lives in host memory while it is not used; None before there are any."""
+    residence = Residence()
 
     def __init__(self, rank: int, world: int, spec: WorkerSpec) -> None:
         self.rank = rank
@@ -132,6 +129,10 @@ class Worker:
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(self.config.train.seed)
         roles = self.spec.roles
+        self.residence = Residence()
+        with memory.base():
+            if roles != {"engine"}:
+                import rlcli.model.loading  # noqa: F401
         mesh = init_device_mesh(self.device.type, (self.world,))
         place = (self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
@@ -141,14 +142,20 @@ class Worker:
             self.critic = CriticRole(*place)
         if "process_reward" in roles:
             self.critic = ProcessRewardRole(*place)
+        reference = self.policy.reference if self.policy is not None else None
+        self.residence = Residence.of(self.config.train.offload, self.device, self._trained(), reference)
+        self.residence.engine_takes_part("engine" in roles)
         watch.progress()
         if "engine" in roles:
+            self.residence.send()  # before it looks how much room there is
             tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
             self._build_engine(tokenizer)
             if self.spec.adapter:
                 self.engine.load_adapter(self.spec.adapter)
             self._close_scorer()
             self.rollout_role = RolloutRole(self.rank, self.engine, self._scorer(), tokenizer)
+            if self.residence.moves:
+                self.engine.sleep()  # A checkpoint may come first; the sync wakes it.
 
     @dispatch(send="scatter", collect="stream")
     def rollout(
@@ -177,6 +184,7 @@ class Worker:
     @dispatch()
     def release_rollout_memory(self) -> None:
         self._rollout.engine.sleep()
+        self.residence.engine_takes_part(False)
 
     @dispatch(send="scatter")
     def load(self, work: RankWork, step: StepWork) -> None:
@@ -190,15 +198,19 @@ class Worker:
 
     @dispatch()
     def compute_old_log_probs(self) -> None:
+        self.residence.bring("policy")
         self._policy.compute_old_log_probs(self._batch)
 
     @dispatch()
     def compute_reference_log_probs(self) -> None:
+        self.residence.bring("policy" if self._policy.reference is None else "reference")
         self._policy.compute_reference_log_probs(self._batch)
+        self.residence.send("reference")
 
     @dispatch()
     def infer_critic(self) -> None:
         """What the critic says of the batch's tokens: values, or process rewards."""
+        self.residence.bring("critic")
         self._critic.infer(self._batch)
 
     @dispatch()
@@ -212,11 +224,13 @@ class Worker:
     @dispatch(collect="sum")
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step of the policy; sums over all ranks' tokens."""
+        self.residence.bring("policy", "policy.optimizer")
         return self._policy.update(self._batch, minibatch, coefficients)
 
     @dispatch(collect="sum")
     def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
         """One optimizer step of the critic; sums over all ranks' tokens."""
+        self.residence.bring("critic", "critic.optimizer")
         return self._critic.update(self._batch, minibatch, lr)
 
     @dispatch()
@@ -253,6 +267,10 @@ class Worker:
         each sample that they generate."""
         engine, policy = self._rollout.engine, self._policy.policy
         self.batch = None
+        self.residence.send("policy.optimizer", "critic.optimizer", "critic")
+        self.residence.bring("policy")
+        self.residence.engine_takes_part(True)
+        memory.mark()
         engine.wake_weights()
         if self.config.lora.rank:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
@@ -262,9 +280,12 @@ class Worker:
                 engine.load_adapter(folder)
         else:
             engine.load_weights(policy.stream_weights())
+        log_probs = self._policy.probe_log_probs(probe)
+        self.residence.send("policy")
+        memory.mark()
         engine.wake_cache()
         self._rollout.version = version
-        return _largest(self._policy.probe_log_probs(probe) - engine.prompt_log_probs(probe))
+        return _largest(log_probs - engine.prompt_log_probs(probe))
 
     @dispatch(collect="first")
     def send_weights(self, first: bool) -> list[Any]:
@@ -326,7 +347,8 @@ class Worker:
         from rlcli.model.state import copied, rng_state, trained_state
 
         self.writer.wait()  # or two copies would take memory at once
-        self.writer.start(copied(trained_state(self._trained())), rng_state(), Path(folder))
+        state = copied(trained_state(self._trained()), self.residence.copied)
+        self.writer.start(state, rng_state(), Path(folder))
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:
@@ -341,6 +363,7 @@ class Worker:
         other models. A rank that there was not then keeps the random state of its seed."""
         from rlcli.model.state import load_own, load_state, set_rng_state
 
+        self.residence.bring("policy", "policy.optimizer", "critic", "critic.optimizer")
         load_state(self._trained(), Path(folder), watch.progress)
         own = load_own(Path(folder), self.rank)
         if own is not None:
@@ -369,8 +392,14 @@ class Worker:
         """The trainer's log-probs of `tokens` from the second on, at temperature 1. Collective."""
         import numpy as np
 
+        self.residence.bring("policy")
         found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
         return found
+
+    @dispatch()
+    def memory(self) -> memory.Peaks:
+        """What each phase since the last time has taken at most (see `rlcli.workers.memory`)."""
+        return memory.collect()
 
     def close(self) -> None:
         """End what this process holds, in order: engine, scoring processes, process group, watchdog."""
@@ -411,8 +440,10 @@ class Worker:
         return self.batch
 
     def _build_engine(self, tokenizer: Any) -> None:
-        from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
+        from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine, import_vllm
 
+        with memory.base():
+            import_vllm()
         rollout = self.config.rollout
         spec = EngineSpec(
             model=self.config.model.path,
