@@ -166,21 +166,27 @@ class _Sizes:
     prompts: Sequence[int] | None
 
     def __call__(self, samples: Sequence[int]) -> int:
-        whole = sum(self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples)
-        return whole - sum(self._saved(group) for group in self.alike(samples) if len(group) > 1)
+        whole = sum([self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples])
+        return whole - sum([self._saved(group) for group in self.alike(samples) if len(group) > 1])
 
     def alike(self, samples: Sequence[int]) -> list[list[int]]:
         """The samples by their prompt, where any two could have the same."""
         if self.prompts is None or len(samples) < 2:
             return []
-        members = _members([self.prompts[sample] for sample in samples])
+        labels = [self.prompts[sample] for sample in samples]
+        if len(set(labels)) == len(labels):
+            return []
+        members = _members(labels)
         return [[samples[place] for place in places] for places in members.values()]
 
     def _saved(self, group: Sequence[int]) -> int:
-        prompt = self.prompt_tokens[group[0]]
-        whole = len(group) * prompt + sum(self.response_tokens[sample] for sample in group)
-        saved = (len(group) - 1) * prompt
-        return saved if saved >= WORTH_SHARING * whole else 0
+        return _saved(self.prompt_tokens[group[0]], len(group), sum([self.response_tokens[sample] for sample in group]))
+
+
+def _saved(prompt: int, count: int, responses: int) -> int:
+    """Tokens that `count` samples with the same prompt leave out where it is worth it; responses: tokens of all."""
+    saved = (count - 1) * prompt
+    return saved if saved >= WORTH_SHARING * (count * prompt + responses) else 0
 
 
 def _units(
@@ -198,14 +204,19 @@ def _units(
 
 def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
     """Samples of one prompt in as few units as the budget allows, or each alone where that leaves out too little."""
-    units = [[group[0]]]
+    prompt, units = size.prompt_tokens[group[0]], [[group[0]]]
+    count, responses, saved = 1, size.response_tokens[group[0]], 0
     for sample in group[1:]:
-        if size([*units[-1], sample]) <= budget:
+        more, longer = count + 1, responses + size.response_tokens[sample]
+        if more * prompt + longer - _saved(prompt, more, longer) <= budget:
             units[-1].append(sample)
+            count, responses = more, longer
         else:
+            saved += _saved(prompt, count, responses)
             units.append([sample])
-    worth = sum(map(size, units)) < sum(size([sample]) for sample in group)
-    return units if worth else [[sample] for sample in group]
+            count, responses = 1, size.response_tokens[sample]
+    saved += _saved(prompt, count, responses)
+    return units if saved else [[sample] for sample in group]
 
 
 def _pace(dealt: tuple[tuple[Bin, ...], ...], size: _Sizes) -> int:
