@@ -26,8 +26,9 @@ def checked_run(
     dry_run: bool,
     force: bool = False,
     resumed: Resumption | None = None,
+    profile: bool = False,
 ) -> dict[str, Any]:
-    """What `tell` prints: of a run that has ended, or with `dry_run` of one that could begin."""
+    """What `tell` prints: of a run that has ended, or with `dry_run` of one that could begin. profile: one step."""
     from rlcli.trainer.plan import derived_plan
     from rlcli.trainer.preflight import prepare
     from rlcli.trainer.resume import check_data
@@ -43,7 +44,7 @@ def checked_run(
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
     for line in [f"{what}: {how}" for what, how in plan] + notes:
         view.note(line)
-    return train_in_folder(resolved, prepared, target, view, force=force, resumed=resumed)
+    return train_in_folder(resolved, prepared, target, view, force=force, resumed=resumed, profile=profile)
 
 
 def tell(outcome: dict[str, Any], as_json: bool) -> None:
@@ -72,6 +73,7 @@ def train_in_folder(
     *,
     force: bool = False,
     resumed: Resumption | None = None,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Run in the folder `target`, or go on there, and return what there is to say of it, as plain values."""
     from rlcli.config.load import dump_toml
@@ -99,7 +101,8 @@ def train_in_folder(
             open_trackers(tracking.trackers, folder, tracking.project, config, view.note, resumed_at) as trackers,
             noting_failure(folder.path),
         ):
-            result = launch(prepared, folder, trackers, view, resumed.checkpoint if resumed else None)
+            checkpoint = resumed.checkpoint if resumed else None
+            result = launch(prepared, folder, trackers, view, checkpoint, profile=profile)
         at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
         try:
             if result.rewards:

@@ -85,6 +85,8 @@ def _of_this_call(options: Options) -> list[str]:
         kept += ["--ray-address", str(options["ray_address"])]
     if options.get("show_samples"):
         kept += ["--show-samples", str(options["show_samples"])]
+    if options.get("profile"):
+        kept.append("--profile")
     return [*kept, "--json"] if options.get("as_json") else kept
 
 

@@ -45,6 +45,9 @@ def train(
         str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")
     ] = None,
     show_samples: Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")] = 0,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the derived plan and leave.")
     ] = False,
@@ -85,7 +88,13 @@ def train(
             raise ConfigError(
                 f"--resume {resume} goes on in that folder", f"leave {'--out' if out is not None else '--force'} out"
             )
-        resume_training(resume, recipe, flags, sets or [], show_samples=show_samples, dry_run=dry_run, as_json=as_json)
+        resume_training(
+            *(resume, recipe, flags, sets or []),
+            show_samples=show_samples,
+            dry_run=dry_run,
+            as_json=as_json,
+            profile=profile,
+        )
         return
     if recipe is None:
         raise ConfigError(
@@ -94,11 +103,26 @@ def train(
     from rlcli.config.load import resolve
 
     resolved = resolve(recipe, flags, sets or [])
-    run_training(resolved, out=out, show_samples=show_samples, dry_run=dry_run, force=force, as_json=as_json)
+    run_training(
+        resolved,
+        out=out,
+        show_samples=show_samples,
+        dry_run=dry_run,
+        force=force,
+        as_json=as_json,
+        profile=profile,
+    )
 
 
 def run_training(
-    resolved: Resolved, *, out: Path | None, show_samples: int, dry_run: bool, force: bool, as_json: bool
+    resolved: Resolved,
+    *,
+    out: Path | None,
+    show_samples: int,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    profile: bool = False,
 ) -> None:
     """Check, print the plan, run, print the result. Exits with 130 where the run was interrupted."""
     from rlcli.cli.running import checked_run, tell
@@ -112,7 +136,7 @@ def run_training(
         RunFolder.check(target, force)
         # Noted in the run as they are found now: the newest checkpoint of another run may soon be another.
         resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
-        outcome = checked_run(resolved, target, view, [], dry_run=dry_run, force=force)
+        outcome = checked_run(resolved, target, view, [], dry_run=dry_run, force=force, profile=profile)
     tell(outcome, as_json)
 
 
@@ -125,6 +149,7 @@ def resume_training(
     show_samples: int = 0,
     dry_run: bool = False,
     as_json: bool = False,
+    profile: bool = False,
 ) -> None:
     """Go on with a run in its folder, which a run that is finished already does not need."""
     from rlcli.cli.running import checked_run, finished, tell
@@ -138,5 +163,7 @@ def resume_training(
         if resumed.nothing_to_do:
             outcome = finished(resumed)
         else:
-            outcome = checked_run(resumed.resolved, resumed.run, view, notes, dry_run=dry_run, resumed=resumed)
+            outcome = checked_run(
+                *(resumed.resolved, resumed.run, view, notes), dry_run=dry_run, resumed=resumed, profile=profile
+            )
     tell(outcome, as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rlcli.trainer.checkpoint import Checkpoint
 from rlcli.trainer.evaluate import EvalReport, evaluate
 from rlcli.trainer.failing import leaving_at_once
 from rlcli.trainer.preflight import Prepared
+from rlcli.trainer.profiling import StepProfile, profiled_step
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.stop import StopOnSignal, ignoring_signals
 from rlcli.trainer.tracking import Trackers
@@ -101,16 +102,26 @@ def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:
     if config.critic.workers:
         pools.append((config.critic.workers, replace(spec, roles=frozenset({"critic"}), name=CRITIC)))
     if config.rollout.workers:
-        engines = replace(spec, roles=frozenset({"engine"}), name=ENGINES, weights_follow=True)
-        pools.append((config.rollout.workers, engines))
+        pools.append((config.rollout.workers, engine_spec(spec)))
     return pools
 
 
+def engine_spec(spec: WorkerSpec) -> WorkerSpec:
+    """What engines' own workers are built from, beside a policy's of `spec`."""
+    return replace(spec, roles=frozenset({"engine"}), name=ENGINES, weights_follow=True)
+
+
 def launch(
-    prepared: Prepared, folder: RunFolder, trackers: Trackers, view: View, checkpoint: Checkpoint | None = None
+    prepared: Prepared,
+    folder: RunFolder,
+    trackers: Trackers,
+    view: View,
+    checkpoint: Checkpoint | None = None,
+    *,
+    profile: bool = False,
 ) -> RunResult:
     """Train, from a checkpoint of the run if one is given. The folder's lock and the trackers are the caller's to
-    close."""
+    close. profile: one step, to a file in the folder."""
     step = checkpoint.step if checkpoint else 0
 
     def on_phase(name: str) -> None:
@@ -124,7 +135,7 @@ def launch(
             prepared, folder.logs, train=True, on_phase=on_phase, on_lost=leaving_at_once(folder.path)
         ) as groups,
     ):
-        return train(prepared, groups, folder, trackers, view, stop, checkpoint)
+        return train(prepared, groups, folder, trackers, view, stop, checkpoint, profile=profile)
 
 
 def train(
@@ -135,6 +146,8 @@ def train(
     view: View,
     stop: StopRequest,
     checkpoint: Checkpoint | None = None,
+    *,
+    profile: bool = False,
 ) -> RunResult:
     """Train on workers that run already."""
     trainer = Trainer(
@@ -150,8 +163,17 @@ def train(
         view,
         stop,
     )
-    with closing(trainer.ahead):
+    with closing(trainer.ahead), _profile(trainer, groups, checkpoint) if profile else nullcontext():
         return trainer.run(checkpoint)
+
+
+def _profile(trainer: Trainer, groups: Groups, checkpoint: Checkpoint | None) -> StepProfile:
+    pools = {POLICY: groups.policy, CRITIC: groups.critic, ENGINES: groups.engines}
+    there = {name: group for name, group in pools.items() if group is not None}
+    step = profiled_step(checkpoint.step + 1 if checkpoint else 1, trainer.config.train.steps)
+    profile = StepProfile(trainer.folder.path / "profile", there, step, trainer.view.note)
+    trainer.listeners.append(profile.phase)
+    return profile
 
 
 def check_shared(logs: Path, name: str, workers: int) -> None:
@@ -179,6 +201,7 @@ def launch_evaluation(prepared: Prepared, *, logs: Path, save_as: str, view: Vie
             sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
             seed=config.train.seed,
             tensor_parallel=config.rollout.tensor_parallel,
+            slots=config.rollout.max_concurrent,
             save_as=save_as,
             on_progress=view.progress,
         )

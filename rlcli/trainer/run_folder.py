@@ -33,7 +33,7 @@ PLACE_BYTES = 256
 MEND = "free some space or mend the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
-    *(EVENTS, "exports", "bad-batches", "reward.png"),
+    *(EVENTS, "exports", "bad-batches", "reward.png", "profile"),
     *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,8 +68,8 @@ class Trainer:
     """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
     What a step leaves to the next one is here, in `source`, in the algorithm's controllers and in the workers, and
-    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far. since:
-    when what the last step's metrics tell of had ended.
+    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far. since: when what the last
+    step's metrics tell of had ended. listeners: are told each phase as it begins, and its step.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Trainer:
         self.since = time.perf_counter()
         self.rewards: list[float] = []
         self.coming: list[SampleText] = []
+        self.listeners: list[Callable[[str, int], None]] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
@@ -286,6 +288,7 @@ class Trainer:
             sampling=Sampling(settings.temperature, self.config.rollout.max_response_tokens),
             seed=self.config.train.seed,
             tensor_parallel=self.config.rollout.tensor_parallel,
+            slots=self.config.rollout.max_concurrent,
             save_as=by_rank(self.folder.evaluations, step),
             step=step,
             on_progress=self.view.progress,
@@ -304,9 +307,11 @@ class Trainer:
         return 0.0 if given else float(self.version - 1 - batch.samples.version.mean())  # the sync has counted on
 
     def phase(self, name: str, step: int) -> None:
-        """Say what the run is doing: to the reader, and to whoever finds it dead."""
+        """Say what the run is doing: to the reader, to whoever finds it dead, and to who else listens."""
         self.view.phase(name)
         self.folder.at(step, name)
+        for hear in self.listeners:
+            hear(name, step)
 
     def texts(self) -> list[SampleText]:
         """What the view shows of the last rollout, fetched before an evaluation takes its place."""
