@@ -97,9 +97,12 @@ def _place(
     if gradient_checkpointing:
         _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
     # One rank in float32 has nothing to gather, to cast or to reduce, and FSDP2 would take its time all the same.
-    if mesh.size() > 1 or model.dtype != torch.float32:
+    sharded = mesh.size() > 1 or model.dtype != torch.float32
+    if sharded:
         shard(model, mesh)
     fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
+    if not sharded:
+        model.lm.tie_weights()  # given memory, tied parameters had become two
 
 
 def _checkpoint_layers(lm: Any, *, offload: bool) -> None:

@@ -206,5 +206,6 @@ def _room(
         if key not in room and saved.size == parameter.shape:
             room[key] = torch.zeros_like(parameter.detach(), dtype=saved.properties.dtype)
         elif key not in room:
-            room[key] = torch.zeros(saved.size, dtype=saved.properties.dtype)  # AdamW's `step`, on the CPU
+            # AdamW's `step`, which its fused kernel wants beside the parameter.
+            room[key] = torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device)
     return room

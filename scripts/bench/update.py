@@ -21,16 +21,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from _common import interleaved, ratio, write_json
 from rich.console import Console
 from rich.table import Table
 
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv_heads": 2},
     "10m": {"hidden": 384, "layers": 4, "heads": 6, "kv_heads": 2},
 }
@@ -70,7 +72,7 @@ def train_batch(load: Workload, budget: int) -> Any:
     from rlcli.data.packer import plan_batches
     from rlcli.data.shard import ShardBuilder
     from rlcli.workers.batch import TrainBatch
-    from rlcli.workers.work import MicroWork, MiniWork, RankWork
+    from rlcli.workers.work import MiniWork, RankWork, StepWork
 
     builder = ShardBuilder()
     for tokens, prompt in load.rows:
@@ -85,13 +87,16 @@ def train_batch(load: Workload, budget: int) -> Any:
         ranks=1,
         tokens_per_microbatch=budget,
         max_response_tokens=int(lengths.max()),
+        prompts=load.groups,
     )
     mini = plan.minibatches[0]
-    micro = [MicroWork(np.array(bin), np.zeros(len(bin), np.int64), np.array(bin)) for bin in mini.ranks[0] if len(bin)]
-    work = MiniWork(micro, mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
+    samples = np.concatenate(mini.ranks[0])
+    counts = [len(bin) for bin in mini.ranks[0]]
+    work = RankWork([builder.build()], samples, np.zeros_like(samples), samples, [counts])
+    denominators = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
     columns = {"advantages": load.advantages, "right": load.advantages > 0}
     ray.get = lambda reference, timeout: reference  # the shard lies here
-    batch = TrainBatch(RankWork([builder.build()], [work], columns, 0), torch.device("cpu"))
+    batch = TrainBatch(work, StepWork([denominators], columns, 0), torch.device("cpu"))
     batch.spread("advantages", batch.columns["advantages"])
     return batch
 
@@ -169,11 +174,8 @@ def padded(path: Path, load: Workload, budget: int) -> Callable[[], None]:
 def not_shared() -> Iterator[None]:
     from rlcli.model import packed
 
-    before, packed.WORTH_SHARING = packed.WORTH_SHARING, 2.0
-    try:
+    with patch.object(packed, "WORTH_SHARING", 2.0):
         yield
-    finally:
-        packed.WORTH_SHARING = before
 
 
 def measure(path: Path, load: Workload, budget: int, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
@@ -187,12 +189,12 @@ def measure(path: Path, load: Workload, budget: int, repeats: int, clock: Callab
         "padded": padded(path, load, budget),
     }
 
-    def timed(update: Callable[[], None]) -> float:
+    def timed(name: str) -> float:
         began = clock()
-        update()
+        updates[name]()
         return clock() - began
 
-    seconds = interleaved({name: lambda u=update: timed(u) for name, update in updates.items()}, repeats=repeats)
+    seconds = interleaved({name: partial(timed, name) for name in updates}, repeats=repeats)
     return {
         "tokens": sum(micro.packed.tokens for micro in unshared),
         "shared_tokens": sum(micro.packed.tokens for micro in batch),
