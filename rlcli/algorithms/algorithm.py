@@ -166,7 +166,8 @@ class Algorithm:
     def needs_old_log_probs(self, updates_per_step: int) -> bool:
         """Whether old log-probs must be computed before the first update.
 
-        With one update the policy that trains is still the one that generated: π_old is the detached π.
+        π_old is the policy at the start of the step; with one update that is the detached π. That an earlier policy may
+        have generated is for the correction to make up for.
         """
         return updates_per_step > 1 or self.kl_in_reward or self.token_selector is not None
 

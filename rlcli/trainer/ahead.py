@@ -26,7 +26,7 @@ from rlcli.workers.samples import Samples
 GONE_S = 30.0
 """Longest wait for a generation whose workers were killed: it hears of that at once."""
 COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")
-NUMBERS = tuple(f.name for f in fields(Collected) if f.name not in ("samples", "shards", "baselines"))
+NUMBERS = tuple(f.name for f in fields(Collected) if f.name not in ("samples", "shards", "baselines", "begun"))
 """What is known of a batch besides its samples."""
 
 
@@ -77,6 +77,7 @@ class Ahead:
         if not self.step:
             return None, []
         batch = self._batch.result()
+        assert not batch.begun, "what was broken off waits with the source"
         plain = {
             "step": self.step,
             "samples": {name: getattr(batch.samples, name).tolist() for name in COLUMNS},

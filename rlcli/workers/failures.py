@@ -17,6 +17,7 @@ SYNCS = "lower rollout.gpu_memory_utilization"
 HELPS = {
     "rollout": GENERATES,
     "sync_weights": SYNCS,
+    "receive_weights": SYNCS,
     "release_rollout_memory": SYNCS,
     "build": f"{GENERATES}; {TRAINS}",
 }
