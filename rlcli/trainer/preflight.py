@@ -134,7 +134,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         held_out=ready(test_rows, "evaluation") if train and test_rows else None,
         verifiers=verifiers,
         max_length=max_length,
-        kv_cache_bytes=_kv_cache_bytes(config, device, dtype, max_length),
+        kv_cache_bytes=kv_cache_bytes(config, device, dtype, max_length),
         parameters=facts.parameters,
         roles=roles,
         adapter=adapter,
@@ -252,7 +252,7 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     return config.model_copy(update=updated), str(folder) if note.is_file() else ""
 
 
-def _kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:
+def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:
     """Given, or on CPUs what the workload fills; on GPUs vLLM measures what is free."""
     rollout = config.rollout
     if rollout.kv_cache_mb is not None:
