@@ -1,0 +1,38 @@
+"""Engines on GPUs of their own, beside those that train: it takes two."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_gpu_train import CANARY, sums, tiny, train
+
+__all__ = ["sums", "tiny"]
+
+
+def gpus() -> int:
+    if shutil.which("nvidia-smi") is None:
+        return 0
+    said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return sum(line.startswith("GPU") for line in said.splitlines())
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(gpus() < 2, reason="fewer than two NVIDIA GPUs"),
+]
+APART = ("--workers", "1", "--set", "rollout.workers=1", "--set", "async.staleness=1")
+
+
+@pytest.mark.parametrize("more", [(), ("--set", "lora.rank=8")], ids=["all weights", "adapter"])
+def test_weights_reach_an_engine_on_another_gpu_while_it_generates_ahead(
+    tiny: Path, sums: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    steps = train(tiny, sums, tmp_path / "run", *APART, *more)
+    assert [line["rollout/staleness"] for line in steps] == [0.0, 1.0, 1.0]
+    for line in steps:
+        assert line["canary/max_abs_diff"] < CANARY
+        assert line["update/grad_norm"] > 0
