@@ -18,6 +18,7 @@ SAME_PROMPTS = "where the prompts are the same, which is checked once they are r
 VERDICTS = "verifications that take about as long may end in another way from here on"
 UPDATES = "a bad update may have other consequences from here on"
 SAMPLED = "responses are sampled by an engine of another precision from here on"
+POLICIES = "how much of a step is of older policies may change from here on"
 EVALUATIONS = "evaluations before and after do not compare"
 
 ALLOWED: Mapping[str, str] = {
@@ -27,11 +28,13 @@ ALLOWED: Mapping[str, str] = {
     "train.tokens_per_microbatch": ROUNDING,
     "train.offload": NOTHING,
     "model.gradient_checkpointing": ROUNDING,
+    "model.compile": ROUNDING,
     "cluster.address": NOTHING,
     "cluster.*": ROUNDING,
     "rollout.workers": ROUNDING,
     "rollout.tensor_parallel": ROUNDING,
     "rollout.max_concurrent": ROUNDING,
+    "rollout.oversample": POLICIES,
     "rollout.enforce_eager": ROUNDING,
     "rollout.kv_cache_mb": ROUNDING,
     "rollout.gpu_memory_utilization": ROUNDING,

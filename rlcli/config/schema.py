@@ -34,6 +34,10 @@ class Model(Section):
         description="Recompute activations in the backward pass to save memory; offload: on GPUs keep what is needed "
         "for that, the inputs of the layers, in host memory as well.",
     )
+    compile: bool = Field(
+        default=False,
+        description="Compile the layers with torch (on GPUs): a minute more at the start, less time in each update.",
+    )
 
 
 class Data(Section):
@@ -62,6 +66,11 @@ class Rollout(Section):
     )
     tensor_parallel: Positive = Field(default=1, description="Workers that share one vLLM engine.")
     max_concurrent: Positive = Field(default=256, description="Responses that one engine generates at once.")
+    oversample: Annotated[float, Field(ge=1.0, le=4.0)] = Field(
+        default=1.0,
+        description="Prompts begun in a step, as a multiple of those that it needs: it ends when enough are finished, and "
+        "what is broken off goes on in the next step.",
+    )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.5, description="Share of a GPU's memory that vLLM may take while it generates."
     )

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from rlcli.errors import ModelError, SetupError
+from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
 from rlcli.model.facts import read_config
 from rlcli.model.lora import LoraSpec, add_lora
@@ -37,6 +38,7 @@ def load_policy(
     mesh: DeviceMesh,
     lora: LoraSpec | None = None,
     gradient_checkpointing: Checkpointing = False,
+    compiled: bool = False,
     trainable: bool = True,
 ) -> PolicyModel:
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it alike.
@@ -53,7 +55,7 @@ def load_policy(
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
-    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing)
+    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled)
     return policy
 
 
@@ -64,6 +66,7 @@ def load_value(
     device: torch.device,
     mesh: DeviceMesh,
     gradient_checkpointing: Checkpointing = False,
+    compiled: bool = False,
 ) -> ValueModel:
     """The value model at `path`, sharded over `mesh`, all of it trained, in float32. Collective, like `load_policy`.
 
@@ -74,7 +77,7 @@ def load_value(
     config = read_value_config(path)
     model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
     model.train()  # gradient checkpointing works in training mode only
-    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing)
+    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing, compiled)
     return model
 
 
@@ -92,10 +95,13 @@ def _place(
     mesh: DeviceMesh,
     device: torch.device,
     gradient_checkpointing: Checkpointing,
+    compiled: bool,
 ) -> None:
     """Shard `model` where there is more than one rank, and fill it with what `read` gives on rank 0."""
     if gradient_checkpointing:
         _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
+    if compiled:
+        compile_layers(model.lm)
     # One rank in float32 has nothing to gather, to cast or to reduce, and FSDP2 would take its time all the same.
     sharded = mesh.size() > 1 or model.dtype != torch.float32
     if sharded:

@@ -41,11 +41,12 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     rows = [
         (
             "model",
-            f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}",
+            f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}"
+            + (", layers compiled" if config.model.compile else ""),
         ),
         ("trained", f"LoRA of rank {config.lora.rank} on {config.lora.targets}" if config.lora.rank else "all weights"),
         *_algorithm_rows(config, algorithm),
-        ("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"),
+        *_prompt_rows(prepared, epoch),
         ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
         ("samples an update", f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}"),
         *_rollout_rows(prepared, algorithm, samples),
@@ -61,7 +62,11 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
             + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
         ),
         ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
-        ("length", f"{train.steps} steps, {train.steps * samples} samples, {train.steps / epoch:.2f} epochs"),
+        (
+            "length",
+            f"{train.steps} steps, {train.steps * samples} samples"
+            + (f", {train.steps / epoch:.2f} epochs" if epoch else ""),
+        ),
     ]
     if train.deterministic:
         rows.append(("deterministic", DETERMINISTIC[prepared.device]))
@@ -69,6 +74,13 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         updates = train.passes * train.minibatches
         rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))
     return rows
+
+
+def _prompt_rows(prepared: Prepared, epoch: float) -> list[tuple[str, str]]:
+    """Nothing where the data is not known yet."""
+    if not epoch:
+        return []
+    return [("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch")]
 
 
 def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> list[tuple[str, str]]:
@@ -119,6 +131,15 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
         ("samples an engine", f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once"),
         ("sampling", f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}"),
     ]
+    if rollout.oversample > 1:
+        begun = math.ceil(round(rollout.prompts_per_step * rollout.oversample, 6))
+        rows.append(
+            (
+                "long tail",
+                f"{begun} prompts are begun, {rollout.prompts_per_step} that are finished first end the step; what is "
+                "broken off goes on in the next",
+            )
+        )
     if rollout.quantization:
         how = "linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported"
         rows.append(("engine", f"{how}, and corrected by {config.algorithm.correction}"))
@@ -143,13 +164,14 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
                 f"groups {kept}; {dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds",
             )
         )
-    rows.append(
-        (
-            "verifiers",
-            f"{_listed(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
-            f"killed after {config.verifier.deadline_s:g} s",
+    if prepared.verifiers:
+        rows.append(
+            (
+                "verifiers",
+                f"{_listed(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
+                f"killed after {config.verifier.deadline_s:g} s",
+            )
         )
-    )
     if prepared.sandbox:
         rows.append(("programs run in", SANDBOXES.get(prepared.sandbox, prepared.sandbox)))
     if prepared.kv_cache_bytes:

@@ -197,6 +197,12 @@ def check_machine(config: RunConfig) -> str:
             "in, and workers run on them (cluster.device)",
             "leave it out",
         )
+    if config.model.compile and device == "cpu":
+        raise ConfigError(
+            "model.compile = true, but workers run on CPUs (cluster.device), where compiling a model takes longer than "
+            "training it",
+            "leave it out",
+        )
     if not cluster_address(config.cluster.address):
         check_local()
     cores = len(os.sched_getaffinity(0))

@@ -127,4 +127,5 @@ def _load(load: Callable[..., Any], config: RunConfig, dtype: torch.dtype, devic
         device=device,
         mesh=mesh,
         gradient_checkpointing=config.model.gradient_checkpointing,
+        compiled=config.model.compile,
     )

@@ -29,6 +29,7 @@ class PolicyRole:
         self.algorithm = Algorithm.build(**config.algorithm.model_dump())
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
         load = {"path": config.model.path, "dtype": dtype, "device": device, "mesh": mesh}
+        load["compiled"] = config.model.compile
         self.policy = load_policy(
             **load, lora=lora, gradient_checkpointing=config.model.gradient_checkpointing, trainable=True
         )

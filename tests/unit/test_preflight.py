@@ -43,6 +43,7 @@ def rows(tmp_path: Path) -> Path:
         (["model.path={data}"], "holds no config.json"),
         (["cluster.workers=999", "model.path={data}"], "cluster.workers = 999, but this machine has"),
         (["rollout.quantization=fp8", "model.path={data}"], "rollout.quantization = fp8, but CPUs have no 8-bit"),
+        (["model.compile=true", "model.path={data}"], "model.compile = true, but workers run on CPUs"),
     ],
 )
 def test_what_needs_no_torch_is_refused_without_it(sets: list[str], says: str, rows: Path) -> None:

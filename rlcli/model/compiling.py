@@ -1,0 +1,30 @@
+"""Decoder layers compiled by torch: their element-wise operations fused into few kernels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import torch
+from transformers import AttentionInterface
+
+from rlcli.errors import SetupError
+from rlcli.model.attention import ATTENTION, packed_attention
+
+
+def compile_layers(lm: Any) -> None:
+    """Compile each decoder layer of `lm` at its first use, once for any number of tokens, with attention left as it is.
+
+    Before FSDP2 takes the layers: what gathers their weights stays outside. `SetupError` without a C compiler.
+    """
+    compilers = [os.environ.get("CXX", ""), os.environ.get("CC", ""), "g++", "gcc", "clang", "cc"]
+    if not any(name and shutil.which(name) for name in compilers):
+        raise SetupError(
+            "model.compile = true, but this machine has no C compiler, by which torch builds what it compiles",
+            "install gcc, or leave model.compile out",
+        )
+    # What attention lays out differs from pack to pack, and its kernels are fused already.
+    AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
+    for layer in lm.base_model.layers:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
