@@ -110,6 +110,17 @@ def _sampling(config: RunConfig) -> list[Rule]:
             "and algorithm.correction = none leaves the ratios biased; leave it out or give a correction",
         ),
         (
+            r.oversample == 1 or a.correction != "none",
+            f"rollout.oversample = {r.oversample} trains on samples whose tokens are of several policies, and "
+            "algorithm.correction = none leaves the ratios biased; give oversample = 1 or a correction",
+        ),
+        (
+            r.oversample == 1 or not config.train.deterministic,
+            f"rollout.oversample = {r.oversample}: what a step breaks off hangs on the time that responses take, and "
+            "train.deterministic = true promises the same bits in every run; give oversample = 1 or deterministic = "
+            "false",
+        ),
+        (
             d.oversample == 1 or d.keep == "all" or a.correction != "none",
             f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, and "
             "algorithm.correction = none leaves the ratios biased; give oversample = 1 or a correction",
@@ -143,6 +154,10 @@ def _given_responses(config: RunConfig) -> list[Rule]:
         (
             not config.data.response or r.workers == 0,
             f"rollout.workers = {r.workers}: nothing is sampled where responses are given (data.response); give 0",
+        ),
+        (
+            not config.data.response or r.oversample == 1,
+            f"rollout.oversample = {r.oversample}: nothing is sampled where responses are given (data.response); give 1",
         ),
         (
             not config.data.response or a.correction == "none",

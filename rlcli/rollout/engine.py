@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
     import numpy as np
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +28,27 @@ class Sampling:
 class GenerationRequest:
     """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
     that what it draws does not depend on what else is in the batch. greedy: take the likeliest token each time,
-    whatever the temperature of the batch."""
+    whatever the temperature of the batch. begun: int32 ids of the response so far, where it was broken off: what comes
+    back is what follows them, and they count towards `Sampling.max_tokens`."""
 
     key: int
     prompt: np.ndarray
     seed: int
     greedy: bool = False
+    begun: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One finished response. tokens: int32 `[n]`, the end token included where there is one. log_probs: float32
-    `[n]`, of those tokens under the distribution that was sampled from: after temperature (at 1 where the response is
-    greedy) and after top-p, which gives the tokens that it leaves a higher probability than the model does."""
+    """One response. tokens: int32 `[n]`, the end token included where there is one. log_probs: float32 `[n]`, of those
+    tokens under the distribution that was sampled from: after temperature (at 1 where the response is greedy) and after
+    top-p, which gives the tokens that it leaves a higher probability than the model does. finish_reason: None where it
+    was broken off."""
 
     key: int
     tokens: np.ndarray
     log_probs: np.ndarray
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None
 
 
 def shared_memory_prefix(group_id: str) -> str:
@@ -55,9 +60,39 @@ class RolloutEngine(Protocol):
     """What the worker asks of an engine. Workers that share one engine (tensor parallel) make the same calls in the
     same order with the same arguments.
 
-    The life of a step: `generate` → `sleep` (the trainer takes the memory) → `wake_weights` → `load_weights` or
-    `load_adapter` → `wake_cache` → `prompt_log_probs` of the probe.
+    The life of a step: `begin`, `add` and `step` until nothing is `unfinished`, or `abort` → `sleep` (the trainer takes
+    the memory) → `wake_weights` → `load_weights` or `load_adapter` → `wake_cache` → `prompt_log_probs` of the probe.
     """
+
+    @property
+    def unfinished(self) -> int:
+        """Responses that were added and have not come back."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Responses that are generated at once; others wait within the engine."""
+        ...
+
+    def begin(self, sampling: Sampling) -> None:
+        """Start a generation: what is added from now on is drawn like this."""
+        ...
+
+    def add(self, request: GenerationRequest) -> None:
+        """Generate this response too."""
+        ...
+
+    def step(self) -> Sequence[Generation]:
+        """Draw a token or more of each response under way; those that this finished, in any order."""
+        ...
+
+    def abort(self) -> Sequence[Generation]:
+        """Break off all that is unfinished: what there is of each, which may be nothing."""
+        ...
+
+    def agree(self, value: T) -> T:
+        """Of the workers that share this engine, the first one's value."""
+        ...
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
         """Yield each response as it finishes, in any order."""

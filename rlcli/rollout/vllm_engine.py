@@ -8,13 +8,20 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.errors import SetupError
+from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
+
+T = TypeVar("T")
 
 SUPPORTED = ((0, 24), (0, 33))
 """vLLM releases this file was written for: at least the first, below the second."""
+
+QUANTIZED = {"fp8": "fp8_per_tensor"}
+"""What vLLM calls the methods that quantise whole weights as they are loaded, at each sync too. (Its `fp8` is for
+checkpoints that are quantised already: releases before 0.32 take it for this too, later ones refuse.)"""
 
 ADAPTER_ID = 1
 CPU_BATCHED_TOKENS = 4096
@@ -24,7 +31,7 @@ CPU_BATCHED_TOKENS = 4096
 class EngineSpec:
     """What the engine needs to know. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets
     vLLM take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before
-    the first use, so the checkpoint need not be read."""
+    the first use, so the checkpoint need not be read. quantization: a key of QUANTIZED, or nothing."""
 
     model: str
     dtype: str
@@ -39,6 +46,7 @@ class EngineSpec:
     enforce_eager: bool
     stop_token_ids: tuple[int, ...]
     group_id: str
+    quantization: str = ""
 
 
 class VllmEngine:
@@ -57,6 +65,7 @@ class VllmEngine:
             self._llm = LLM(
                 spec.model,
                 dtype=spec.dtype,
+                quantization=QUANTIZED[spec.quantization] if spec.quantization else None,
                 load_format="dummy" if spec.weights_follow else "auto",
                 distributed_executor_backend="external_launcher",
                 tensor_parallel_size=spec.tensor_parallel,
@@ -82,28 +91,60 @@ class VllmEngine:
         self._engine = self._llm.llm_engine
         self._adapter: Any = None
         self._requests = 0
+        self._keys: dict[str, int] = {}
+        self._sampling = Sampling(temperature=1.0, max_tokens=1)
+        self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
 
-    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
+    @property
+    def unfinished(self) -> int:
+        return len(self._keys)
+
+    @property
+    def slots(self) -> int:
+        return self.spec.max_concurrent
+
+    def begin(self, sampling: Sampling) -> None:
+        assert not self._keys, "the last generation is not over"
+        # What an earlier one has left there would be history: a run that goes on from a checkpoint has none.
+        self._llm.reset_prefix_cache()
+        self._sampling = sampling
+
+    def add(self, request: GenerationRequest) -> None:
         import numpy as np
 
-        # What an earlier call has left there would be history: a run that goes on from a checkpoint has none.
-        self._llm.reset_prefix_cache()
-        keys: dict[str, int] = {}
+        tokens = request.prompt if request.begun is None else np.concatenate([request.prompt, request.begun])
+        self._keys[self._add(tokens, self._params(request))] = request.key
+
+    def step(self) -> list[Generation]:
+        self.on_step()
+        finished = [output for output in self._engine.step() if output.finished]
+        return [_generation(self._keys.pop(output.request_id), output.outputs[0]) for output in finished]
+
+    def abort(self) -> list[Generation]:
+        # vLLM forgets a request that is aborted; until then its state holds what it would give out in the end.
+        states = self._engine.output_processor.request_states.values()
+        broken_off = [
+            _generation(self._keys[state.external_req_id], state._new_completion_output([], None, None))
+            for state in states
+        ]
+        self._engine.abort_request(list(self._keys))
+        assert len(broken_off) == len(self._keys), "requests vanished from the engine"
+        self._keys.clear()
+        return broken_off
+
+    def agree(self, value: T) -> T:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        agreed: T = get_tp_group().broadcast_object(value, src=0)
+        return agreed
+
+    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
+        self.begin(sampling)
         for request in requests:
-            keys[self._add(request.prompt, self._params(sampling, request))] = request.key
+            self.add(request)
         while self._engine.has_unfinished_requests():
-            self.on_step()
-            for output in self._engine.step():
-                if not output.finished:
-                    continue
-                response = output.outputs[0]
-                yield Generation(
-                    key=keys.pop(output.request_id),
-                    tokens=np.asarray(response.token_ids, dtype=np.int32),
-                    log_probs=np.asarray(response.logprobs.logprobs, dtype=np.float32),
-                    finish_reason="length" if response.finish_reason == "length" else "stop",
-                )
-        assert not keys, f"{len(keys)} requests vanished from the engine"
+            yield from self.step()
+        assert not self._keys, f"{len(self._keys)} requests vanished from the engine"
 
     def prompt_log_probs(self, tokens: Any) -> Any:
         import numpy as np
@@ -135,7 +176,7 @@ class VllmEngine:
         self._llm.reset_prefix_cache()
 
     def sleep(self) -> None:
-        if self.spec.device == "cuda":
+        if self.spec.device == "cuda" and not self._engine.is_sleeping():
             # Level 2 drops the weights too, since the next sync brings all of them. With LoRA the base must survive.
             self._llm.sleep(level=2 if self.spec.weights_follow else 1)
 
@@ -169,21 +210,48 @@ class VllmEngine:
         )
         return name
 
-    def _params(self, sampling: Sampling, request: GenerationRequest) -> Any:
+    def _params(self, request: GenerationRequest) -> Any:
+        import numpy as np
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        begun, sampling = 0 if request.begun is None else len(request.begun), self._sampling
+        seed: dict[str, Any] = {"extra_args": {own_sampling.SEED: request.seed}}
+        if not self._by_counter:  # A generator would begin anew: what goes on gets a stream of its own.
+            keys = own_sampling.draw_keys(np.array([request.seed]), np.array([begun]))
+            seed = {"seed": int(keys[0]) if begun else request.seed}
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
             top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            seed=request.seed,
+            max_tokens=sampling.max_tokens - begun,
+            **seed,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
             stop_token_ids=list(self.spec.stop_token_ids),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+
+def _generation(key: int, output: Any) -> Generation:
+    """What vLLM gives out of a response; without an end where it has none."""
+    import numpy as np
+
+    reason = output.finish_reason
+    return Generation(
+        key=key,
+        tokens=np.asarray(output.token_ids, dtype=np.int32),
+        log_probs=np.asarray(output.logprobs.logprobs, dtype=np.float32),
+        finish_reason=None if reason is None else "length" if reason == "length" else "stop",
+    )
+
+
+def import_vllm() -> None:
+    """What the first engine would import, now."""
+    with _global_state_kept():
+        import vllm
+
+        assert vllm.LLM
 
 
 def check_version() -> str:

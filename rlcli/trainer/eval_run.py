@@ -181,6 +181,7 @@ def _generate(
                 sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
                 seed=config.train.seed,
                 tensor_parallel=config.rollout.tensor_parallel,
+                slots=config.rollout.max_concurrent,
                 save_as=store.pattern(dataset.name) if store else "",
                 step=0,
                 on_progress=view.progress,

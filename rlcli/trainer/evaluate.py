@@ -150,11 +150,13 @@ def evaluate(
     sampling: Sampling,
     seed: int,
     tensor_parallel: int = 1,
+    slots: int | None = None,
     save_as: str = "",
     step: int = 0,
     on_progress: OnProgress = lambda done, total: None,
 ) -> EvalReport:
-    """Generate `samples` responses to every prompt, through the rollout and scoring code of training, and report."""
+    """Generate `samples` responses to every prompt, through the rollout and scoring code of training, and report.
+    slots: of each engine (see `gather`)."""
     responses = generate(
         workers,
         prompts,
@@ -162,6 +164,7 @@ def evaluate(
         sampling=sampling,
         seed=seed,
         tensor_parallel=tensor_parallel,
+        slots=slots,
         save_as=save_as,
         step=step,
         on_progress=on_progress,
@@ -177,6 +180,7 @@ def generate(
     sampling: Sampling,
     seed: int,
     tensor_parallel: int,
+    slots: int | None,
     save_as: str,
     step: int,
     on_progress: OnProgress,
@@ -190,7 +194,7 @@ def generate(
         for index, samples in enumerate(wanted)
         if samples
     ]
-    reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, on_progress=on_progress)
+    reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, slots=slots, on_progress=on_progress)
     return Responses.of_samples(Samples.joined([report.samples for report in reports]))
 
 

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 from rlcli.config.schema import RunConfig
@@ -15,12 +14,16 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
-from rlcli.trainer.groups import Group, Source, batch_of
+from rlcli.trainer.groups import Group, Open, Source, batch_of, by_prompt, task_of
 from rlcli.trainer.supervised import SupervisedSource
 from rlcli.trainer.verifying import Failures, part_weights
 from rlcli.types import Prompt
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.samples import Samples
+from rlcli.workers.work import Begun
+
+NONE = Samples.of([])
 
 
 @dataclass
@@ -36,6 +39,9 @@ class _Rounds:
     asked: int = 0
     tokens: int = 0
     dropped: int = 0
+    aborted: int = 0
+    carried: int = 0
+    version: int = 0
     generate_s: float = 0.0
     verify_s: float = 0.0
 
@@ -49,6 +55,7 @@ class _Rounds:
             self.failures.add(prompts[prompt], verdict)
         self.asked += len(round.samples) + len(round.baselines)
         self.tokens += round.generated_tokens
+        self.aborted, self.version = round.aborted, round.version
         self.generate_s += round.generate_s
         self.verify_s += round.verify_s
 
@@ -89,6 +96,12 @@ class RolloutSource:
     `oversample` times what is missing (as much as is missing where every group is kept), and what is good beyond the
     step waits for the next one, tokens and all; for no later one, whose policy would be too far from theirs.
 
+    The long tail: with `rollout.oversample` a round begins that many times the groups that it needs, ends once as many
+    as it needs are whole, and breaks the others off. What there is of those goes on in the next round or step, before
+    anything new is drawn: the responses that were finished as they are, the others from their tokens so far, each token
+    with the log-prob of the policy that drew it. So a group that takes long comes late, and never in vain; and none is
+    left out for being long.
+
     What is sampled is a function of (seed, step, prompt, sample), whatever the layout of the workers: a prompt that a
     step draws again, in another round too, counts its samples on.
 
@@ -117,14 +130,12 @@ class RolloutSource:
 
         Raises RunFailed where not one group is good, or where too many verifications fail.
         """
-        wanted, rules = self.config.rollout.prompts_per_step, self.config.dynamic_sampling
-        oversample = 1.0 if rules.keep == "all" else rules.oversample
-        good, rounds = [group for group in self.waiting if group.step == step - 1], _Rounds()
-        stale = sum(len(group.samples) for group in good[:wanted])
+        wanted, rules, rounds = self.config.rollout.prompts_per_step, self.config.dynamic_sampling, _Rounds()
+        good = [group for group in self.waiting if group.open is None and self._is_new(group, step)]
+        begun = [group for group in self.waiting if group.open is not None]
         while len(good) < wanted and rounds.count < rules.max_batches:
-            # 3 × 1.1 is 3.3000000000000003, but 10 × 1.1 is 11 prompts, not 12.
-            count = math.ceil(round((wanted - len(good)) * oversample, 6))
-            good = good + self._generate(step, count, rounds)
+            kept, begun = self._generate(step, wanted - len(good), begun, rounds)
+            good = good + kept
         if not good:
             raise RunFailed(
                 f"dynamic_sampling.keep = {rules.keep} kept none of the {rounds.dropped} groups of step {step}, in "
@@ -133,9 +144,11 @@ class RolloutSource:
                 "the data are too hard for the model where the score is low and too easy where it is high: take other "
                 "data, more rollout.samples_per_prompt, or dynamic_sampling.keep = all",
             )
-        self.waiting = good[wanted:]
+        self.waiting = good[wanted:] + begun
+        batch = batch_of(good[:wanted])
+        stale = int((batch.samples.version < rounds.version).sum()) if rounds.count else len(batch.samples)
         return replace(
-            batch_of(good[:wanted]),
+            batch,
             generate_s=rounds.generate_s,
             verify_s=rounds.verify_s,
             rounds=rounds.count,
@@ -143,61 +156,103 @@ class RolloutSource:
             generated_score=rounds.mean_score,
             generated_tokens=rounds.tokens,
             dropped=rounds.dropped,
-            kept_over=len(self.waiting),
+            kept_over=len(good[wanted:]),
             stale=stale,
+            aborted=rounds.aborted,
+            carried=rounds.carried,
+            version=rounds.version,
             part_weights=self.part_weights,
         )
 
-    def _generate(self, step: int, count: int, rounds: _Rounds) -> list[Group]:
-        """One round of `count` prompts: the groups worth keeping."""
-        rollout, before = self.config.rollout, rounds.asked
-        sampling = Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p)
-        save_as = _of_round(self.save_as(step), rounds.count + 1)
-        drawn = self.cursor.take(count)
+    def _is_new(self, group: Group, step: int) -> bool:
+        """Whether a whole group that waited may be trained on yet. Where tails are broken off, what waits is bounded by
+        what a step starts with, and is trained on in its turn."""
+        return self.config.rollout.oversample > 1 or group.step == step - 1
+
+    def _generate(
+        self, step: int, missing: int, begun: list[Group], rounds: _Rounds
+    ) -> tuple[list[Group], list[Group]]:
+        """One round for `missing` good groups, which goes on with `begun` first: the groups worth keeping, and those
+        that are still not whole."""
+        rollout, rules, before = self.config.rollout, self.config.dynamic_sampling, rounds.asked
+        wanted = _times(missing, 1.0 if rules.keep == "all" else rules.oversample)
+        started = max(_times(wanted, rollout.oversample), len(begun))
+        groups = begun + [self._drawn(index, step, rounds) for index in self.cursor.take(started - len(begun))]
+        tasks = [
+            task_of(group, position, self.prompts, rollout.samples_per_prompt, self.greedy)
+            for position, group in enumerate(groups)
+        ]
         collected = collect(
             self.workers,
-            self.prompts,
-            drawn,
-            rollout.samples_per_prompt,
-            RolloutCall(sampling, self.config.train.seed, "train", step, save_as),
+            tasks,
+            RolloutCall(
+                Sampling(rollout.temperature, rollout.max_response_tokens, rollout.top_p),
+                self.config.train.seed,
+                "train",
+                step,
+                _of_round(self.save_as(step), rounds.count + 1),
+            ),
             tensor_parallel=rollout.tensor_parallel,
-            greedy=self.greedy,
-            drawn=rounds.drawn,
+            slots=rollout.max_concurrent,
+            until=wanted if started > wanted else None,
             on_progress=lambda done, total: self.on_progress(before + done, before + total),
         )
-        rounds.add(collected, [self.prompts.prompts[index] for index in drawn])
+        rounds.add(collected, [task.source for task in tasks])
         rounds.failures.check(self.config.verifier.max_crash_rate)
-        kept = self._kept(collected, step)
-        rounds.dropped += count - len(kept)
-        return kept
+        whole, still = self._sorted_out(groups, collected, step, rounds)
+        kept = self._kept(whole)
+        rounds.dropped += len(whole) - len(kept)
+        return kept, still
 
-    def _kept(self, collected: Collected, step: int) -> list[Group]:
-        groups = _groups(collected, step)
+    def _drawn(self, index: int, step: int, rounds: _Rounds) -> Group:
+        """A group of which there is nothing yet."""
+        first = rounds.drawn[index] * self.config.rollout.samples_per_prompt
+        rounds.drawn[index] += 1
+        return Group(NONE, (), None, step, Open(index, first))
+
+    def _sorted_out(
+        self, groups: list[Group], collected: Collected, step: int, rounds: _Rounds
+    ) -> tuple[list[Group], list[Group]]:
+        """With what a round gave of them: the groups that are whole, and those that are not."""
+        found = {int(own.prompt[0]): own for own in by_prompt(collected.samples)}
+        begun: dict[int, list[Begun]] = {}
+        for one in collected.begun:
+            begun.setdefault(one.prompt, []).append(one)
+        whole, still = [], []
+        for position, group in enumerate(groups):
+            grown = group.grown(
+                found.get(position, NONE),
+                begun.get(position, ()),
+                collected.shards,
+                collected.baselines.get(position),
+            )
+            if group.step < step:
+                rounds.carried += len(set(group.begun) - set(grown.begun))
+            missing = self.config.rollout.samples_per_prompt - len(grown.samples)
+            if missing or (self.greedy and grown.baseline is None):
+                still.append(grown)
+            else:
+                whole.append(replace(grown, open=None))
+        return whole, still
+
+    def _kept(self, groups: list[Group]) -> list[Group]:
+        """Those that are worth training on."""
         rules = self.config.dynamic_sampling
-        if rules.keep == "all":
+        if rules.keep == "all" or not groups:
             return groups
         import torch
 
         from rlcli.algorithms.selection import keep_groups
 
-        scores, labels = collected.samples.score, collected.samples.prompt
-        kept = keep_groups(torch.tensor(scores), torch.tensor(labels), keep=rules.keep, low=rules.low, high=rules.high)
-        good = set(labels[kept.numpy()].tolist())
-        return [group for group in groups if int(group.samples.prompt[0]) in good]
+        samples = batch_of(groups).samples
+        scores, labels = torch.tensor(samples.score), torch.tensor(samples.prompt)
+        kept = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)
+        return [groups[position] for position in sorted(set(samples.prompt[kept.numpy()].tolist()))]
 
 
-def _groups(collected: Collected, step: int) -> list[Group]:
-    """The groups of one round, in order."""
-    import numpy as np
-
-    samples = collected.samples
-    starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
-    members = [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
-    for own in members:
-        assert (own.shard == own.shard[0]).all(), "one worker generates a whole group"
-    return [
-        Group(own, collected.shards[own.shard[0]], collected.baselines.get(int(own.prompt[0])), step) for own in members
-    ]
+def _times(count: int, factor: float) -> int:
+    """So many times as much, and no less. 3 × 1.1 is 3.3000000000000003, but 10 × 1.1 is 11 prompts, not 12."""
+    return math.ceil(round(count * factor, 6))
 
 
 def _of_round(path: str, number: int) -> str:

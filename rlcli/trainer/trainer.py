@@ -39,6 +39,7 @@ from rlcli.trainer.source import by_rank, source_of
 from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.view import SampleText, View
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.memory import largest
 from rlcli.workers.work import Coefficients, step_seed
 
 PROBE_TOKENS = 64
@@ -200,7 +201,8 @@ class Trainer:
             self.ahead.settle()
         with clock.phase("sync"):
             canary = self.sync_weights()
-        return self.measure(batch, chosen, plan, updates) | lr | canary | time_metrics(clock, batch, plan)
+        measured = self.measure(batch, chosen, plan, updates) | lr | canary | self.memory()
+        return measured | time_metrics(clock, batch, plan)
 
     def update(self, number: int, minibatches: int) -> tuple[Updates, dict[str, float]]:
         """Every optimizer step of this step: the critic's, and once it is warm the policy's."""
@@ -268,6 +270,12 @@ class Trainer:
                 "the engine does not run the trained weights; raise rollout.canary_tolerance only if you know why",
             )
         return {"canary/max_abs_diff": difference}
+
+    def memory(self) -> dict[str, float]:
+        """What each phase since the last sync has taken at most. All workers are idle when a sync has ended: one that
+        generated would answer only after that."""
+        groups = {id(group): group for group in (self.workers, self.critic.workers, self.engines.workers)}
+        return largest(peaks for group in groups.values() for peaks in group.memory())
 
     def evaluation_due(self) -> bool:
         """Whether the weights as they are now are to be evaluated and have not been yet."""

@@ -285,7 +285,8 @@ def start_group(
         ).remote(rank, pool.workers, *args)
         for rank in range(pool.workers)
     ]
-    return WorkerGroup(worker, actors, logs, places, name, stall_s)
+    same_bits = pool.device == "cpu" or pool.deterministic
+    return WorkerGroup(worker, actors, logs, places, name, stall_s, same_bits)
 
 
 def _await_resources(pool: Pool) -> None:

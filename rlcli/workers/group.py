@@ -31,7 +31,8 @@ class WorkerGroup:
     `stall_s` seconds is one too, told by what its stack shows.
 
     places: the placement group that holds the actors' resources; it goes with them. name: how their logs are called,
-    `name`-0.log and so on. stall_s: None waits for ever; else the workers note their progress (see `watch`).
+    `name`-0.log and so on. stall_s: None waits for ever; else the workers note their progress (see `watch`). same_bits:
+    whether every run is to give the same bits, so that nothing may hang on which rank is faster.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class WorkerGroup:
         places: Any,
         name: str = "rank",
         stall_s: float | None = None,
+        same_bits: bool = True,
     ) -> None:
+        self.same_bits = same_bits
         self._worker = worker
         self._actors = list(actors)
         self._logs = logs

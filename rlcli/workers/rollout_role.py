@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
 from rlcli.scoring.pool import ScoringPool
-from rlcli.types import FinishReason, Sample, Verdict, VerifyRequest
+from rlcli.types import Sample, Verdict, VerifyRequest
+from rlcli.workers.batch import FETCH_TIMEOUT_S
+from rlcli.workers.board import Board, Counters, Queue, Turn, counters
+from rlcli.workers.pending import Pending, Saver, awaited, pending
 from rlcli.workers.samples import Samples
 from rlcli.workers.watch import progress
-from rlcli.workers.work import Progress, PromptTask, RolloutReport, sample_seed
+from rlcli.workers.work import Begun, Progress, PromptTask, RolloutReport, sample_seed
 
 PROGRESS_EVERY_S = 0.25
+EXCHANGE_STEPS = 8
+"""Steps of the engine between two looks at what it shares with others; a number of steps and no time, so that workers
+that share an engine look after the same one."""
+IDLE_S = 0.005
 GREEDY = -1
 """In the place of a sample's index: the greedy response to a prompt. As a baseline it is none of its samples; among
 `PromptTask.wanted` it is one like the others."""
@@ -39,20 +44,6 @@ class RolloutCall:
     keep_tokens: bool = True
 
 
-@dataclass
-class _Pending:
-    """A response that is generated, and whose verdict is to come."""
-
-    task: PromptTask
-    sample: int
-    row: int
-    text: str
-    tokens: int
-    finish_reason: FinishReason
-    log_probs: LogProbSummary | None
-    verdict: Future[Verdict]
-
-
 class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
     keeps the samples; the others only generate in lockstep."""
@@ -65,44 +56,57 @@ class RolloutRole:
         self.version = 0
         self._texts: list[dict[str, Any]] = []
         self._shard: SampleShard | None = None
+        self._counting: Counters | None = None
 
-    def run(self, tasks: list[PromptTask], call: RolloutCall) -> Iterator[Progress | RolloutReport]:
-        """Yield progress now and then, and the report last."""
+    def run(
+        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
+    ) -> Iterator[Progress | RolloutReport]:
+        """Yield progress now and then, and the report last. tasks: what this engine was dealt. queue: what it shares
+        with others, if anything; its groups are taken as there is room."""
         started = said = time.monotonic()
-        asked = [(task, sample) for task in tasks for sample in (*task.indexes, *[GREEDY] * task.greedy)]
-        requests = [
-            GenerationRequest(key, task.tokens, self._seed(call, task, sample), greedy=sample == GREEDY)
-            for key, (task, sample) in enumerate(asked)
-        ]
-        greedy: dict[int, Future[Verdict]] = {}
-        builder, pending, unsaid = ShardBuilder(), [], 0
-        saver = _Saver(self, call) if self.scorer is not None else None
-        for generation in self.engine.generate(requests, call.sampling):
-            if saver is None:
-                continue
-            task, sample = asked[generation.key]
-            text, verdict = self._verify(task, generation)
-            if task.greedy and sample == GREEDY:
-                greedy[task.prompt] = verdict
+        round = _Round(self, call)
+        board = None if queue is None else Board(queue, self._counters())
+        self.engine.begin(call.sampling)
+        for task in tasks:
+            round.begin(task)
+        turn, steps = Turn(done=board is None), 0
+        while not turn.stop and (self.engine.unfinished or not turn.done):
+            if self.engine.unfinished:
+                for generation in self.engine.step():
+                    round.finish(generation)
             else:
-                row = builder.add(task.tokens, generation.tokens, generation.log_probs) if call.keep_tokens else 0
-                pending.append(_pending(task, sample, row, text, generation, verdict))
-                saver.wait_for(pending[-1])
-            unsaid += 1
+                time.sleep(IDLE_S)  # Verdicts are awaited.
+            steps += 1
+            if board is not None and queue is not None and (steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished):
+                turn = self.engine.agree(self._turn(board, round))
+                for place in turn.take:
+                    round.begin(queue.tasks[place])
+                if turn.done and queue.until is None:
+                    board = None
             if time.monotonic() - said > PROGRESS_EVERY_S:
-                yield Progress(unsaid)
-                said, unsaid = time.monotonic(), 0
-                saver.save_finished()
+                said = time.monotonic()
+                yield round.progress()
+        if turn.stop:
+            round.break_off(self.engine.abort())
         generated = time.monotonic()
-        if saver is not None:
-            saver.save_rest()
-        samples = Samples.of(self._sample(item) for item in pending)
-        baselines = {prompt: _awaited(verdict) for prompt, verdict in greedy.items()}
+        report = round.report()
         verified = time.monotonic()
-        yield Progress(unsaid)
-        self._texts = [] if saver is None else saver.rows
-        self._shard = builder.build() if pending and call.keep_tokens else None
-        yield RolloutReport(self.rank, samples, generated - started, verified - generated, baselines)
+        yield round.progress()
+        self._texts, self._shard = round.rows, round.shard
+        yield replace(report, generate_s=generated - started, verify_s=verified - generated)
+
+    def _turn(self, board: Board, round: _Round) -> Turn:
+        """What the leader tells those that share its engine; whose own turn nobody asks for."""
+        if self.scorer is None:
+            return Turn()
+        turn = board.exchange(round.newly_verified(), self.engine.slots - self.engine.unfinished)
+        # Where some groups end the round, they count once they are verified.
+        return replace(turn, done=turn.stop or (turn.done and not round.unverified))
+
+    def _counters(self) -> Counters:
+        if self._counting is None:
+            self._counting = counters()
+        return self._counting
 
     def take_shard(self) -> SampleShard | None:
         """The tokens of the last rollout, once: after that they are the caller's. None where nothing was generated."""
@@ -113,10 +117,7 @@ class RolloutRole:
         """The first `count` samples of the last rollout, as text."""
         return self._texts[:count]
 
-    def _seed(self, call: RolloutCall, task: PromptTask, sample: int) -> int:
-        return sample_seed(call.seed, call.purpose, call.step, task.source.id, task.first_sample + sample)
-
-    def _verify(self, task: PromptTask, generation: Generation) -> tuple[str, Future[Verdict]]:
+    def verify(self, task: PromptTask, generation: Generation) -> tuple[str, Future[Verdict]]:
         """The response as text, and its verdict to come."""
         assert self.scorer is not None
         source = task.source
@@ -131,83 +132,137 @@ class RolloutRole:
         )
         return text, self.scorer.submit(source.verifier, request)
 
-    def _sample(self, item: _Pending) -> Sample:
+
+class _Round:
+    """What one call of `RolloutRole.run` has generated so far. rows: the samples that nothing has taken away, as text.
+    shard: the tokens, once all are there."""
+
+    def __init__(self, role: RolloutRole, call: RolloutCall) -> None:
+        self.role, self.call = role, call
+        self.rows: list[dict[str, Any]] = []
+        self.shard: SampleShard | None = None
+        self._leads = role.scorer is not None
+        self._asked: list[tuple[PromptTask, int]] = []
+        self._missing: dict[int, int] = {}
+        self._verdicts: dict[int, list[Future[Verdict]]] = {}
+        self._whole: list[int] = []
+        self._greedy: dict[int, Future[Verdict]] = {}
+        self._pending: list[Pending] = []
+        self._begun: list[Begun] = []
+        self._builder = ShardBuilder()
+        self._saver = Saver(call.save_as, role.rank, call.step)
+        self._tokens = self._unsaid = 0
+
+    def begin(self, task: PromptTask) -> None:
+        """Have the engine generate what is wanted of a group."""
+        self._missing[task.prompt] = task.responses
+        self._verdicts[task.prompt] = []
+        step = self.call.step if task.step is None else task.step
+        for sample in (*task.indexes, *[GREEDY] * task.greedy):
+            seed = sample_seed(self.call.seed, self.call.purpose, step, task.source.id, task.first_sample + sample)
+            begun = _tokens_of(task, sample)[0] if sample in task.begun else None
+            request = GenerationRequest(len(self._asked), task.tokens, seed, greedy=sample == GREEDY, begun=begun)
+            self._asked.append((task, sample))
+            self.role.engine.add(request)
+
+    def finish(self, generation: Generation) -> None:
+        """Take a response from the engine, and have it verified."""
+        if not self._leads:
+            return
+        task, sample = self._asked[generation.key]
+        self._tokens += len(generation.tokens)
+        self._unsaid += 1
+        whole = _joined(task, sample, generation)
+        text, verdict = self.role.verify(task, whole)
+        if task.greedy and sample == GREEDY:
+            self._greedy[task.prompt] = verdict
+        else:
+            row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
+            version = task.begun[sample].version if sample in task.begun else self.role.version
+            self._pending.append(pending(task, sample, row, text, whole, verdict, version))
+            self._saver.wait_for(self._pending[-1])
+        self._verdicts[task.prompt].append(verdict)
+        self._missing[task.prompt] -= 1
+        if not self._missing[task.prompt]:
+            self._whole.append(task.prompt)
+
+    def break_off(self, generations: Sequence[Generation]) -> None:
+        """Keep what there is of the responses that the engine was told to leave unfinished."""
+        for generation in generations if self._leads else ():
+            task, sample = self._asked[generation.key]
+            self._tokens += len(generation.tokens)
+            whole = _joined(task, sample, generation)
+            if len(whole.tokens):
+                row = self._builder.add(task.tokens, whole.tokens, whole.log_probs)
+                version = task.begun[sample].version if sample in task.begun else self.role.version
+                self._begun.append(Begun(task.prompt, sample, self.role.rank, row, len(whole.tokens), version))
+
+    def newly_verified(self) -> int:
+        """How many more groups have all their verdicts than when this was asked last."""
+        still = [prompt for prompt in self._whole if not all(v.done() for v in self._verdicts[prompt])]
+        found = len(self._whole) - len(still)
+        self._whole = still
+        if found:
+            progress()
+        return found
+
+    @property
+    def unverified(self) -> int:
+        """Groups that are generated and whose verdicts are awaited."""
+        return len(self._whole)
+
+    def progress(self) -> Progress:
+        """What to say of it now."""
+        said, self._unsaid = self._unsaid, 0
+        self._saver.save_finished()
+        return Progress(said)
+
+    def report(self) -> RolloutReport:
+        """Once all verdicts are there. The seconds are the caller's."""
+        self._saver.save_rest()
+        samples = Samples.of(self._sample(item) for item in self._pending)
+        baselines = {prompt: awaited(verdict) for prompt, verdict in self._greedy.items()}
+        self.rows = self._saver.rows
+        kept = self.call.keep_tokens and (self._pending or self._begun)
+        self.shard = self._builder.build() if kept else None
+        rank, version = self.role.rank, self.role.version
+        return RolloutReport(rank, samples, 0.0, 0.0, baselines, self._begun, self._tokens, version)
+
+    def _sample(self, item: Pending) -> Sample:
         return Sample(
             prompt=item.task.prompt,
             sample=item.sample,
-            shard=self.rank,
+            shard=self.role.rank,
             row=item.row,
             prompt_tokens=len(item.task.tokens),
             response_tokens=item.tokens,
             finish_reason=item.finish_reason,
-            verdict=_awaited(item.verdict),
-            version=self.version,
-        )
-
-    def record(self, item: _Pending) -> dict[str, Any]:
-        """The row of a response, once its verdict is there."""
-        return sample_row(
-            item.task.source,
-            item.sample,
-            item.text,
-            _awaited(item.verdict),
-            prompt_tokens=len(item.task.tokens),
-            response_tokens=item.tokens,
-            finish_reason=item.finish_reason,
-            log_probs=item.log_probs,
-            version=self.version,
+            verdict=awaited(item.verdict),
+            version=item.version,
         )
 
 
-def _awaited(verdict: Future[Verdict]) -> Verdict:
-    """A verdict, once it is there: each is progress, however long the queue."""
-    there = verdict.result()
-    progress()
-    return there
+def _tokens_of(task: PromptTask, sample: int) -> tuple[Any, Any]:
+    """Tokens and log-probs of a response that was broken off, as far as they go."""
+    begun = task.begun[sample]
+    shard = task.shards[begun.shard]
+    if not isinstance(shard, SampleShard):
+        import ray
+
+        shard = ray.get(shard, timeout=FETCH_TIMEOUT_S)
+    tokens, prompt_length, log_probs = shard.row(begun.row)
+    return tokens[prompt_length:], log_probs
 
 
-def _pending(
-    task: PromptTask, sample: int, row: int, text: str, generation: Generation, verdict: Future[Verdict]
-) -> _Pending:
-    """Without the tokens: an evaluation generates more of them than a worker can hold."""
-    summary = LogProbSummary.of(generation.log_probs)
-    return _Pending(task, sample, row, text, len(generation.tokens), generation.finish_reason, summary, verdict)
+def _joined(task: PromptTask, sample: int, generation: Generation) -> Generation:
+    """With what there was before it was broken off: each token under the policy that drew it."""
+    import numpy as np
 
-
-class _Saver:
-    """Writes a rollout's samples: in parts as they finish, or all at the end. rows: those that nothing has taken away;
-    of samples that went out in parts, none."""
-
-    def __init__(self, role: RolloutRole, call: RolloutCall) -> None:
-        path = call.save_as.replace("{rank}", str(role.rank))
-        self.rows: list[dict[str, Any]] = []
-        self._role, self._step = role, call.step
-        self._whole = "" if "{part}" in path else path
-        self._parts = PartWriter(path, call.step) if "{part}" in path else None
-        self._waiting: list[_Pending] = []
-
-    def wait_for(self, item: _Pending) -> None:
-        self._waiting.append(item)
-
-    def save_finished(self) -> None:
-        """Where there are parts, save those whose verdict is there."""
-        if self._parts is None:
-            return
-        still = []
-        for item in self._waiting:
-            if item.verdict.done():
-                self._parts.add(self._role.record(item))
-            else:
-                still.append(item)
-        self._waiting = still
-
-    def save_rest(self) -> None:
-        """Wait for the verdicts that are missing, and save everything."""
-        if self._parts is not None:
-            for item in self._waiting:
-                self._parts.add(self._role.record(item))
-            self._parts.flush()
-            return
-        self.rows = [self._role.record(item) for item in self._waiting]
-        if self._whole and self.rows:
-            write_samples(Path(self._whole), self._step, self.rows)
+    if sample not in task.begun:
+        return generation
+    tokens, log_probs = _tokens_of(task, sample)
+    return replace(
+        generation,
+        tokens=np.concatenate([tokens, generation.tokens]),
+        log_probs=np.concatenate([log_probs, generation.log_probs]),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -16,11 +16,26 @@ Role = Literal["policy", "critic", "process_reward", "engine"]
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A response that was broken off: its tokens so far, `tokens` of them, are row `row` of the shard `shard`. prompt,
+    sample: as `Sample` counts them. version: of the weights that drew the first of its tokens."""
+
+    prompt: int
+    sample: int
+    shard: int
+    row: int
+    tokens: int
+    version: int
+
+
+@dataclass(frozen=True)
 class PromptTask:
     """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
     samples: how many responses. first_sample: what their indexes count from in seeds; not 0 where a step draws a prompt
     again, so that the second group is not a copy of the first. greedy: one greedy response besides, as a baseline.
-    wanted: which samples of the group to generate, where some are there already; empty: all."""
+    wanted: which samples of the group to generate, where some are there already; None: all. step: in which the group
+    was begun, for its seeds; None: in this one. begun: sample → what there is of it. shards: references to SampleShards
+    as `Begun.shard` counts them."""
 
     prompt: int
     tokens: Any
@@ -28,29 +43,40 @@ class PromptTask:
     samples: int
     first_sample: int = 0
     greedy: bool = False
-    wanted: tuple[int, ...] = ()
+    wanted: tuple[int, ...] | None = None
+    step: int | None = None
+    begun: Mapping[int, Begun] = field(default_factory=dict)
+    shards: Sequence[Any] = ()
 
     @property
     def indexes(self) -> Sequence[int]:
         """Within the group, of the samples to generate."""
-        return self.wanted or range(self.samples)
+        return range(self.samples) if self.wanted is None else self.wanted
 
     @property
     def responses(self) -> int:
         return len(self.indexes) + self.greedy
+
+    def load(self, limit: int) -> int:
+        """What it may come to, in tokens, with responses of `limit` tokens."""
+        return len(self.tokens) + self.responses * limit - sum(one.tokens for one in self.begun.values())
 
 
 @dataclass(frozen=True)
 class RolloutReport:
     """What one worker generated and verified; its tokens are asked for apart (`Worker.take_shard`). generate_s: until
     the last response was finished; verify_s: how long verdicts were still awaited after that. baselines: prompt →
-    verdict on its greedy response, where one was asked for."""
+    verdict on its greedy response, where one was asked for. begun: what was broken off. tokens: drawn in all. version:
+    of the engine's weights."""
 
     rank: int
     samples: Samples
     generate_s: float
     verify_s: float
     baselines: dict[int, Verdict] = field(default_factory=dict)
+    begun: list[Begun] = field(default_factory=list)
+    tokens: int = 0
+    version: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from rlcli.config.keys import keys
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import CheckpointError, ConfigError, DataError, RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.groups import Group, as_groups, as_plain
+from rlcli.trainer.groups import Group, Open, as_groups, as_plain
 from rlcli.trainer.record import amend, evaluated_steps, evaluations_of, metrics_of, rewind
 from rlcli.trainer.resume import Resumption, check_data, find_run, resumption
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.samples import Samples
+from rlcli.workers.work import Begun
 
 FLAGS: dict[str, object] = {"model.path": "tiny", "data.path": "sums", "train.steps": 8}
 
@@ -279,16 +280,31 @@ def test_other_prompts_than_those_of_the_run_are_refused(run: Path) -> None:
 
 
 def test_samples_that_wait_come_back_from_a_checkpoint_as_they_were() -> None:
-    def group(prompt: int, shard: str, baseline: Verdict | None) -> Group:
+    def group(prompt: int, shards: list[str], baseline: Verdict | None, open: Open | None = None) -> Group:
         verdict = Verdict(0.1 + 0.2, Outcome.WRONG, "7", {"math": 0.3}, "why", 0.25)
-        return Group(
-            Samples.of(Sample(prompt, i, 4, i, 5, 6, "stop", verdict, 3) for i in range(2)), shard, baseline, 7
+        samples = Samples.of(Sample(prompt, i, i % len(shards), i, 5, 6, "stop", verdict, 3) for i in range(2))
+        return Group(samples, shards, baseline, 7, open)
+
+    begun = Open(9, 4, [Begun(3, 2, 0, 5, 17, 1), Begun(3, 3, 1, 6, 18, 2)])
+    groups = [
+        group(3, ["a"], None),
+        group(5, ["b"], Verdict(1.0, Outcome.OK)),
+        group(6, ["c", "a"], None, begun),
+        Group(Samples.of([]), [], None, 7, Open(2)),
+    ]
+    plain, shards = as_plain(groups)
+    assert shards == ["a", "b", "c"]
+    back = as_groups(json.loads(json.dumps(plain)), shards)
+    assert [(g.baseline, g.step) for g in back] == [(g.baseline, g.step) for g in groups]
+    assert [[s.verdict for s in g.samples] for g in back] == [[s.verdict for s in g.samples] for g in groups]
+
+    def told(group: Group) -> Any:
+        samples = [(s.sample, group.shards[s.shard], s.row, s.version) for s in group.samples]
+        open = group.open
+        return samples, open and (
+            open.index,
+            open.first_sample,
+            [(one.sample, group.shards[one.shard], one.row, one.tokens, one.version) for one in open.begun],
         )
 
-    groups = [group(3, "a", None), group(5, "b", Verdict(1.0, Outcome.OK)), group(6, "a", None)]
-    plain, shards = as_plain(groups)
-    assert shards == ["a", "b"]
-    back = as_groups(json.loads(json.dumps(plain)), shards)
-    assert [(g.shard, g.baseline, g.step) for g in back] == [(g.shard, g.baseline, g.step) for g in groups]
-    assert [[s.verdict for s in g.samples] for g in back] == [[s.verdict for s in g.samples] for g in groups]
-    assert [[(s.sample, s.row, s.version) for s in g.samples] for g in back] == [[(0, 0, 3), (1, 1, 3)]] * 3
+    assert [told(g) for g in back] == [told(g) for g in groups]

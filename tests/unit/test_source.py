@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,6 +51,7 @@ class Workers:
         self.calls: list[RolloutCall] = []
         self.taken: list[Shard | None] = [None] * count
         self.shards: list[weakref.ref[Shard]] = []
+        self.same_bits = True
 
     def __len__(self) -> int:
         return self.count
@@ -82,7 +83,8 @@ class Workers:
             if task.greedy
         }
         self.taken[rank] = shard if samples else None
-        return RolloutReport(rank, Samples.of(samples[::-1]), 1.0, 0.5, baselines)
+        tokens = sum(s.response_tokens for s in samples)
+        return RolloutReport(rank, Samples.of(samples[::-1]), 1.0, 0.5, baselines, [], tokens, self.version)
 
     def take_shard(self) -> list[list[Shard | None]]:
         taken, self.taken = self.taken, [None] * self.count
@@ -390,14 +392,24 @@ def test_each_round_saves_its_samples_to_a_file_of_its_own(tmp_path: Path) -> No
 class Engine:
     """Answers with the request's seed, or with 0 where it is greedy; the last request first."""
 
-    def __init__(self) -> None:
-        self.requests: Sequence[GenerationRequest] = ()
+    slots = 8
 
-    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
-        self.requests = requests
-        for request in reversed(requests):
-            token = 0 if request.greedy else request.seed % 1000 + 1
-            yield Generation(request.key, np.array([token], np.int32), np.array([-0.5], np.float32), "stop")
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.unfinished = 0
+
+    def begin(self, sampling: Sampling) -> None:
+        self.requests = []
+
+    def add(self, request: GenerationRequest) -> None:
+        self.requests.append(request)
+        self.unfinished += 1
+
+    def step(self) -> list[Generation]:
+        self.unfinished -= 1
+        request = self.requests[self.unfinished]
+        token = 0 if request.greedy else request.seed % 1000 + 1
+        return [Generation(request.key, np.array([token], np.int32), np.array([-0.5], np.float32), "stop")]
 
 
 class Scorer:

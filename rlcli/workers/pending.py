@@ -1,0 +1,99 @@
+"""Responses that are generated and whose verdicts are to come, and the files that they are written to."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
+from rlcli.rollout.engine import Generation
+from rlcli.types import FinishReason, Verdict
+from rlcli.workers.watch import progress
+from rlcli.workers.work import PromptTask
+
+
+@dataclass
+class Pending:
+    """A response that is generated, and whose verdict is to come."""
+
+    task: PromptTask
+    sample: int
+    row: int
+    text: str
+    tokens: int
+    finish_reason: FinishReason
+    log_probs: LogProbSummary | None
+    verdict: Future[Verdict]
+    version: int
+
+
+def awaited(verdict: Future[Verdict]) -> Verdict:
+    """A verdict, once it is there: each is progress, however long the queue."""
+    there = verdict.result()
+    progress()
+    return there
+
+
+def pending(
+    task: PromptTask, sample: int, row: int, text: str, generation: Generation, verdict: Future[Verdict], version: int
+) -> Pending:
+    """Without the tokens: an evaluation generates more of them than a worker can hold."""
+    assert generation.finish_reason is not None, "a response that is not over"
+    summary, tokens = LogProbSummary.of(generation.log_probs), len(generation.tokens)
+    return Pending(task, sample, row, text, tokens, generation.finish_reason, summary, verdict, version)
+
+
+def _record(item: Pending) -> dict[str, Any]:
+    """The row of a response, once its verdict is there."""
+    return sample_row(
+        item.task.source,
+        item.sample,
+        item.text,
+        awaited(item.verdict),
+        prompt_tokens=len(item.task.tokens),
+        response_tokens=item.tokens,
+        finish_reason=item.finish_reason,
+        log_probs=item.log_probs,
+        version=item.version,
+    )
+
+
+class Saver:
+    """Writes a rollout's samples: in parts as they finish, or all at the end. rows: those that nothing has taken away;
+    of samples that went out in parts, none. save_as: as `RolloutCall` has it."""
+
+    def __init__(self, save_as: str, rank: int, step: int) -> None:
+        path = save_as.replace("{rank}", str(rank))
+        self.rows: list[dict[str, Any]] = []
+        self._step = step
+        self._whole = "" if "{part}" in path else path
+        self._parts = PartWriter(path, step) if "{part}" in path else None
+        self._waiting: list[Pending] = []
+
+    def wait_for(self, item: Pending) -> None:
+        self._waiting.append(item)
+
+    def save_finished(self) -> None:
+        """Where there are parts, save those whose verdict is there."""
+        if self._parts is None:
+            return
+        still = []
+        for item in self._waiting:
+            if item.verdict.done():
+                self._parts.add(_record(item))
+            else:
+                still.append(item)
+        self._waiting = still
+
+    def save_rest(self) -> None:
+        """Wait for the verdicts that are missing, and save everything."""
+        if self._parts is not None:
+            for item in self._waiting:
+                self._parts.add(_record(item))
+            self._parts.flush()
+            return
+        self.rows = [_record(item) for item in self._waiting]
+        if self._whole and self.rows:
+            write_samples(Path(self._whole), self._step, self.rows)
