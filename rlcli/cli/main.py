@@ -18,6 +18,7 @@ from rlcli.cli.doctor import doctor
 from rlcli.cli.eval import app as eval_app
 from rlcli.cli.export import export
 from rlcli.cli.group import Group
+from rlcli.cli.plan import plan
 from rlcli.cli.prep import app as prep_app
 from rlcli.cli.quickstart import quickstart
 from rlcli.cli.recipes import app as recipes_app
@@ -60,6 +61,7 @@ app = typer.Typer(
     epilog=EPILOG,
 )
 app.command("train", rich_help_panel=TRAIN)(supervised(train_folder)(train))
+app.command("plan", rich_help_panel=TRAIN)(plan)
 app.add_typer(runs_app, name="runs", rich_help_panel=TRAIN)
 app.add_typer(eval_app, name="eval", rich_help_panel=TRAIN)
 app.command("export", rich_help_panel=TRAIN)(export)

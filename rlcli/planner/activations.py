@@ -1,0 +1,117 @@
+"""What autograd keeps of a forward pass, counted operation by operation, in bytes.
+
+With b bytes of a number in compute dtype, and w a width, torch keeps of each token of a pack, in a decoder layer,
+
+    norm            4 w (its input in float32) + 4 (its scale), and if its weight is trained b w: what that multiplies
+    linear          b w: its input, once for those that share it; nothing where neither it nor an adapter is trained
+    rotation        nothing: cosines and sines are shared by all layers
+    gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in all
+
+and of each place in attention, where a prompt that samples share stands before each of them,
+
+    attention       b (query + keys + values + output) + 4 heads (logsumexp)
+
+On CPUs sequences of like length are padded to the longest of them (by a quarter at most, mostly a few percent: not
+counted). On GPUs the output is the next linear's input, and kept once.
+tests/unit/test_planner_activations.py holds this against what torch keeps, model by model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcli.planner.shape import ModelShape
+
+FLOAT = 4
+"""Bytes of a float32."""
+INDEX = 8
+"""Bytes of an int64."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What is passed through at once. tokens: of the pack, shared prompts once. places: in attention, where each sample
+    has its own. responses: of the tokens, those that are scored."""
+
+    tokens: float
+    places: float
+    responses: float
+
+
+@dataclass(frozen=True)
+class Pass:
+    """How. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all weights are
+    trained. checkpointing: only the input of each layer is kept, and the rest worked out again in the backward pass;
+    offload: and that input is in host memory."""
+
+    bytes_each: int
+    on_cpu: bool
+    lora_rank: int = 0
+    lora_targets: str = "all-linear"
+    checkpointing: bool = False
+    offload: bool = False
+
+
+def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Kept of one decoder layer."""
+    adapted = {linear.name for linear in shape.adapted(run.lora_targets)} if run.lora_rank else set()
+    inputs = sum(
+        width * run.bytes_each for width, names in _inputs(shape) if not run.lora_rank or not adapted.isdisjoint(names)
+    )
+    factors = run.lora_rank * len(adapted) * run.bytes_each
+    gated = 3 * run.bytes_each * shape.intermediate
+    return pack.tokens * (inputs + factors + gated + _norms(shape, run)) + pack.places * _attention(shape, run)
+
+
+def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
+    """Width of each tensor that goes into linear layers, and their names."""
+    return [
+        (shape.hidden, {"q_proj", "k_proj", "v_proj", "qkv_proj"}),
+        (shape.query, {"o_proj"}),
+        (shape.hidden, {"gate_proj", "up_proj", "gate_up_proj"}),
+        (shape.intermediate, {"down_proj"}),
+    ]
+
+
+def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
+    # OLMo 2 multiplies in float32 and casts what comes out.
+    scaled = 0 if run.lora_rank else FLOAT if shape.kind == "olmo2" else run.bytes_each
+    return FLOAT * width + FLOAT * scales + scaled * width
+
+
+def _norms(shape: ModelShape, run: Pass) -> float:
+    both = 2 * _norm(shape, shape.hidden, run)
+    if shape.head_norm == "none":
+        return both
+    scales = (shape.heads, shape.kv_heads) if shape.head_norm == "head" else (1, 1)
+    return both + _norm(shape, shape.query, run, scales[0]) + _norm(shape, shape.key, run, scales[1])
+
+
+def _attention(shape: ModelShape, run: Pass) -> float:
+    adapted = not run.lora_rank or any(linear.name == "o_proj" for linear in shape.adapted(run.lora_targets))
+    is_input = adapted and not run.on_cpu
+    return run.bytes_each * (shape.query + 2 * shape.key + (0 if is_input else shape.query)) + FLOAT * shape.heads
+
+
+def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Kept outside the layers: rotations, the last norm and ids; of a response token the hidden state that the head
+    takes, its place and target, and the norm and entropy of its softmax."""
+    kept = pack.tokens * (rotation_bytes(shape, run) + _norm(shape, shape.hidden, run))
+    kept += pack.responses * (run.bytes_each * shape.hidden + 2 * INDEX + 2 * FLOAT)
+    if not run.lora_rank:
+        return kept + pack.tokens * INDEX  # ids, for the embedding's gradient
+    # Nothing before the first adapter has a gradient, and so the first norm keeps nothing.
+    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind != "olmo2" else 0)
+
+
+def rotation_bytes(shape: ModelShape, run: Pass) -> float:
+    """Cosines and sines, a token."""
+    return 2 * (FLOAT if shape.kind == "olmo2" else run.bytes_each) * shape.head_dim
+
+
+def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
+    """Kept of a whole forward pass until its backward pass, on the device."""
+    if not run.checkpointing:
+        return shape.layers * layer_bytes(shape, run, pack) + ends_bytes(shape, run, pack)
+    inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden
+    return inputs + ends_bytes(shape, run, pack)

@@ -1,0 +1,42 @@
+"""How fast this machine's CPUs are: a short measurement in place of the table that there is of GPUs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from rlcli.planner.device import Device
+from rlcli.planner.shape import ModelShape
+
+TOKENS = 256
+REPEATS = 5
+COPIED = 32 << 20
+LOCAL_LINK = 2e9
+"""Bytes a second between two processes of one machine through gloo, as far as it matters: an assumption."""
+
+
+def calibrated(device: Device, shape: ModelShape) -> Device:
+    """A GPU as it is; of this machine's CPUs what a product of the model's own widths and a copy reach, on the threads
+    that torch takes by itself. A quarter of a second; other work on the machine makes it slower."""
+    if not device.is_cpu:
+        return device
+    import torch
+
+    rows, inner = torch.ones(TOKENS, shape.hidden), torch.ones(shape.hidden, shape.intermediate)
+    product = _seconds(lambda: rows @ inner)
+    block, target = torch.ones(COPIED // 4), torch.empty(COPIED // 4)
+    copy = _seconds(lambda: target.copy_(block))
+    flops = 2 * TOKENS * shape.hidden * shape.intermediate / product
+    return replace(device, flops=flops, read_rate=2 * COPIED / copy, link_rate=LOCAL_LINK, host_rate=COPIED / copy)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    work()
+    taken = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)

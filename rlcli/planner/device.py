@@ -1,0 +1,114 @@
+"""The devices a run may be given, as --gpus writes them, and what each can do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlcli.errors import ConfigError
+from rlcli.registry import near
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of a run. memory: bytes that a process finds there. flops: dense bfloat16 operations a second at most,
+    0 where they are unknown; read_rate: bytes a second of its memory; link_rate: bytes a second to each other device;
+    host_rate: to the host's memory."""
+
+    name: str
+    memory: float
+    flops: float = 0.0
+    read_rate: float = 0.0
+    link_rate: float = 0.0
+    host_rate: float = 0.0
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+    @property
+    def has_rates(self) -> bool:
+        return self.flops > 0
+
+
+# name: GiB as nvidia-smi tells them, dense bfloat16 TFLOP/s, memory GB/s, NVLink (or PCIe) GB/s one way, host GB/s.
+# From NVIDIA's data sheets; sparse figures halved.
+TABLE = {
+    "a10": (22.5, 125, 600, 25, 25),
+    "a10g": (22.5, 70, 600, 25, 25),
+    "a100": (80, 312, 2039, 300, 25),
+    "a100-40gb": (39.6, 312, 1555, 300, 25),
+    "a100-80gb": (80, 312, 2039, 300, 25),
+    "a6000": (48, 155, 768, 25, 25),
+    "b200": (179, 2250, 8000, 900, 50),
+    "gh200": (95.6, 989, 4000, 450, 200),
+    "h100": (79.6, 989, 3350, 450, 50),
+    "h100-pcie": (79.6, 756, 2000, 50, 50),
+    "h20": (95.6, 148, 4000, 450, 50),
+    "h200": (140.4, 989, 4800, 450, 50),
+    "l4": (22.5, 121, 300, 25, 25),
+    "l40s": (45, 362, 864, 25, 25),
+    "rtx3090": (24, 71, 936, 25, 25),
+    "rtx4090": (24, 165, 1008, 25, 25),
+    "rtx5090": (31.8, 209, 1792, 50, 50),
+}
+
+_NAMED = re.compile(r"([a-z][a-z0-9-]*)(?::(\d+))?")
+_SIZED = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(gib|gb|g)")
+
+
+def parse_gpus(text: str) -> tuple[Device, int]:
+    """The device that `--gpus` names, and how many of it. Raises `ConfigError` for what it does not know.
+
+    >>> [(device.name, count) for device, count in map(parse_gpus, ("h100:8", "8x80GB", "cpu"))]
+    [('h100', 8), ('80GB', 8), ('cpu', 1)]
+    """
+    said = text.strip().lower()
+    if found := _SIZED.fullmatch(said):
+        count, size, unit = int(found[1] or 1), float(found[2]), found[3]
+        _check_count(text, count)
+        # A card of 80 GB has 79.6 GiB and more for its processes: the makers count in GiB.
+        return Device(f"{found[2]}{unit.upper()}", size * GIB * (1.0 if unit == "gib" else 0.995)), count
+    if found := _NAMED.fullmatch(said):
+        name, count = found[1], int(found[2] or 1)
+        _check_count(text, count)
+        if name == "cpu":
+            return cpu(), count
+        if name in TABLE:
+            memory, flops, read, link, host = TABLE[name]
+            return Device(name, memory * GIB, flops * 1e12, read * 1e9, link * 1e9, host * 1e9), count
+        raise ConfigError(f"--gpus {text}: no GPU named '{name}' is known", near(name, [*TABLE, "cpu"]))
+    raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write for instance h100:8, 8x80GB or cpu")
+
+
+def cpu() -> Device:
+    """This machine's CPUs: its memory that is free for new processes. Their speed is measured where it is wanted."""
+    return Device("cpu", available_memory())
+
+
+def available_memory() -> float:
+    """Bytes that this process and its children may still take, by the machine and by the control group it is in."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    for most, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        free = min(free, _number(most) - _number(used, 0.0))
+    return max(free, 0.0)
+
+
+def _number(path: str, otherwise: float = float("inf")) -> float:
+    try:
+        with open(path) as file:
+            return float(file.read())
+    except (OSError, ValueError):  # «max»: no limit
+        return otherwise
+
+
+def _check_count(text: str, count: int) -> None:
+    if count < 1:
+        raise ConfigError(f"--gpus {text} names no device", "give 1 or more")

@@ -1,0 +1,91 @@
+"""What vLLM holds: weights, KV cache, CUDA graphs and what its forward passes take."""
+
+from __future__ import annotations
+
+import math
+
+from rlcli.planner.setting import Setting
+
+MIB = 1 << 20
+
+GRAPHS, GRAPHS_PER_LAYER = 256 * MIB, 8 * MIB
+"""Of vLLM's CUDA graphs, which stay while it sleeps. An assumption, of the order that its log tells (`took … GiB`)."""
+
+REST = 512 * MIB
+"""Beside the graphs: its buffers, its sampler's and the libraries that it has loaded onto the GPU. An assumption."""
+
+CPU_BATCHED_TOKENS = 4096
+GPU_BATCHED_TOKENS = 8192
+"""Tokens of a prefill at most: on CPUs `rlcli.rollout.vllm_engine` gives them, on GPUs they are vLLM's."""
+
+SAMPLER_COPIES = 3
+"""Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
+
+Parts = dict[str, float]
+
+
+def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
+    """Of one rank's engine. idle: awake, but generating nothing."""
+    parts = {"engine's weights": weights(setting), "KV cache": kv_cache(setting)}
+    if not setting.device.is_cpu:
+        parts["CUDA graphs"] = graphs(setting)
+        return parts | ({} if idle else {"engine's activations": activations(setting)}) | {"engine's rest": REST}
+    return parts if idle else parts | {"engine's activations": activations(setting)}
+
+
+def asleep_bytes(setting: Setting) -> Parts:
+    """What it holds while others compute: on CPUs, where it does not sleep, everything."""
+    if not setting.engine_here:
+        return {}
+    if setting.device.is_cpu:
+        return engine_parts(setting, idle=True)
+    return {"CUDA graphs": graphs(setting), "engine's rest": REST}
+
+
+def weights(setting: Setting) -> float:
+    """Of a rank. On CPUs vLLM keeps the head in a layout of its own beside the plain one."""
+    shape, shared = setting.policy, setting.config.rollout.tensor_parallel
+    if setting.device.is_cpu:
+        return setting.bytes_each * (shape.parameters + shape.embedding_parameters) / shared
+    layers = shape.layers * shape.layer_parameters
+    each = 1 if setting.config.rollout.quantization == "fp8" else setting.bytes_each
+    return (each * layers + setting.bytes_each * shape.root_parameters) / shared
+
+
+def kv_per_token(setting: Setting) -> float:
+    """Bytes of a token on one rank."""
+    shape, shared = setting.policy, setting.config.rollout.tensor_parallel
+    return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / shape.kv_heads)
+
+
+def kv_cache(setting: Setting) -> float:
+    """Of a rank: given, or what gpu_memory_utilization leaves beside the rest."""
+    if setting.kv_cache_bytes is not None:
+        return float(setting.kv_cache_bytes)
+    taken = weights(setting) + activations(setting) + graphs(setting) + REST
+    return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - taken, 0.0)
+
+
+def graphs(setting: Setting) -> float:
+    if setting.device.is_cpu or setting.config.rollout.enforce_eager:
+        return 0.0
+    return GRAPHS + GRAPHS_PER_LAYER * setting.policy.layers
+
+
+def activations(setting: Setting) -> float:
+    """The larger of a prefill and of sampling for all requests at once."""
+    shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
+    on_cpu = setting.device.is_cpu
+    samples = math.ceil(rollout.prompts_per_step * rollout.samples_per_prompt / setting.engines)
+    asked = min(rollout.max_concurrent, samples)
+    most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
+    tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most
+    # Gate and up in one, and their product; queries, keys, values; hidden states.
+    prefill = tokens * each * (3 * shape.intermediate + shape.query + 2 * shape.key + 3 * shape.hidden)
+    sampling = SAMPLER_COPIES * 4 * (asked if on_cpu else rollout.max_concurrent) * shape.vocab
+    return max(prefill / (1 if on_cpu else rollout.tensor_parallel), sampling)
+
+
+def full_responses(setting: Setting) -> float:
+    """How many samples of the longest kind the KV cache of one engine holds at once."""
+    return kv_cache(setting) / (kv_per_token(setting) * setting.max_length)

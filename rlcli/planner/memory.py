@@ -1,0 +1,139 @@
+"""Peak memory of a worker, phase by phase and part by part, in bytes: what `memory/PHASE_gb` of a run then measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlcli.planner import passes
+from rlcli.planner.activations import FLOAT
+from rlcli.planner.engine import asleep_bytes, engine_parts
+from rlcli.planner.setting import Setting
+
+MIB, GIB = 1 << 20, 1 << 30
+
+CPU_BASE_WITH_ENGINE, CPU_BASE = 1010 * MIB, 700 * MIB
+"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32. Of
+other versions it is another, by some tens of MiB; a run tells its own as `memory/base_gb`."""
+
+GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
+"""On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
+
+ADAM_MOMENTS = 2
+
+Parts = dict[str, float]
+"""What takes memory → bytes."""
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """One phase of a worker at its peak."""
+
+    name: str
+    parts: Parts
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def phases(setting: Setting) -> list[PhaseMemory]:
+    """Of a worker that trains, in the order of a step, as far as the run has them; then, where engines have workers of
+    their own, that of one of those."""
+    found = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.engine_here else []
+    if setting.algorithm.needs_old_log_probs(setting.updates):
+        parts = passes.without_gradient(setting, setting.policy)
+        found.append(_phase("old_log_probs", _trainer(setting, "policy"), parts, asleep_bytes(setting)))
+    if setting.algorithm.needs_reference:
+        parts = passes.without_gradient(setting, setting.policy)
+        found.append(_phase("reference", _trainer(setting, "reference"), parts, asleep_bytes(setting)))
+    if setting.critic_here and setting.critic is not None:
+        parts = passes.without_gradient(setting, setting.critic)
+        found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
+    found.append(_phase("update", *_update(setting), asleep_bytes(setting)))
+    if setting.has_engine:
+        engine = engine_parts(setting, idle=True) if setting.engine_here else {}
+        found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
+    found.append(_phase("checkpoint", _trainer(setting, "sync"), _copied(setting), _engine_beside(setting)))
+    return found
+
+
+def engine_worker(setting: Setting) -> PhaseMemory | None:
+    """Of a worker that only generates, where there are such."""
+    if not setting.config.rollout.workers or not setting.has_engine:
+        return None
+    return _phase("generate", {"base": base_bytes(setting)}, engine_parts(setting))
+
+
+def _phase(name: str, *parts: Parts) -> PhaseMemory:
+    """Of parts that several name the sum."""
+    summed: Parts = {}
+    for some in parts:
+        for part, size in some.items():
+            summed[part] = summed.get(part, 0.0) + size
+    return PhaseMemory(name, {part: size for part, size in summed.items() if size})
+
+
+def base_bytes(setting: Setting) -> float:
+    """Of a process before the first weight."""
+    if setting.device.is_cpu:
+        return CPU_BASE_WITH_ENGINE if setting.engine_here or setting.config.rollout.workers else CPU_BASE
+    return GPU_CONTEXT + (NCCL if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
+
+
+def _trainer(setting: Setting, doing: str) -> Parts:
+    """What the models that train, and those beside them, hold. doing: the phase, which `train.offload` looks at."""
+    away = "none" if setting.device.is_cpu else setting.config.train.offload
+    ranks = setting.ranks
+    updating = doing == "update"
+    # Offloaded to the memory of a CPU's own process nothing is gained, and so nothing goes.
+    frozen_apart = doing == "reference" and setting.reference_copy
+    models = {
+        "policy": away != "all" or (doing in ("policy", "reference", "update", "sync") and not frozen_apart),
+        "reference": away != "all" or doing == "reference",
+        "critic": away != "all" or doing in ("critic", "update"),
+    }
+    moments = away == "none" or updating
+    parts = {"base": base_bytes(setting)}
+    parts["weights"] = setting.weight_bytes() / ranks * models["policy"]
+    parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / ranks * moments
+    if setting.reference_copy:
+        parts["reference"] = setting.policy.parameters * setting.bytes_each / ranks * models["reference"]
+    if setting.critic_here and setting.critic is not None:
+        own = FLOAT * setting.critic.parameters / ranks
+        parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
+    return parts
+
+
+def _update(setting: Setting) -> tuple[Parts, Parts]:
+    """The larger of forward with backward pass and the optimizer's step, of policy and critic."""
+    candidates = [passes.with_gradient(setting, setting.policy), passes.stepping(setting, setting.policy)]
+    if setting.critic_here and setting.critic is not None:
+        critic = setting.critic
+        candidates += [passes.with_gradient(setting, critic), passes.stepping(setting, critic)]
+    return _trainer(setting, "update"), max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def _copied(setting: Setting) -> Parts:
+    """The checkpoint's copy, which lies in host memory."""
+    return {"checkpoint's copy": checkpoint_bytes(setting) / setting.ranks} if setting.device.is_cpu else {}
+
+
+def checkpoint_bytes(setting: Setting) -> float:
+    """Of one checkpoint: what is trained, and its two moments, in float32."""
+    trained = setting.trained_parameters() + (setting.critic.parameters if setting.critic else 0)
+    return (1 + ADAM_MOMENTS) * FLOAT * trained
+
+
+def _engine_beside(setting: Setting) -> Parts:
+    return engine_parts(setting, idle=True) if setting.engine_here else {}
+
+
+def host_bytes(setting: Setting) -> float:
+    """Of a worker's own memory on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
+    held = setting.trained_parameters() + (setting.critic.parameters if setting.critic_here and setting.critic else 0)
+    own = FLOAT * held / setting.ranks
+    away = {"none": 0.0, "optimizer": ADAM_MOMENTS * own, "all": (1 + ADAM_MOMENTS) * own}[setting.config.train.offload]
+    base = CPU_BASE_WITH_ENGINE if setting.engine_here else CPU_BASE
+    kept = passes.offloaded_activations(setting)
+    sleeping = setting.policy.parameters * setting.bytes_each if setting.config.lora.rank and setting.engine_here else 0
+    return base + away + kept + sleeping + checkpoint_bytes(setting) / setting.ranks

@@ -1,0 +1,156 @@
+"""A run as the planner sees it: what is configured, the shapes of its models, and the device of each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.planner.activations import FLOAT, Pack, Pass
+from rlcli.planner.device import Device
+from rlcli.planner.shape import ModelShape, read_shape
+
+if TYPE_CHECKING:
+    from rlcli.algorithms.algorithm import Algorithm
+
+SHARED_FROM = 1 / 16
+"""`rlcli.model.packed.WORTH_SHARING`, which would bring transformers along."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """policy, critic: shapes; critic is None where there is none, and of a process reward model it is a policy's.
+    prompt_tokens: mean of a prompt, where the data was read; else the most that a prompt may have. kv_cache_bytes: of
+    one engine, where it is given or sized to the workload; None: gpu_memory_utilization leaves it."""
+
+    config: RunConfig
+    device: Device
+    policy: ModelShape
+    critic: ModelShape | None
+    algorithm: Algorithm
+    prompt_tokens: float
+    kv_cache_bytes: int | None
+
+    def with_keys(self, **sections: dict[str, Any]) -> Setting:
+        """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
+        changed = {name: getattr(self.config, name).model_copy(update=values) for name, values in sections.items()}
+        return replace(self, config=self.config.model_copy(update=changed))
+
+    @property
+    def bytes_each(self) -> int:
+        """Of a number in compute dtype."""
+        wanted = self.config.model.dtype
+        if wanted == "auto":
+            return 4 if self.device.is_cpu else 2
+        return {"float32": 4, "bfloat16": 2}[wanted]
+
+    @property
+    def ranks(self) -> int:
+        """Workers that train."""
+        return self.config.cluster.workers
+
+    @property
+    def engine_here(self) -> bool:
+        """Whether the workers that train host an engine too."""
+        return self.has_engine and not self.config.rollout.workers
+
+    @property
+    def has_engine(self) -> bool:
+        return not self.config.data.response or bool(self.config.evaluation.data)
+
+    @property
+    def engines(self) -> int:
+        return max(1, self.config.engine_workers // self.config.rollout.tensor_parallel)
+
+    @property
+    def critic_here(self) -> bool:
+        return self.critic is not None and not self.config.critic.workers
+
+    @property
+    def reference_copy(self) -> bool:
+        """Whether a second, frozen copy of the model is held: with LoRA the policy without its adapter serves."""
+        return self.algorithm.needs_reference and not self.config.lora.rank
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps of the policy in one step."""
+        return self.config.train.minibatches * self.config.train.passes
+
+    @property
+    def max_length(self) -> int:
+        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+
+    @property
+    def samples(self) -> int:
+        """That a step trains on, at most."""
+        rollout = self.config.rollout
+        if self.config.algorithm.select == "pairs":
+            return 2 * rollout.prompts_per_step
+        return rollout.prompts_per_step * rollout.samples_per_prompt
+
+    @property
+    def sample_tokens(self) -> float:
+        """Prompt and response of a sample whose response is as long as it may be."""
+        return self.prompt_tokens + self.config.rollout.max_response_tokens
+
+    @cached_property
+    def pack(self) -> Pack:
+        """The most that a rank forwards at once, every response as long as it may be: as many samples as
+        train.tokens_per_microbatch takes and a minibatch has for a rank. Samples are dealt out over the micro-batches
+        one by one, so that a micro-batch has most prompts of its minibatch."""
+        train, rollout = self.config.train, self.config.rollout
+        a_rank = self.samples / train.minibatches / self.ranks
+        samples = min(a_rank, train.tokens_per_microbatch / self.sample_tokens)
+        prompts = min(samples, rollout.prompts_per_step / train.minibatches)
+        saved = (samples - prompts) * self.prompt_tokens
+        places = samples * self.sample_tokens
+        shared = saved if saved >= SHARED_FROM * places else 0.0
+        return Pack(places - shared, places, samples * rollout.max_response_tokens)
+
+    def passing(self, *, trained_whole: bool = False) -> Pass:
+        """How the policy is passed through; trained_whole: the critic, which has no adapter."""
+        config = self.config
+        checkpointing = config.model.gradient_checkpointing
+        return Pass(
+            bytes_each=self.bytes_each,
+            on_cpu=self.device.is_cpu,
+            lora_rank=0 if trained_whole else config.lora.rank,
+            lora_targets=config.lora.targets,
+            checkpointing=bool(checkpointing),
+            offload=checkpointing == "offload",
+        )
+
+    def trained_parameters(self) -> int:
+        """Of the policy: all, or its adapter's."""
+        lora = self.config.lora
+        if not lora.rank:
+            return self.policy.parameters
+        return self.policy.layers * self.policy.adapter_layer_parameters(lora.rank, lora.targets)
+
+    def weight_bytes(self) -> float:
+        """Of the policy on all ranks together: what is trained in float32, a frozen base in compute dtype."""
+        trained = FLOAT * self.trained_parameters()
+        return trained + (self.policy.parameters * self.bytes_each if self.config.lora.rank else 0)
+
+
+def setting_of(
+    config: RunConfig,
+    device: Device,
+    *,
+    prompt_tokens: float | None = None,
+    kv_cache_bytes: int | None = None,
+    read: Callable[..., ModelShape] = read_shape,
+) -> Setting:
+    """Raises the RlcliError that names a model or an algorithm that cannot be used."""
+    policy = read(config.model.path)  # before torch, which the algorithm needs
+    from rlcli.algorithms.algorithm import Algorithm
+
+    algorithm = Algorithm.build(**config.algorithm.model_dump())
+    critic = None
+    if algorithm.needs_critic or algorithm.needs_process_rewards:
+        critic = read(config.critic.path, "critic.path") if config.critic.path else policy
+        critic = critic.as_value_model() if algorithm.needs_critic else critic
+    tokens = config.data.max_prompt_tokens if prompt_tokens is None else prompt_tokens
+    return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes)

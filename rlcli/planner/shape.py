@@ -1,0 +1,155 @@
+"""A model as its config.json describes it: the sizes from which all else is worked out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlcli.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear layer of a decoder layer: the last part of its name, and its sizes."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.inputs * self.outputs + self.bias * self.outputs
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """kind: transformers' `model_type`. vocab: rows of the embedding; a value model's head has one row in place of them
+    (`value`). norms: elements of the norms of one layer. head_norm: `none`; `head`, one norm of a head's width, as in
+    Qwen3; or `all`, one over all heads, as in OLMo 2."""
+
+    kind: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    head_norm: str
+    linears: tuple[Linear, ...]
+    value: bool = False
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def norms(self) -> int:
+        own = {"none": 0, "head": 2 * self.head_dim, "all": self.query + self.key}[self.head_norm]
+        return 2 * self.hidden + own
+
+    @property
+    def layer_parameters(self) -> int:
+        return sum(linear.parameters for linear in self.linears) + self.norms
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output layer, where it is not the embedding's own weight."""
+        if self.value:
+            return self.hidden
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def root_parameters(self) -> int:
+        """What lies outside the decoder layers: embedding, last norm and head."""
+        return self.embedding_parameters + self.hidden + self.head_parameters
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.root_parameters
+
+    @property
+    def matrix_parameters(self) -> int:
+        """What each token is multiplied with in a forward pass, without the head: 2 operations each."""
+        return self.layers * sum(linear.inputs * linear.outputs for linear in self.linears)
+
+    def adapter_layer_parameters(self, rank: int, targets: str) -> int:
+        """Of a LoRA adapter on one layer."""
+        return rank * sum(linear.inputs + linear.outputs for linear in self.adapted(targets))
+
+    def adapted(self, targets: str) -> list[Linear]:
+        """The linear layers that `lora.targets` names."""
+        names = {name.strip() for name in targets.split(",")}
+        return [linear for linear in self.linears if "all-linear" in names or linear.name in names]
+
+    def kv_bytes_per_token(self, bytes_each: float) -> float:
+        """Of vLLM's KV cache, over all layers."""
+        return 2 * self.layers * self.key * bytes_each
+
+    def as_value_model(self) -> ModelShape:
+        return replace(self, value=True)
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The shape of a model from its config, as `rlcli.model.facts.read_config` gives it."""
+    heads = config.num_attention_heads
+    shape = ModelShape(
+        kind=config.model_type,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocab=config.vocab_size,
+        tied=bool(getattr(config, "tie_word_embeddings", False)),
+        head_norm={"qwen3": "head", "olmo2": "all"}.get(config.model_type, "none"),
+        linears=(),
+    )
+    return replace(shape, linears=_linears(shape, config))
+
+
+def read_shape(path: str, key: str = "model.path") -> ModelShape:
+    """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
+    `ModelError` where there is none or it could not be trained. key: where the path was given."""
+    from rlcli.model.facts import read_config
+
+    if not path:
+        raise ModelError("no model is given", "name a folder or hub id with --model")
+    return shape_of(read_config(path, key))
+
+
+def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
+    hidden, wide = shape.hidden, shape.intermediate
+    bias = bool(getattr(config, "attention_bias", False))
+    if shape.kind == "phi3":
+        return (
+            Linear("qkv_proj", hidden, shape.query + 2 * shape.key),
+            Linear("o_proj", shape.query, hidden),
+            Linear("gate_up_proj", hidden, 2 * wide),
+            Linear("down_proj", wide, hidden),
+        )
+    qkv_bias = bias or shape.kind == "qwen2"
+    out_bias = bias and shape.kind != "qwen2"
+    mlp_bias = bool(getattr(config, "mlp_bias", False))
+    return (
+        Linear("q_proj", hidden, shape.query, qkv_bias),
+        Linear("k_proj", hidden, shape.key, qkv_bias),
+        Linear("v_proj", hidden, shape.key, qkv_bias),
+        Linear("o_proj", shape.query, hidden, out_bias),
+        Linear("gate_proj", hidden, wide, mlp_bias),
+        Linear("up_proj", hidden, wide, mlp_bias),
+        Linear("down_proj", wide, hidden, mlp_bias),
+    )

@@ -1,0 +1,171 @@
+"""The largest sizes that fit, and what would make a run fit that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.planner.device import GIB
+from rlcli.planner.engine import full_responses
+from rlcli.planner.memory import PhaseMemory, engine_worker, phases
+from rlcli.planner.setting import Setting
+from rlcli.planner.timing import times
+
+GPU_SHARE, CPU_SHARE = 0.95, 0.9
+"""Of a device's memory that a plan may fill: the rest is for what allocators leave unused and for the account's own
+error."""
+OUTSIDE = 1.5 * GIB
+"""On CPUs, beside the workers: the driver, Ray's daemons and its object store, the verifiers' processes."""
+STEP = 128
+USEFUL_ON_GPU, USEFUL_ON_CPU = 32768, 8192
+"""Tokens of a micro-batch beyond which it is no faster: kernels are full long before."""
+HIGHEST_UTILIZATION = 0.95
+
+
+def budget(setting: Setting) -> float:
+    """Bytes that one worker may take."""
+    if not setting.device.is_cpu:
+        return GPU_SHARE * setting.device.memory
+    return max(CPU_SHARE * setting.device.memory - OUTSIDE, 0.0) / setting.config.all_workers
+
+
+def all_phases(setting: Setting) -> list[PhaseMemory]:
+    """Of a training worker, and of one that only generates."""
+    apart = engine_worker(setting)
+    return phases(setting) + ([apart] if apart else [])
+
+
+def fits(setting: Setting) -> bool:
+    return all(phase.total <= budget(setting) for phase in all_phases(setting)) and _engine_works(setting)
+
+
+def _engine_works(setting: Setting) -> bool:
+    """Whether the KV cache holds one sample of the longest kind, at least."""
+    return not setting.has_engine or full_responses(setting) >= 1
+
+
+def least_tokens(setting: Setting) -> int:
+    """The smallest micro-batch that the rules allow: one sample, or a pair."""
+    return setting.max_length * (2 if setting.config.algorithm.select == "pairs" else 1)
+
+
+def largest_microbatch(setting: Setting) -> int | None:
+    """The largest train.tokens_per_microbatch that fits and is of use; None where none fits."""
+    least = least_tokens(setting)
+    a_rank = setting.samples / setting.config.train.minibatches / setting.ranks
+    useful = USEFUL_ON_CPU if setting.device.is_cpu else USEFUL_ON_GPU
+    most = max(least, min(useful, int(-(-a_rank // 1) * setting.max_length)))
+    training = ("old_log_probs", "reference", "critic", "update")
+
+    def holds(tokens: int) -> bool:
+        tried = setting.with_keys(train={"tokens_per_microbatch": tokens})
+        return all(phase.total <= budget(tried) for phase in phases(tried) if phase.name in training)
+
+    return _largest(least, most, STEP, holds)
+
+
+def largest_utilization(setting: Setting) -> float | None:
+    """The largest rollout.gpu_memory_utilization that fits; None where none does, or where there is nothing to choose
+    (on CPUs, and with a KV cache of a given size)."""
+    if setting.device.is_cpu or not setting.has_engine or setting.kv_cache_bytes is not None:
+        return None
+
+    def holds(percent: int) -> bool:
+        tried = setting.with_keys(rollout={"gpu_memory_utilization": percent / 100})
+        concerned = [phase for phase in all_phases(tried) if phase.name in ("generate", "sync", "checkpoint")]
+        return all(phase.total <= budget(tried) for phase in concerned)
+
+    percent = _largest(1, int(100 * HIGHEST_UTILIZATION), 1, holds)
+    if percent is None or not _engine_works(setting.with_keys(rollout={"gpu_memory_utilization": percent / 100})):
+        return None
+    return percent / 100
+
+
+def _largest(least: int, most: int, step: int, holds: Callable[[int], bool]) -> int | None:
+    """The largest of `least`, `least + step`, … up to `most` that holds, where all smaller ones hold too."""
+    if not holds(least):
+        return None
+    low, high = 0, (most - least) // step
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(least + middle * step) else (low, middle - 1)
+    return least + low * step
+
+
+def solved(setting: Setting) -> Setting | None:
+    """With the largest sizes that fit; None where no sizes do."""
+    tokens, utilization = largest_microbatch(setting), largest_utilization(setting)
+    if tokens is None:
+        return None
+    found = setting.with_keys(train={"tokens_per_microbatch": tokens})
+    if utilization is not None:
+        found = found.with_keys(rollout={"gpu_memory_utilization": utilization})
+    return found if fits(found) else None
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A change with which the run fits. keys: what to set. seconds: of a step then; 0 where unknown. cost: in words."""
+
+    keys: dict[str, Any]
+    cost: str
+    seconds: float
+
+
+def mends(setting: Setting) -> list[Mend]:
+    """What makes a run fit that does not: first what only costs time, the fastest first, then what changes what is
+    trained or takes more devices."""
+    on_gpu = not setting.device.is_cpu
+    recompute = {"model": {"gradient_checkpointing": True}}
+    offload_inputs = {"model": {"gradient_checkpointing": "offload"}}
+    tried: list[tuple[dict[str, dict[str, Any]], str]] = [(recompute, "recomputes each layer")]
+    if on_gpu:
+        moments, everything = {"train": {"offload": "optimizer"}}, {"train": {"offload": "all"}}
+        tried += [
+            (moments, "moves the optimizer's states to the host and back"),
+            (recompute | moments, "recomputes each layer, and moves the optimizer's states"),
+            (recompute | everything, "recomputes each layer, and moves weights and optimizer"),
+            (offload_inputs | everything, "as before, and keeps the layers' inputs in host memory"),
+        ]
+    within = [found for change, cost in tried if (found := _mend(setting, change, cost))]
+    within.sort(key=lambda mend: mend.seconds)
+    beyond = []
+    if not setting.config.lora.rank:
+        beyond.append(_mend(setting, recompute | {"lora": {"rank": 32}}, "trains an adapter alone"))
+    if on_gpu:
+        beyond += [_more_devices(setting, recompute), _shared_engine(setting, recompute)]
+    return within + [mend for mend in beyond if mend]
+
+
+def _mend(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Mend | None:
+    found = solved(setting.with_keys(**change))
+    if found is None:
+        return None
+    keys = {f"{section}.{key}": value for section, values in change.items() for key, value in values.items()}
+    return Mend(keys, cost, sum(phase.seconds for phase in times(found)))
+
+
+def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend | None:
+    """The least number of devices, by doubling, with which it fits."""
+    workers = setting.ranks
+    for _ in range(6):
+        workers *= 2
+        found = _mend(setting, change | {"cluster": {"workers": workers}}, f"{workers} devices")
+        if found is not None:
+            return found
+    return None
+
+
+def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend | None:
+    """The least tensor_parallel with which it fits on the devices that there are."""
+    shared = setting.config.rollout.tensor_parallel * 2
+    while shared <= setting.config.engine_workers:
+        if setting.policy.heads % shared == 0 and setting.config.engine_workers % shared == 0:
+            found = _mend(
+                setting, change | {"rollout": {"tensor_parallel": shared}}, f"{shared} devices share an engine"
+            )
+            if found is not None:
+                return found
+        shared *= 2
+    return None

@@ -1,0 +1,144 @@
+"""Seconds of a step by phase, every response as long as it may be: operations and bytes over what a device does.
+
+The device's own figures are peaks; the shares below say what of them is reached. They are round numbers of what good
+implementations report, not measurements of yours: expect the order of magnitude, and trust comparisons more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlcli.planner.activations import FLOAT
+from rlcli.planner.engine import full_responses, kv_per_token, weights
+from rlcli.planner.memory import checkpoint_bytes
+from rlcli.planner.setting import Setting
+
+OF_FLOPS = 0.45
+"""Of the matrix rate, in training and prefill."""
+OF_READING = 0.6
+"""Of the memory's rate, in decoding and in the optimizer's step."""
+OF_LINKS = 0.6
+DECODE_STEP_S = 0.002
+"""Of each token's step beside what it computes: scheduling and sampling; on CPUs and without CUDA graphs tenfold."""
+ADAM_TRAFFIC = 7 * FLOAT
+"""Bytes a parameter that a step reads and writes: weight, gradient and two moments."""
+
+
+@dataclass(frozen=True)
+class PhaseTime:
+    """seconds of a phase at most, and what bounds it."""
+
+    name: str
+    seconds: float
+    bound: str
+
+
+def times(setting: Setting) -> list[PhaseTime]:
+    """In the order of a step; nothing where the device's rates are unknown."""
+    if not setting.device.has_rates:
+        return []
+    found = []
+    if not setting.config.data.response:
+        found.append(_generate(setting))
+    needed = {
+        "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
+        "reference": setting.algorithm.needs_reference,
+        "critic": setting.critic is not None,
+    }
+    forward = _pass_seconds(setting, passes=1, head=1)
+    found += [PhaseTime(name, *forward) for name, there in needed.items() if there]
+    found.append(_update(setting))
+    if setting.has_engine:
+        found.append(_sync(setting))
+    every = setting.config.checkpoint.every
+    if every:
+        copied = checkpoint_bytes(setting) / setting.ranks / _host_rate(setting)
+        found.append(PhaseTime("checkpoint", copied / every, "copies to host memory, a step's share"))
+    return found
+
+
+def model_flops(setting: Setting) -> float:
+    """Operations of one forward and backward pass over a step's tokens, on all ranks."""
+    shape = setting.policy
+    tokens, places, responses = _step_tokens(setting)
+    matrices = 2 * shape.matrix_parameters * tokens + 2 * shape.embedding_parameters * responses
+    return 3 * (matrices + _attention(setting, places))
+
+
+def _step_tokens(setting: Setting) -> tuple[float, float, float]:
+    """Of all ranks in one pass: tokens of the packs, places in attention, responses."""
+    pack, config = setting.pack, setting.config
+    packs = setting.samples * setting.sample_tokens / pack.places
+    return pack.tokens * packs, pack.places * packs, setting.samples * config.rollout.max_response_tokens
+
+
+def _attention(setting: Setting, places: float) -> float:
+    """Operations of one forward pass: scores and values of half the pairs."""
+    return setting.policy.layers * 2 * setting.policy.query * places * setting.sample_tokens
+
+
+def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[float, str]:
+    """passes, head: through layers and head, in forward passes."""
+    shape = setting.policy
+    tokens, places, responses = _step_tokens(setting)
+    layers = 2 * shape.matrix_parameters * tokens + _attention(setting, places)
+    flops = passes * layers + head * 2 * shape.embedding_parameters * responses
+    computing = flops / setting.ranks / (setting.device.flops * OF_FLOPS)
+    if setting.ranks == 1:
+        return computing, "matrix rate"
+    microbatches = math.ceil(tokens / setting.ranks / setting.pack.tokens)
+    gathers = 2 if passes > 1 else 1
+    moved = gathers * setting.bytes_each + (FLOAT if passes > 1 else 0)
+    moving = microbatches * moved * shape.parameters / (setting.device.link_rate * OF_LINKS)
+    return (moving, "links between devices") if moving > computing else (computing, "matrix rate")
+
+
+def _update(setting: Setting) -> PhaseTime:
+    config = setting.config
+    checkpointing = bool(config.model.gradient_checkpointing)
+    # The head is always worked out twice; with an adapter the weights have no gradient of their own.
+    backward = 1 if config.lora.rank else 2
+    seconds, bound = _pass_seconds(setting, passes=1 + checkpointing + backward, head=2 + backward)
+    critic = _pass_seconds(setting, passes=3 + checkpointing, head=0)[0] if setting.critic is not None else 0.0
+    stepping = setting.trained_parameters() / setting.ranks * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
+    away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
+    moving = 2 * away * FLOAT * setting.trained_parameters() / setting.ranks / _host_rate(setting)
+    total = config.train.passes * (seconds + critic) + setting.updates * stepping + moving
+    return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
+
+
+def _generate(setting: Setting) -> PhaseTime:
+    """Decoding, in as many rounds as the requests at once make necessary, and the prompts' prefill."""
+    config, shape, device = setting.config, setting.policy, setting.device
+    rollout, shared = config.rollout, config.rollout.tensor_parallel
+    kept = config.dynamic_sampling
+    asked = rollout.prompts_per_step * rollout.samples_per_prompt * (kept.oversample if kept.keep != "all" else 1)
+    each = math.ceil(asked / setting.engines)
+    at_once = max(1.0, min(each, rollout.max_concurrent, full_responses(setting)))
+    steps = each / at_once * rollout.max_response_tokens
+    length = setting.prompt_tokens + rollout.max_response_tokens / 2
+    reading = (weights(setting) + at_once * length * kv_per_token(setting)) / (device.read_rate * OF_READING)
+    per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / shared
+    computing = at_once * per_token / (device.flops * OF_FLOPS)
+    waiting = DECODE_STEP_S * (10 if device.is_cpu or rollout.enforce_eager else 1)
+    prompts = rollout.prompts_per_step / setting.engines * setting.prompt_tokens
+    prefill = prompts * per_token / (device.flops * OF_FLOPS)
+    longest = max((reading, "memory"), (computing, "matrix rate"))
+    bound = longest[1] if longest[0] > waiting else "scheduling"
+    return PhaseTime("generate", steps * (longest[0] + waiting) + prefill, bound)
+
+
+def _sync(setting: Setting) -> PhaseTime:
+    size = setting.bytes_each * setting.policy.parameters
+    if setting.config.lora.rank:
+        size = FLOAT * setting.trained_parameters()
+    copying = 2 * size / (setting.device.read_rate * OF_READING)
+    if setting.ranks == 1:
+        return PhaseTime("sync", copying, "memory")
+    moving = size / (setting.device.link_rate * OF_LINKS)
+    return PhaseTime("sync", max(copying, moving), "links between devices" if moving > copying else "memory")
+
+
+def _host_rate(setting: Setting) -> float:
+    return (setting.device.read_rate * OF_READING / 2) if setting.device.is_cpu else setting.device.host_rate * OF_LINKS

@@ -1,0 +1,187 @@
+"""A run's memory, time and disk before it starts: for `rlcli plan` to show and `rlcli train --memory auto` to heed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlcli.config.load import Resolved, resolve
+from rlcli.config.schema import RunConfig
+from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
+from rlcli.errors import ConfigError, SetupError
+from rlcli.planner.calibration import calibrated
+from rlcli.planner.device import GIB, TABLE, Device, cpu, parse_gpus
+from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
+from rlcli.planner.setting import Setting, setting_of
+from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.trainer.plan import derived_plan
+from rlcli.trainer.preflight import Prepared, kv_cache_bytes
+from rlcli.workers.cluster import cluster_address, resolve_device
+from rlcli.workers.work import Role
+
+AUTO = "--memory auto"
+Rows = list[tuple[str, str]]
+
+
+def planned(
+    recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, on_note: Callable[[str], None]
+) -> tuple[Forecast, Rows]:
+    """The forecast of a run and its derived plan, without weights and without a device; no data is needed, but its
+    prompts' lengths make it closer. gpus: as `parse_gpus` reads them; empty: what this machine has. Raises the
+    RlcliError that names what is wrong."""
+    resolved = resolve(recipe, flags, sets)
+    device, count = parse_gpus(gpus) if gpus else (own_device(resolved.config), 0)
+    kind = "cpu" if device.is_cpu else "cuda"
+    given = resolved.origins["cluster.workers"] in ("--set", "flag --workers")
+    if count and not given:
+        beside = resolved.config.critic.workers + resolved.config.rollout.workers
+        if count <= beside:
+            raise ConfigError(
+                f"--gpus {gpus}: critic.workers + rollout.workers = {beside} leave none of {count} to train on",
+                f"give {beside + 1} or more",
+            )
+        flags = {**flags, "cluster.workers": count - beside}
+    config = resolve(recipe, {**flags, "cluster.device": kind}, sets).config
+    shape = read_shape(config.model.path)
+    _check_positions(config, shape)
+    prompts = _prompts(config) if config.data.path else None
+    tokens = None if prompts is None else len(prompts.flat) / len(prompts)
+    cache = kv_cache_bytes(config, kind, _dtype(config, kind), _max_length(config))
+    setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
+    setting = replace(setting, device=calibrated(device, shape))
+    if prompts is None:
+        on_note("without --data: every prompt counted as data.max_prompt_tokens long")
+    return forecast(setting), _rows(setting, kind, prompts)
+
+
+def own_device(config: RunConfig) -> Device:
+    """What this machine's workers would run on."""
+    if resolve_device(config.cluster.device, config.cluster.address) == "cpu":
+        return cpu()
+    if cluster_address(config.cluster.address):
+        raise SetupError("the run's GPUs are in a cluster, which is not asked", "name them: rlcli plan … --gpus h100:8")
+    asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    lines = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+    name, _, mebibytes = lines[0].rpartition(",")
+    said = name.lower().replace(" ", "")
+    known = max((key for key in TABLE if key.split("-")[0] in said), key=len, default="")
+    memory = float(mebibytes) * (1 << 20)
+    if not known:
+        return Device(name.strip(), memory)
+    return replace(parse_gpus(known)[0], memory=memory)
+
+
+def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:
+    """The configuration with the largest sizes that fit in place of those that nobody has set, and rows for the printed
+    plan that tell what was chosen and why. Raises `ConfigError` where nothing fits."""
+    config = prepared.config
+    device = own_device(config)
+    tokens = len(prepared.prompts.flat) / len(prepared.prompts)
+    setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+    wanted = {key for key in (TOKENS, UTILIZATION) if not _set_by_user(resolved.origins[key])}
+    chosen = largest_of(setting, wanted)
+    rows = [
+        (AUTO, f"{key} = {resolved.values()[key]} as it was set") for key in (TOKENS, UTILIZATION) if key not in wanted
+    ]
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in chosen.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    found = forecast(setting.with_keys(**sections))
+    if not found.fits:
+        raise ConfigError(f"{AUTO}: {_too_large(found)}", _first_mend(found))
+    peak = found.peak
+    for key, value in chosen.items():
+        why = f"the largest of use that fits: {peak.name} then takes {peak.total / GIB:.1f}"
+        rows.append((AUTO, f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
+    origins = resolved.origins | dict.fromkeys(chosen, AUTO)
+    resolved = replace(resolved, config=_with(resolved.config, sections), origins=origins)
+    return resolved, replace(prepared, config=_with(config, sections)), rows
+
+
+def _with(config: RunConfig, sections: Mapping[str, Mapping[str, Any]]) -> RunConfig:
+    changed = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
+    return config.model_copy(update=changed)
+
+
+def _set_by_user(origin: str) -> bool:
+    return origin.startswith(("--set", "flag"))
+
+
+def _too_large(found: Forecast) -> str:
+    peak = found.peak
+    least = max(peak.parts, key=lambda part: peak.parts[part])
+    return (
+        f"{peak.name} takes {peak.total / GIB:.1f} GiB at the least, {least} most of it, and a worker may take "
+        f"{found.budget / GIB:.1f} GiB"
+    )
+
+
+def _first_mend(found: Forecast) -> str:
+    if not found.mends:
+        return "choose a smaller model or more devices; rlcli plan shows what takes how much"
+    mend = found.mends[0]
+    keys = " ".join(f"--set {key}={str(value).lower()}" for key, value in mend.keys.items())
+    return f"{keys} ({mend.cost}); rlcli plan shows more"
+
+
+def _check_positions(config: RunConfig, shape: ModelShape) -> None:
+    from rlcli.model.facts import read_config
+
+    positions = read_config(config.model.path).max_position_embeddings
+    if _max_length(config) > positions:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {_max_length(config)} is more than the "
+            f"{positions} positions of {config.model.path}",
+            "lower one of them",
+        )
+    shared = config.rollout.tensor_parallel
+    if shape.heads % shared:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {shared} does not divide the {shape.heads} attention heads of "
+            f"{config.model.path}",
+            "give a divisor of it",
+        )
+
+
+def _prompts(config: RunConfig) -> TokenizedPrompts:
+    rows = read_prompts(config.data.path, "train", config.verifier.name)
+    response, most = config.data.response, config.rollout.max_response_tokens
+    tokenizer = load_tokenizer(config.model.path)
+    return TokenizedPrompts.tokenize(
+        rows, tokenizer, config.data.max_prompt_tokens, response=response, max_response_tokens=most
+    )
+
+
+def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows:
+    """The derived plan, as far as it can be known without a machine and maybe without data."""
+    config = setting.config
+    roles: set[Role] = {"policy", "engine"} if setting.has_engine else {"policy"}
+    none = TokenizedPrompts((), 0, np.zeros(0, np.int32), np.zeros(1, np.int64))
+    prepared = Prepared(
+        config=config,
+        device=kind,
+        dtype=_dtype(config, kind),
+        prompts=prompts or none,
+        held_out=None,
+        verifiers=tuple(sorted({prompt.verifier for prompt in prompts.prompts})) if prompts else (),
+        max_length=setting.max_length,
+        kv_cache_bytes=setting.kv_cache_bytes,
+        parameters=setting.policy.parameters,
+        roles=frozenset(roles),
+    )
+    return derived_plan(prepared)
+
+
+def _dtype(config: RunConfig, kind: str) -> str:
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return "bfloat16" if kind == "cuda" else "float32"
+
+
+def _max_length(config: RunConfig) -> int:
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens
