@@ -20,6 +20,7 @@ from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.trainer.responses import Responses
 from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.workers.memory import PHASES
 from rlcli.workers.samples import Samples
 from rlcli.workers.work import Coefficients
 
@@ -36,6 +37,7 @@ def documented() -> set[str]:
 
 SUMS = ("tokens", *PER_TOKEN, "grad_norm")
 MISMATCH = ("tokens", "kl", "k3", "ratio", "ratio_squared", "outliers", "corrected")
+MEMORY = (*PHASES.values(), "base", "shm", "host", "fragmented")
 CRITIC = (
     "tokens",
     "loss",
@@ -67,6 +69,9 @@ class Workers:
 
     def sync_weights(self, probe: Any, version: int) -> list[float]:
         return [0.0]
+
+    def memory(self) -> list[dict[str, float]]:
+        return [dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)]
 
 
 def written(advantage: str) -> set[str]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rlcli.model.lora import LoraSpec
 from rlcli.model.offload import KINDS, Offload
@@ -40,12 +41,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Learning:
     """A sharded policy that trains on a fixed pack, whose states `offload` sends away by the name `policy`."""
 
-    def __init__(self, mesh: Any, path: str, kinds: str, lora: bool = False) -> None:
+    def __init__(
+        self, mesh: Any, path: str, kinds: str, lora: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
         from rlcli.model.loading import load_policy
         from rlcli.model.optim import build_optimizer
 
         torch.manual_seed(0)
-        place: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "mesh": mesh}
+        place: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": mesh}
         self.model = load_policy(path, lora=LoraSpec(rank=4, alpha=8.0) if lora else None, **place)
         self.optimizer = build_optimizer(self.model, lr=1e-2, betas=(0.9, 0.99), weight_decay=0.1)
         self.offload = Offload(KINDS[kinds], CPU)
@@ -82,10 +85,13 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("kinds", ["optimizer", "all"])
 @pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_training_is_the_same_to_the_bit_with_everything_away_between_steps(
-    mesh: Any, base: str, kinds: str, lora: bool
+    mesh: Any, base: str, kinds: str, lora: bool, dtype: torch.dtype
 ) -> None:
-    plain, moved = Learning(mesh, base, "none", lora), Learning(mesh, base, kinds, lora)
+    """In bfloat16 one rank is sharded like many, in float32 it is not."""
+    plain, moved = Learning(mesh, base, "none", lora, dtype), Learning(mesh, base, kinds, lora, dtype)
+    assert any(isinstance(p, DTensor) for p in plain.model.parameters()) == (dtype == torch.bfloat16)
     for _ in range(4):
         moved.offload.send(*moved.offload.names)
         for one in (plain, moved):
