@@ -24,6 +24,11 @@ DETERMINISTIC = {
     "same bits on the same GPUs and versions, as far as torch has such kernels; slower, in generation most",
 }
 """What train.deterministic turns on and what it costs."""
+OFFLOADED = {
+    "optimizer": "the optimizer's states",
+    "all": "weights, the optimizer's states and the reference model",
+}
+"""What train.offload moves."""
 MOST_LISTED = 5
 
 
@@ -68,11 +73,26 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
             + (f", {train.steps / epoch:.2f} epochs" if epoch else ""),
         ),
     ]
+    rows += _memory_rows(prepared)
     if train.deterministic:
         rows.append(("deterministic", DETERMINISTIC[prepared.device]))
     if train.passes > 1:
         updates = train.passes * train.minibatches
         rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))
+    return rows
+
+
+def _memory_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """What moves to host memory, and what is worked out twice to save memory."""
+    config, on_gpu = prepared.config, prepared.device == "cuda"
+    rows = []
+    if config.train.offload != "none":
+        where = f"{OFFLOADED[config.train.offload]}: in host memory while the engine generates"
+        rows.append(("offload", where if on_gpu else "none: on CPUs everything is in host memory"))
+    if config.model.gradient_checkpointing:
+        kept = "of each layer only the input is kept"
+        inputs = config.model.gradient_checkpointing == "offload" and on_gpu
+        rows.append(("activations", kept + (", in host memory" if inputs else "")))
     return rows
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rlcli.errors import RunFailed
 
-GENERATES = "lower rollout.gpu_memory_utilization, rollout.kv_cache_mb or rollout.max_concurrent"
+OFFLOADS = "on GPUs set train.offload (optimizer, or all)"
+PLANS = "rlcli plan tells what each phase takes, and what fits"
+GENERATES = f"lower rollout.gpu_memory_utilization, rollout.kv_cache_mb or rollout.max_concurrent, {OFFLOADS}"
 TRAINS = (
-    "lower train.tokens_per_microbatch, set model.gradient_checkpointing, raise cluster.workers, "
-    "or train an adapter with lora.rank"
+    "lower train.tokens_per_microbatch, set model.gradient_checkpointing (true, or on GPUs offload), "
+    "raise cluster.workers, or train an adapter with lora.rank"
 )
-SYNCS = "lower rollout.gpu_memory_utilization"
+SYNCS = f"lower rollout.gpu_memory_utilization, {OFFLOADS}"
 HELPS = {
     "rollout": GENERATES,
     "sync_weights": SYNCS,
@@ -31,6 +33,11 @@ _PEER_TEXT = re.compile(
 )
 
 
+def helps(method: str) -> str:
+    """What to change where `method` runs out of memory."""
+    return f"{HELPS.get(method, TRAINS)}; {PLANS}"
+
+
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether `error` is of an allocation that failed in the process that raised it."""
     return type(error).__name__ in _OOM_TYPES or bool(_OOM_TEXT.search(str(error)))
@@ -46,7 +53,7 @@ def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
     said = str(error).strip().splitlines()
     return RunFailed(
         f"worker {rank} ran out of memory in {method}: {said[0] if said else type(error).__name__}",
-        HELPS.get(method, TRAINS),
+        helps(method),
     )
 
 
@@ -54,7 +61,7 @@ def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kil
     """Of an actor that is gone. tail: how its log ends; oom_kills: how often the kernel of this machine has ended a
     process for want of memory since the worker was started."""
     text = str(death).strip()
-    helps = HELPS.get(method, TRAINS)
+    mend = helps(method)
     # Its log tells more than Ray, unless it never got as far as to write to it.
     ending = f"; its log {log} ends: {tail}" if tail else f": {_of_ray(text)}"
     if getattr(death, "actor_init_failed", False):  # Its constructor raised, as it would again.
@@ -62,7 +69,7 @@ def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kil
     if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
         return RunFailed(
             f"worker {rank} was killed in {method}: its machine{_node(text)} ran out of memory{ending}",
-            helps,
+            mend,
             retry=True,
         )
     if "node" in text.lower() and re.search(
@@ -73,11 +80,11 @@ def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kil
         return RunFailed(
             f"worker {rank} was killed in {method}, and the kernel has ended a process of this machine for want of "
             f"memory{ending}",
-            helps,
+            mend,
             retry=True,
         )
     return RunFailed(
-        f"worker {rank} died in {method}{ending}", f"if it was killed because memory ran out: {helps}", retry=True
+        f"worker {rank} died in {method}{ending}", f"if it was killed because memory ran out: {mend}", retry=True
     )
 
 

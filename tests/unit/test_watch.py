@@ -264,6 +264,9 @@ def test_want_of_memory_is_told_with_what_to_change_where_it_was_felt() -> None:
     assert "model.gradient_checkpointing" in out_of_memory(0, "compute_old_log_probs", MemoryError()).mend
     assert "rollout.max_concurrent" in out_of_memory(0, "rollout", MemoryError()).mend
     assert "rollout.gpu_memory_utilization" in out_of_memory(0, "sync_weights", MemoryError()).mend
+    assert "train.offload" in out_of_memory(0, "rollout", MemoryError()).mend
+    assert "offload" in out_of_memory(0, "update", MemoryError()).mend
+    assert "rlcli plan" in out_of_memory(0, "update", MemoryError()).mend
 
 
 def test_broken_connections_are_somebody_elses_death() -> None:
