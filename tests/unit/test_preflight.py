@@ -42,6 +42,7 @@ def rows(tmp_path: Path) -> Path:
         (["model.path={data}", "verifier.name=chess"], "no verifier is called 'chess'"),
         (["model.path={data}"], "holds no config.json"),
         (["cluster.workers=999", "model.path={data}"], "cluster.workers = 999, but this machine has"),
+        (["rollout.workers=998", "model.path={data}"], "cluster.workers = 1 + rollout.workers = 998, but this machine"),
         (["rollout.quantization=fp8", "model.path={data}"], "rollout.quantization = fp8, but CPUs have no 8-bit"),
         (["model.compile=true", "model.path={data}"], "model.compile = true, but workers run on CPUs"),
     ],
