@@ -1,0 +1,159 @@
+"""How fast weights come together for the engine, beside a plain copy of as many bytes.
+
+    .venv/bin/python scripts/bench/sync.py [--sizes 1m 10m 100m] [--ranks 1 2] [--json sync.json]
+
+In turn, in the same processes, on a real model that FSDP2 has sharded over gloo (NCCL where there are GPUs):
+
+    bucket N   as the sync gathers them: buckets of at most N MiB, each cast and flattened into one collective, the
+               next one under way while the last one is used
+    tensor     every parameter by itself: cast, then `full_tensor()`
+    copy       each whole parameter once more, from memory to memory (device to device): the bound
+
+The engine's own loading is not in it. Seconds are medians of `--repeats`; a ratio is the median of the quotients, turn
+by turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from _common import interleaved, ratio, write_json
+from rich.console import Console
+from rich.table import Table
+
+SIZES: dict[str, dict[str, int]] = {
+    "1m": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512},
+    "10m": {"hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 6, "vocab_size": 4096},
+    "100m": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 16384},
+    "500m": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "vocab_size": 151936},
+}
+
+
+def sharded(size: str, mesh: Any, dtype: torch.dtype) -> Any:
+    """A Qwen2 with random weights, in float32, that computes in `dtype`."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from rlcli.model.policy import PolicyModel
+    from rlcli.model.sharding import shard
+
+    shape = SIZES[size]
+    config = Qwen2Config(
+        **shape, intermediate_size=4 * shape["hidden_size"], num_key_value_heads=2, tie_word_embeddings=True
+    )
+    with torch.device(mesh.device_type):
+        model = PolicyModel(Qwen2ForCausalLM(config), dtype=dtype, source=size)
+    shard(model, mesh)
+    return model
+
+
+def timed(work: Callable[[], Iterable[Any]], device: str) -> Callable[[], float]:
+    """Seconds that all ranks take to go through what `work` gives."""
+
+    def run() -> float:
+        dist.barrier()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in work():
+            pass
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    return run
+
+
+def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int], repeats: int, out: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rlcli.model.buckets import buckets
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world,
+    )
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    model = sharded(size, init_device_mesh(device, (world,)), dtype)
+    named = [(name, parameter.detach()) for name, parameter in model.lm.named_parameters()]
+    whole = [torch.zeros(tensor.shape, dtype=dtype, device=device) for _, tensor in named]
+    room = [torch.zeros_like(tensor) for tensor in whole]
+
+    def per_tensor() -> Iterable[Any]:
+        return (tensor.to(dtype).full_tensor() for _, tensor in named)
+
+    def copied() -> Iterable[Any]:
+        return (into.copy_(tensor) for into, tensor in zip(room, whole, strict=True))
+
+    runs: dict[str, Callable[[], Iterable[Any]]] = {
+        **{f"bucket {mb}": lambda mb=mb: buckets(named, dtype, mb << 20) for mb in buckets_mb},  # type: ignore[misc]
+        "tensor": per_tensor,
+        "copy": copied,
+    }
+    found = interleaved({name: timed(work, device) for name, work in runs.items()}, repeats=repeats)
+    if rank == 0:
+        nbytes = sum(tensor.nbytes for tensor in whole)
+        write_json(out, {"device": device, "bytes": nbytes, "tensors": len(named), "seconds": found})
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(size: str, ranks: int, buckets_mb: list[int], repeats: int) -> dict[str, Any]:
+    import json
+
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        out = Path(folder) / "found.json"
+        mp.spawn(measured, (ranks, port, size, buckets_mb, repeats, str(out)), nprocs=ranks)
+        found: dict[str, Any] = json.loads(out.read_text())
+    return {"size": size, "ranks": ranks} | {name: found[name] for name in ("device", "bytes", "tensors", "seconds")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1m", "10m", "100m"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--buckets-mb", nargs="+", type=int, default=[8, 32, 256])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+
+    table = Table("model", "ranks", "MB", "tensors", "how", "ms", "GB/s", "× tensor", "of a copy")
+    rows = []
+    for size in options.sizes:
+        for ranks in options.ranks:
+            row = measure(size, ranks, options.buckets_mb, options.repeats)
+            rows.append(row)
+            seconds = row["seconds"]
+            for how, each in seconds.items():
+                table.add_row(
+                    *(size, str(ranks), f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), how),
+                    f"{median(each) * 1e3:.2f}",
+                    f"{row['bytes'] / median(each) / 1e9:.2f}",
+                    f"{ratio(seconds['tensor'], each):.2f}",
+                    f"{ratio(seconds['copy'], each):.2f}",
+                )
+    Console().print(table)
+    write_json(options.json, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
