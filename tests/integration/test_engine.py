@@ -11,6 +11,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,30 @@ import pytest
 LENGTHS = (3, 17, 40, 64)
 LIMIT = 24
 TOP_P = 0.5
+DRAWS = 2000
+BROKEN_OFF = 9
+
+
+def break_off(engine: Any, requests: list[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Break the responses off after so many steps, and go on with them: what there was of each, and what it became.
+    Those that were finished by then are as they were."""
+    from rlcli.rollout.engine import GenerationRequest, Sampling
+
+    def told(one: Any) -> dict[str, Any]:
+        return {"tokens": one.tokens.tolist(), "log_probs": one.log_probs.tolist(), "finish": one.finish_reason}
+
+    engine.begin(Sampling(1.0, LIMIT))
+    for request in requests:
+        engine.add(request)
+    finished = [one for _ in range(BROKEN_OFF) for one in engine.step()]
+    rest = engine.abort()
+    assert engine.unfinished == 0
+    begun = {one.key: one for one in rest}
+    going_on = [
+        GenerationRequest(r.key, r.prompt, r.seed, begun=begun[r.key].tokens) for r in requests if r.key in begun
+    ]
+    gone_on = {one.key: told(one) for one in engine.generate(going_on, Sampling(1.0, LIMIT))}
+    return {one.key: told(one) for one in [*finished, *rest]}, gone_on
 
 
 def main(model: str, out: str) -> None:
@@ -112,6 +137,15 @@ def main(model: str, out: str) -> None:
     requests = [GenerationRequest(key, prompt, seed=1000 + key) for key, prompt in enumerate(prompts * 8)]
     found["alone"] = {key: generate([requests[key]])[key] for key in (0, 5, 30)}
     found["reversed"] = generate(requests[::-1])
+    many = [GenerationRequest(key, prompts[1], seed=key) for key in range(DRAWS)]
+    found["drawn"] = [one["tokens"][0] for one in generate(many, 1).values()]
+    found["drawn_expected"] = distributions(prompts[1], prompts[1][:1])[0].double().exp().tolist()
+    found["resumed"] = {}
+    for key in (0, 5, 30):  # from their first 7 tokens on, or fewer where they have ended by then
+        begun = found["second"]["made"][key]["tokens"][:7]
+        prompt = np.concatenate([requests[key].prompt, np.array(begun, np.int32)])
+        found["resumed"][key] = begun + generate([GenerationRequest(key, prompt, requests[key].seed)])[key]["tokens"]
+    found["broken_off"], found["gone_on"] = break_off(engine, requests)
     # Three prompts of 2,000 tokens are more than the scheduler takes in one step.
     long = [GenerationRequest(key, random.choice(printable, 2000), seed=2000 + key) for key in range(5)]
     found["long"], found["long_alone"] = generate(long, 8), {4: generate([long[4]], 8)[4]}
@@ -179,6 +213,33 @@ def test_a_sample_depends_on_its_own_seed_alone(found: dict[str, Any]) -> None:
     }
     # Eight seeds for each prompt, and no two responses alike.
     assert len({tuple(one["tokens"]) for one in batch.values()}) == 32
+
+
+def test_seeds_that_differ_by_one_draw_from_the_distribution_of_the_model(found: dict[str, Any]) -> None:
+    counts = Counter(found["drawn"])
+    likely = [(token, DRAWS * p) for token, p in enumerate(found["drawn_expected"]) if DRAWS * p > 5]
+    assert len(likely) > 50
+    chi_square = sum((counts[token] - expected) ** 2 / expected for token, expected in likely)
+    assert abs(chi_square - len(likely)) < 5 * math.sqrt(2 * len(likely))
+
+
+def test_a_response_that_goes_on_from_its_tokens_draws_what_it_would_have_drawn(found: dict[str, Any]) -> None:
+    whole = {key: found["second"]["made"][key] for key in found["resumed"]}
+    going_on = [key for key, one in whole.items() if len(one["tokens"]) > 7]
+    assert going_on
+    for key in going_on:
+        assert found["resumed"][key][: len(whole[key]["tokens"])] == whole[key]["tokens"]
+
+
+def test_responses_that_are_broken_off_go_on_with_what_they_would_have_been(found: dict[str, Any]) -> None:
+    broken_off, gone_on = found["broken_off"], found["gone_on"]
+    assert len(broken_off) == 32
+    assert {key for key, one in broken_off.items() if one["finish"] is None} == set(gone_on) != set(broken_off)
+    for key, whole in found["second"]["made"].items():
+        begun, rest = broken_off[key], gone_on.get(key, {"tokens": [], "log_probs": [], "finish": None})
+        assert begun["tokens"] + rest["tokens"] == whole["tokens"]
+        assert begun["log_probs"] + rest["log_probs"] == pytest.approx(whole["log_probs"], abs=1e-4)
+        assert (begun["finish"] or rest["finish"]) == whole["finish"]
 
 
 def test_responses_end_with_the_stop_token_or_at_the_limit(found: dict[str, Any]) -> None:
