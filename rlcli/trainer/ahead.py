@@ -84,11 +84,12 @@ class Ahead:
             "parts": {name: values.tolist() for name, values in batch.samples.parts.items()},
             "baselines": {prompt: asdict(verdict) for prompt, verdict in batch.baselines.items()},
             "numbers": {name: getattr(batch, name) for name in NUMBERS},
+            "shards": len(batch.shards),
         }
         return plain, batch.shards
 
     def restore(self, state: Mapping[str, Any] | None, shards: Sequence[Any]) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` gave. shards: its references are the last ones."""
         import numpy as np
 
         self.drop()
@@ -101,7 +102,8 @@ class Ahead:
             int(prompt): Verdict(**{**verdict, "outcome": Outcome(verdict["outcome"])})
             for prompt, verdict in state["baselines"].items()
         }
-        batch = Collected(Samples(**columns, parts=parts), list(shards), baselines=baselines, **state["numbers"])
+        own = list(shards[len(shards) - state["shards"] :])
+        batch = Collected(Samples(**columns, parts=parts), own, baselines=baselines, **state["numbers"])
         self.step = state["step"]
         self._batch.set_result(batch)
 

@@ -23,7 +23,7 @@ from catalog import sets_for
 
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.trainer.checkpoint import Checkpoint
-from rlcli.trainer.launch import Groups, running_workers, train, worker_spec
+from rlcli.trainer.launch import Groups, engine_spec, running_workers, train, worker_spec
 from rlcli.trainer.preflight import prepare
 from rlcli.trainer.resume import resumption
 from rlcli.trainer.run_folder import RunFolder
@@ -72,6 +72,8 @@ def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Che
     ready = prepare(config.config)
     spec = worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
     groups.policy.build(spec)
+    if groups.engines is not None:
+        groups.engines.build(engine_spec(spec))
     with (
         RunFolder.resume(out) if checkpoint else RunFolder.create(out) as folder,
         view,

@@ -187,3 +187,31 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
     for own, shared in zip(apart, one_worker["ppo"]["steps"], strict=True):
         for figure in ("reward/mean", "update/policy_loss", "update/grad_norm", "critic/loss", "critic/grad_norm"):
             assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
+
+
+@pytest.mark.long
+def test_engines_in_workers_of_their_own_generate_the_same(
+    one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    apart = with_engines_apart("grpo", cli, tiny, sums, tmp_path)
+    assert {path.name for path in (tmp_path / "logs").iterdir()} == {"engine-0.log", "rank-0.log"}
+    for own, shared in zip(apart, one_worker["grpo"]["steps"], strict=True):
+        assert own["rollout/staleness"] == 0.0
+        for figure in ("reward/mean", "response_tokens/mean", "update/policy_loss", "update/grad_norm"):
+            assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
+
+
+@pytest.mark.long
+def test_an_adapter_reaches_engines_in_workers_of_their_own(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
+    with_engines_apart(ADAPTED[0], cli, tiny, sums, tmp_path, "async.staleness=1")
+
+
+def with_engines_apart(recipe: str, cli: Cli, model: Path, data: Path, out: Path, *more: str) -> Steps:
+    """Train with one worker and another one for the engine; the steps, whose weights have all arrived."""
+    sets = [word for text in (*sets_for(recipe), "rollout.workers=1", *more) for word in ("--set", text)]
+    cli("train", recipe, "--model", model, "--data", data, "--out", out, "--steps", str(STEPS), "--workers", "1", *sets)
+    steps: Steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for step in steps:
+        assert step["update/grad_norm"] > 0
+        assert step["canary/max_abs_diff"] < 1e-3
+    return steps

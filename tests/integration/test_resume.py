@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,22 @@ CASES = {
     "dapo with a surplus": "dapo,dynamic_sampling.oversample=2",
     "ppo": "ppo",
 }
+AHEAD = {
+    "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,train.minibatches=1",
+    "dapo ahead with a surplus": "dapo,rollout.workers=1,async.staleness=1,dynamic_sampling.oversample=2",
+}
+"""Engines in workers of their own, which generate the next step's samples while one is trained on."""
 NOT_COMPARED = ("time/", "throughput/", "memory/")
 Runs = dict[str, dict[str, Path]]
 
 
-def train_cases(model: Path, data: Path, out: Path, workers: int, *more: Path) -> Runs:
+def train_cases(
+    model: Path, data: Path, out: Path, workers: int, *more: Path, cases: Mapping[str, str] = CASES
+) -> Runs:
     """Case → how it ended → its run folder. more: stopped runs to go on with besides."""
     program = Path(__file__).with_name("resuming.py")
     done = subprocess.run(
-        [sys.executable, program, model, data, out, str(workers), *CASES.values(), *more],
+        [sys.executable, program, model, data, out, str(workers), *cases.values(), *more],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -44,13 +52,18 @@ def train_cases(model: Path, data: Path, out: Path, workers: int, *more: Path) -
     print(done.stdout)
     return {
         case: {how: out / str(number) / how for how in ("whole", "stopped", "killed", "moved")}
-        for number, case in enumerate(CASES)
+        for number, case in enumerate(cases)
     }
 
 
 @pytest.fixture(scope="module")
 def one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return train_cases(tiny, sums, tmp_path_factory.mktemp("one") / "runs", 1)
+
+
+@pytest.fixture(scope="module")
+def ahead(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("ahead") / "runs", 1, cases=AHEAD)
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +120,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
 ) -> None:
     runs: Runs = request.getfixturevalue(ranks)
     assert_equal(runs[case]["whole"], runs[case][how])
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("case", AHEAD)
+def test_what_was_generated_ahead_is_neither_lost_nor_used_twice(ahead: Runs, case: str, how: str) -> None:
+    whole = ahead[case]["whole"]
+    assert_equal(whole, ahead[case][how])
+    steps = metrics_of(whole)[1:]
+    assert steps[0]["rollout/staleness"] == 0.0
+    assert [line["rollout/staleness"] >= 1.0 for line in steps[1:]] == [True] * 3
+    assert all(line["canary/max_abs_diff"] < 1e-3 and line["update/grad_norm"] > 0 for line in steps)
+    state = json.loads((whole / "checkpoints/step-000002/state.json").read_text())
+    assert state["ahead"]["step"] == 3
 
 
 def test_what_is_compared_is_there(one_rank: Runs) -> None:

@@ -144,7 +144,7 @@ def test_a_checkpoint_keeps_what_was_generated_ahead_to_the_bit() -> None:
     assert shards == ["one", "two"]
 
     after, _ = ahead_of(Source(failing={5}))
-    after.restore(json.loads(json.dumps(plain)), ["read", "back"])
+    after.restore(json.loads(json.dumps(plain)), ["of a group that waits", "read", "back"])
     found = after.take(5)
     assert found.shards == ["read", "back"]
     assert found.baselines == {1: verdict}
