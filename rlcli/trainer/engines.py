@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.transfer import Synced
 
 
 class Engines:
@@ -20,16 +22,18 @@ class Engines:
         if self.own is None:
             self.policy.release_rollout_memory()
 
-    def sync(self, probe: Any, version: int) -> float:
-        """Hand the policy's weights over, as `version`. Returns the largest difference, of any engine to the trainer,
-        of a log-prob of `probe` (int32 token ids)."""
+    def sync(self, probe: Any, version: int) -> Synced:
+        """Hand the policy's weights over, as `version`, and compare engines and trainer on `probe` (int32 token ids).
+        """
         if self.own is None:
-            return float(max(self.policy.sync_weights(probe, version)))
+            return Synced.of_all(self.policy.sync_weights(probe, version))
+        began, received = time.perf_counter(), 0
         # The next bucket is gathered while the engines load the last one: two are in memory at most.
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(self.policy.send_weights, True)
             while bucket := coming.result():
                 coming = ahead.submit(self.policy.send_weights, False)
-                self.own.receive_weights(bucket)
+                received += max(self.own.receive_weights(bucket))
+        seconds = time.perf_counter() - began
         log_probs = self.policy.probe_log_probs(probe.tolist())
-        return float(max(self.own.weights_received(probe, log_probs, version)))
+        return Synced(max(self.own.weights_received(probe, log_probs, version)), received, seconds)

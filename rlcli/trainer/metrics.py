@@ -13,6 +13,7 @@ from rlcli.algorithms.correction import mismatch_metrics
 from rlcli.data.packer import Plan
 from rlcli.trainer.collect import Collected
 from rlcli.workers.samples import OUTCOMES, Samples
+from rlcli.workers.transfer import Synced
 
 PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
 """Sums over tokens that `update` returns and that are reported as means."""
@@ -122,6 +123,15 @@ def source_metrics(batch: Collected) -> dict[str, float]:
         "rollout/aborted": float(batch.aborted),
         "rollout/carried": float(batch.carried),
         **({"reward/generated": batch.generated_score} if batch.generated else {}),
+    }
+
+
+def sync_metrics(synced: Synced) -> dict[str, float]:
+    """How the new weights reached the engines."""
+    return {
+        "canary/max_abs_diff": synced.difference,
+        "sync/bytes": float(synced.bytes),
+        "sync/gb_per_s": synced.bytes / synced.seconds / 1e9,
     }
 
 

@@ -30,6 +30,7 @@ from rlcli.trainer.metrics import (
     plan_metrics,
     sample_metrics,
     source_metrics,
+    sync_metrics,
     time_metrics,
     timed,
     update_metrics,
@@ -262,14 +263,14 @@ class Trainer:
         if not self.has_engine:
             self.workers.drop_batch()
             return {}
-        difference = self.engines.sync(self.probe, self.version)
-        if not difference <= self.tolerance:
+        synced = self.engines.sync(self.probe, self.version)
+        if not synced.difference <= self.tolerance:
             raise RunFailed(
-                f"after the weight sync the engine's log-probs differ from the trainer's by {difference:.3g}, "
+                f"after the weight sync the engine's log-probs differ from the trainer's by {synced.difference:.3g}, "
                 f"more than {self.tolerance:g}",
                 "the engine does not run the trained weights; raise rollout.canary_tolerance only if you know why",
             )
-        return {"canary/max_abs_diff": difference}
+        return sync_metrics(synced)
 
     def memory(self) -> dict[str, float]:
         """What each phase since the last sync has taken at most. All workers are idle when a sync has ended: one that

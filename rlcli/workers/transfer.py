@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,27 @@ Packed = list[tuple[str, str, tuple[int, ...], Any]]
 
 BUCKET_BYTES = 256 << 20
 """Of tensors in one bucket, unless one alone is larger."""
+
+
+class Synced(NamedTuple):
+    """How a sync went. difference: the largest of a log-prob of the probe, of any engine to the trainer; infinite where
+    one is no number. bytes: that each engine took. seconds: for gathering and loading them, without the canary."""
+
+    difference: float
+    bytes: int
+    seconds: float
+
+    @classmethod
+    def of_all(cls, ranks: Sequence[Synced]) -> Synced:
+        """The largest of each: all wait for the slowest."""
+        return cls(*(max(values) for values in zip(*ranks, strict=True)))
+
+
+def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
+    """`weights`, with the bytes of each noted in `sizes`."""
+    for name, tensor in weights:
+        sizes.append(tensor.nbytes)
+        yield name, tensor
 
 
 def outgoing(policy: PolicyModel, folder: str | None, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +26,7 @@ from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
-from rlcli.workers.transfer import Incoming, Named, load_files, outgoing, packed, unpacked
+from rlcli.workers.transfer import Incoming, Named, Synced, counted, load_files, outgoing, packed, unpacked
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport, StepWork
 
 COLLECTIVE_MARGIN_S = 120.0
@@ -261,10 +262,9 @@ class Worker:
         self._batch.fill(name, by_sample)
 
     @dispatch()
-    def sync_weights(self, probe: Any, version: int) -> float:
-        """Stream the policy into the engine, then compare both on `probe` (int32 token ids): the largest absolute
-        difference of a log-prob, which the controller holds against its tolerance. version: of the weights, noted with
-        each sample that they generate."""
+    def sync_weights(self, probe: Any, version: int) -> Synced:
+        """Stream the policy into the engine, then compare both on `probe` (int32 token ids), which the controller holds
+        against its tolerance. version: of the weights, noted with each sample that they generate."""
         engine, policy = self._rollout.engine, self._policy.policy
         self.batch = None
         self.residence.send("policy.optimizer", "critic.optimizer", "critic")
@@ -272,20 +272,24 @@ class Worker:
         self.residence.engine_takes_part(True)
         memory.mark()
         engine.wake_weights()
+        began, sizes = time.perf_counter(), list[int]()
         if self.config.lora.rank:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=_fast_folder()) as folder:
                 policy.save_adapter(Path(folder))
+                sizes += [file.stat().st_size for file in Path(folder).iterdir()]
                 engine.load_adapter(folder)
         else:
-            engine.load_weights(policy.stream_weights())
+            engine.load_weights(counted(policy.stream_weights(), sizes))
+        self._await_device()
+        seconds = time.perf_counter() - began
         log_probs = self._policy.probe_log_probs(probe)
         self.residence.send("policy")
         memory.mark()
         engine.wake_cache()
         self._rollout.version = version
-        return _largest(log_probs - engine.prompt_log_probs(probe))
+        return Synced(_largest(log_probs - engine.prompt_log_probs(probe)), sum(sizes), seconds)
 
     @dispatch(collect="first")
     def send_weights(self, first: bool) -> list[Any]:
@@ -300,8 +304,8 @@ class Worker:
         return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
 
     @dispatch()
-    def receive_weights(self, bucket: list[Any]) -> None:
-        """Load what another group's `send_weights` gave, and wait until the engine has read it."""
+    def receive_weights(self, bucket: list[Any]) -> int:
+        """Load what another group's `send_weights` gave, and wait until the engine has read it. Returns its bytes."""
         import ray
 
         engine = self._rollout.engine
@@ -310,7 +314,10 @@ class Worker:
             prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
             adapter = load_files(engine, _fast_folder(), prefix)
             self.incoming = Incoming(adapter if self.config.lora.rank else engine.load_weights)
-        self.incoming.give(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)))
+        sizes: list[int] = []
+        self.incoming.give(counted(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)), sizes))
+        self._await_device()
+        return sum(sizes)
 
     @dispatch()
     def weights_received(self, probe: Any, log_probs: list[float], version: int) -> float:
@@ -464,6 +471,12 @@ class Worker:
         assert self.engine is None or self.engine.spec == spec, "another engine needs other workers"
         self.engine = self.engine or VllmEngine(spec)
         self.engine.on_step = watch.progress
+
+    def _await_device(self) -> None:
+        if self.spec.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
 
     def _close_scorer(self) -> None:
         if self.rollout_role is not None and self.rollout_role.scorer is not None:

@@ -211,7 +211,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         there, total = torch.cuda.mem_get_info()
         return there / total
 
-    found: dict[str, Any] = {"canary": [worker.sync_weights(prompt, 1)], "greedy": [greedy()], "free": [free()]}
+    found: dict[str, Any] = {"canary": [worker.sync_weights(prompt, 1).difference], "greedy": [greedy()], "free": [free()]}
     worker.release_rollout_memory()
     found["free"].append(free())
     # What an update would leave in torch's cache is not the engine's to lose.
@@ -221,7 +221,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         for parameter in worker.policy.policy.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
-    found["canary"].append(worker.sync_weights(prompt, 2))
+    found["canary"].append(worker.sync_weights(prompt, 2).difference)
     found["greedy"].append(greedy())
     found["free"].append(free())
     Path(out).write_text(json.dumps(found))

@@ -22,6 +22,7 @@ from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.memory import PHASES
 from rlcli.workers.samples import Samples
+from rlcli.workers.transfer import Synced
 from rlcli.workers.work import Coefficients
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -67,8 +68,8 @@ class Workers:
     def update_critic(self, index: int, lr: float) -> dict[str, float]:
         return dict.fromkeys(CRITIC, 1.0)
 
-    def sync_weights(self, probe: Any, version: int) -> list[float]:
-        return [0.0]
+    def sync_weights(self, probe: Any, version: int) -> list[Synced]:
+        return [Synced(0.0, 8, 1.0)]
 
     def memory(self) -> list[dict[str, float]]:
         return [dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)]
@@ -88,7 +89,7 @@ def written(advantage: str) -> set[str]:
     trainer.algorithm = Algorithm.build(**trainer.config.algorithm.model_dump())
     trainer.view, trainer.folder, trainer.workers = MagicMock(), MagicMock(), Workers()  # type: ignore[assignment]
     trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
-    trainer.version, trainer.since = 0, 0.0
+    trainer.version, trainer.since, trainer.listeners = 0, 0.0, []
     trainer.alarms = Alarms(1.0, 1.0, print)
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
     trainer.health = Health("skip", None, MagicMock(), print)

@@ -139,11 +139,12 @@ class EngineWorkers:
     def __init__(self, trainers: Trainers) -> None:
         self.trainers, self.got = trainers, list[Any]()
 
-    def receive_weights(self, bucket: list[Any]) -> None:
+    def receive_weights(self, bucket: list[Any]) -> list[int]:
         assert self.trainers.next_sent.wait(30), "the next bucket is gathered while this one is loaded"
         self.trainers.next_sent.clear()
         self.trainers.loaded += 1
         self.got += bucket
+        return [10, 20]
 
     def weights_received(self, probe: Any, log_probs: list[float], version: int) -> list[float]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
@@ -154,7 +155,9 @@ def test_the_next_bucket_is_gathered_while_one_is_loaded_and_no_more_than_these_
     trainers = Trainers(5)
     workers = EngineWorkers(trainers)
     engines = Engines(trainers, workers)  # type: ignore[arg-type]
-    assert engines.sync(np.arange(4, dtype=np.int32), 7) == 0.5, "the largest difference of any engine counts"
+    synced = engines.sync(np.arange(4, dtype=np.int32), 7)
+    assert synced.difference == 0.5, "the largest of any engine counts"
+    assert synced.bytes == 5 * 20
     assert workers.got == [1, 2, 3, 4, 5]
     assert trainers.most == 2
 
