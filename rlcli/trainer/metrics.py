@@ -131,7 +131,7 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
     return {
         "canary/max_abs_diff": synced.difference,
         "sync/bytes": float(synced.bytes),
-        "sync/gb_per_s": synced.bytes / synced.seconds / 1e9,
+        "throughput/sync_gb_per_s": synced.bytes / synced.seconds / 1e9,
     }
 
 
