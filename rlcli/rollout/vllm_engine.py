@@ -130,6 +130,10 @@ class VllmEngine:
         self._engine.abort_request(list(self._keys))
         assert len(broken_off) == len(self._keys), "requests vanished from the engine"
         self._keys.clear()
+        if self.spec.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()  # A step may be under way, and what follows takes its memory away.
         return broken_off
 
     def agree(self, value: T) -> T:

@@ -272,6 +272,7 @@ def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) 
     head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     per_token: int = 2 * model.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
     engines = config.engine_workers // rollout.tensor_parallel
-    samples = max(rollout.prompts_per_step * rollout.samples_per_prompt // engines, 1)
+    begun = math.ceil(rollout.prompts_per_step * rollout.oversample)
+    samples = max(begun * rollout.samples_per_prompt // engines, 1)
     blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)
     return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))

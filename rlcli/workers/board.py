@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rlcli.workers.work import PromptTask
 
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S = 0.05
 """Between two looks at whether others have ended the round: how long an engine may generate in vain."""
 
 

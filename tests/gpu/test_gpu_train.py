@@ -98,6 +98,19 @@ def test_all_weights_are_trained_with_a_reference_and_two_updates(tiny: Path, su
     assert report["prompts"] == 8
 
 
+def test_what_a_step_breaks_off_goes_on_in_the_next(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    steps = train(
+        *(tiny, sums, tmp_path / "run", "--set", "rollout.oversample=2", "--set", "rollout.max_concurrent=32"),
+        *("--set", "rollout.max_response_tokens=256"),
+    )
+    assert steps[0]["rollout/aborted"] > 0
+    assert sum(line["rollout/carried"] for line in steps) > 0
+    for line in steps:
+        assert line["canary/max_abs_diff"] < CANARY
+        assert abs(line["mismatch/kl"]) < 0.1
+        assert line["update/grad_norm"] > 0
+
+
 def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "lora"
     steps = train(tiny, sums, out, "--set", "lora.rank=8", "--set", "algorithm.kl_coef=0.1")
