@@ -27,19 +27,29 @@ def checked_run(
     force: bool = False,
     resumed: Resumption | None = None,
     profile: bool = False,
+    auto_memory: bool = False,
 ) -> dict[str, Any]:
-    """What `tell` prints: of a run that has ended, or with `dry_run` of one that could begin. profile: one step."""
+    """What `tell` prints: of a run that has ended, or with `dry_run` of one that could begin. profile: one step.
+    auto_memory: the sizes that memory decides on, as far as they are not set, are the largest that fit."""
     from rlcli.trainer.plan import derived_plan
     from rlcli.trainer.preflight import prepare
     from rlcli.trainer.resume import check_data
     from rlcli.trainer.tracking import check_trackers
+    from rlcli.workers import startup
 
+    startup.done("command")
     view.phase("check model and data")
     check_trackers(resolved.config.tracking.trackers)
     prepared = prepare(resolved.config, on_note=notes.append)
+    startup.done("prepared")
     if resumed is not None:
         check_data(resumed, prepared.prompts.fingerprint())
-    plan = derived_plan(prepared)
+    chosen: list[tuple[str, str]] = []
+    if auto_memory:
+        from rlcli.trainer.planning import with_auto_memory
+
+        resolved, prepared, chosen = with_auto_memory(resolved, prepared)
+    plan = derived_plan(prepared) + chosen
     if dry_run:
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
     for line in [f"{what}: {how}" for what, how in plan] + notes:
@@ -85,6 +95,9 @@ def train_in_folder(
     from rlcli.trainer.record import rewind
     from rlcli.trainer.run_folder import RunFolder
     from rlcli.trainer.tracking import open_trackers
+    from rlcli.workers import startup
+
+    startup.done("imported")
 
     facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
     with RunFolder.resume(target) if resumed else RunFolder.create(target, force=force, facts=facts) as folder:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,8 @@ def environment() -> dict[str, Any]:
 
 def installed(package: str) -> str:
     """Its version; empty where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # which brings the library for e-mail
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -18,10 +18,12 @@ from rlcli.trainer.failing import leaving_at_once
 from rlcli.trainer.preflight import Prepared
 from rlcli.trainer.profiling import StepProfile, profiled_step
 from rlcli.trainer.run_folder import RunFolder
+from rlcli.trainer.starting import StartReport
 from rlcli.trainer.stop import StopOnSignal, ignoring_signals
 from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
 from rlcli.trainer.view import View
+from rlcli.workers import startup
 from rlcli.workers.cluster import Pool, ray_session, start_group
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import OnLost, leave
@@ -54,6 +56,7 @@ def running_workers(
     with ray_session(config.cluster.address, config.all_workers, on_lost):
         failed = True
         try:
+            startup.done("ray")
             on_phase("start workers")
             for size, own in _pools(config, spec):
                 pool = Pool(size, prepared.device, prepared.threads, config.train.deterministic)
@@ -63,9 +66,11 @@ def running_workers(
                 group.join(*group.meeting_point())
                 if train:
                     check_shared(logs, own.name, size)
+            startup.done("workers")
             on_phase("load model")
             for group in started.values():
                 group.build()
+            startup.done("built")
             yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), spec)
             failed = False
         finally:
@@ -163,17 +168,21 @@ def train(
         view,
         stop,
     )
+    trainer.listeners.append(StartReport(folder, list(_pools_of(groups).values())).phase)
     with closing(trainer.ahead), _profile(trainer, groups, checkpoint) if profile else nullcontext():
         return trainer.run(checkpoint)
 
 
 def _profile(trainer: Trainer, groups: Groups, checkpoint: Checkpoint | None) -> StepProfile:
-    pools = {POLICY: groups.policy, CRITIC: groups.critic, ENGINES: groups.engines}
-    there = {name: group for name, group in pools.items() if group is not None}
     step = profiled_step(checkpoint.step + 1 if checkpoint else 1, trainer.config.train.steps)
-    profile = StepProfile(trainer.folder.path / "profile", there, step, trainer.view.note)
+    profile = StepProfile(trainer.folder.path / "profile", _pools_of(groups), step, trainer.view.note)
     trainer.listeners.append(profile.phase)
     return profile
+
+
+def _pools_of(groups: Groups) -> dict[str, WorkerGroup]:
+    pools = {POLICY: groups.policy, CRITIC: groups.critic, ENGINES: groups.engines}
+    return {name: group for name, group in pools.items() if group is not None}
 
 
 def check_shared(logs: Path, name: str, workers: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
-from rlcli.workers import memory, profiling, watch
+from rlcli.workers import memory, profiling, startup, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.board import Queue
@@ -109,6 +109,7 @@ class Worker:
             torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
+        startup.done("joined")
         memory.start(self.device.type)
 
     @dispatch()
@@ -143,6 +144,7 @@ class Worker:
             self.critic = CriticRole(*place)
         if "process_reward" in roles:
             self.critic = ProcessRewardRole(*place)
+        startup.done("models")
         reference = self.policy.reference if self.policy is not None else None
         self.residence = Residence.of(self.config.train.offload, self.device, self._trained(), reference)
         self.residence.engine_takes_part("engine" in roles)
@@ -334,6 +336,10 @@ class Worker:
         return _largest(np.asarray(log_probs) - engine.prompt_log_probs(probe))
 
     @dispatch()
+    def startup_moments(self) -> dict[str, float]:
+        return startup.moments()
+
+    @dispatch()
     def start_profile(self) -> None:
         profiling.start()
 
@@ -451,6 +457,7 @@ class Worker:
 
         with memory.base():
             import_vllm()
+        startup.done("vLLM imported")
         rollout = self.config.rollout
         spec = EngineSpec(
             model=self.config.model.path,
@@ -470,7 +477,8 @@ class Worker:
         )
         assert self.engine is None or self.engine.spec == spec, "another engine needs other workers"
         self.engine = self.engine or VllmEngine(spec)
-        self.engine.on_step = watch.progress
+        self.engine.on_step = _engine_step
+        startup.done("engine")
 
     def _await_device(self) -> None:
         if self.spec.device == "cuda":
@@ -489,6 +497,11 @@ class Worker:
             return None  # Another rank of this engine verifies.
         verifier = self.config.verifier
         return ScoringPool(self.spec.scoring_processes, verifier.deadline_s, self.spec.verifiers, verifier.sandbox)
+
+
+def _engine_step() -> None:
+    watch.progress()
+    startup.engine_step()
 
 
 def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:
