@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from rlcli.algorithms.controllers import EntropyController, KlController
+from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RunFailed
 from rlcli.files import described
@@ -194,6 +195,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         workers=SimpleNamespace(probe_log_probs=lambda tokens: [-1.0 if sound else -2.0]),
         source=SimpleNamespace(prompts=range(4)),
         ahead=Ahead(MagicMock(), 1, 9, lambda: None),
+        config=RunConfig(),
         algorithm=algorithm,
         health=SimpleNamespace(restore=lambda counts: None),
         alarms=SimpleNamespace(),

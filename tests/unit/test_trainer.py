@@ -16,7 +16,6 @@ from rlcli.algorithms import selection
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
-from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.alarms import Alarms
@@ -297,7 +296,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     trainer.workers.texts.side_effect = lambda count: [
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
-    trainer.engines = Engines(trainer.workers, None)
+    trainer.engines, trainer.listeners = Engines(trainer.workers, None), []
     trainer.held_out = trainer.folder = MagicMock()
     trainer.keeper = MagicMock(saved=2)
     trainer.done, trainer.rewards, trainer.evaluations = 0, [], {0: {}}
