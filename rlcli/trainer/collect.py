@@ -26,7 +26,8 @@ class Collected:
 
     samples: ordered by prompt, then sample, whoever generated them. shards: references to their tokens, as
     `Sample.shard` counts them. generate_s: of the slowest worker; verify_s: its wait for verdicts after generation had
-    ended; both summed over rounds. baselines: prompt → verdict on the greedy response to it, where one was asked for.
+    ended; idle_s: how long a worker, on average, waited for the slowest; all summed over rounds. baselines: prompt →
+    verdict on the greedy response to it, where one was asked for.
 
     Of a step with dynamic sampling, where the samples are not all that was generated, nor all generated now:
     rounds: of generation. generated: samples of this step in all, dropped ones and those that wait included;
@@ -45,6 +46,7 @@ class Collected:
     generate_s: float
     verify_s: float
     baselines: dict[int, Verdict] = field(default_factory=dict)
+    idle_s: float = 0.0
     rounds: int = 0
     generated: int = 0
     generated_score: float = 0.0
@@ -83,7 +85,7 @@ def collect(
     samples = Samples.joined([report.samples for report in reports]).sorted()
     baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
     shards = [shard for (shard,) in workers.take_shard()]
-    slowest = max(reports, key=lambda report: report.generate_s + report.verify_s)
+    slowest = max(reports, key=lambda report: report.seconds)
     begun = [one for report in reports for one in report.begun]
     return Collected(
         samples,
@@ -91,6 +93,7 @@ def collect(
         slowest.generate_s,
         slowest.verify_s,
         baselines,
+        slowest.seconds - math.fsum(report.seconds for report in reports) / len(reports),
         rounds=1,
         generated=len(samples),
         generated_score=math.fsum(samples.score) / max(len(samples), 1),

@@ -131,6 +131,7 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
     return {
         "canary/max_abs_diff": synced.difference,
         "sync/bytes": float(synced.bytes),
+        "time/transfer_s": synced.seconds,
         "throughput/sync_gb_per_s": synced.bytes / synced.seconds / 1e9,
     }
 
@@ -180,6 +181,7 @@ def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, fl
     return {
         **{f"time/{name}_s": value for name, value in seconds.items()},
         "time/verify_wait_s": collected.verify_s,
+        "time/idle_s": collected.idle_s,
         "time/step_s": whole,
         **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
         "throughput/update_tokens_per_s": trained / max(seconds.get("update", 0.0), 1e-9),

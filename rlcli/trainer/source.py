@@ -44,6 +44,7 @@ class _Rounds:
     version: int = 0
     generate_s: float = 0.0
     verify_s: float = 0.0
+    idle_s: float = 0.0
 
     def add(self, round: Collected, prompts: Sequence[Prompt]) -> None:
         """prompts: those of this round, as `Sample.prompt` counts them."""
@@ -58,6 +59,7 @@ class _Rounds:
         self.aborted, self.version = round.aborted, round.version
         self.generate_s += round.generate_s
         self.verify_s += round.verify_s
+        self.idle_s += round.idle_s
 
     @property
     def mean_score(self) -> float:
@@ -151,6 +153,7 @@ class RolloutSource:
             batch,
             generate_s=rounds.generate_s,
             verify_s=rounds.verify_s,
+            idle_s=rounds.idle_s,
             rounds=rounds.count,
             generated=rounds.generated,
             generated_score=rounds.mean_score,

@@ -78,6 +78,10 @@ class RolloutReport:
     tokens: int = 0
     version: int = 0
 
+    @property
+    def seconds(self) -> float:
+        return self.generate_s + self.verify_s
+
 
 @dataclass(frozen=True)
 class Progress:

@@ -31,10 +31,12 @@ class Step:
     def phases(self) -> dict[str, float]:
         """Seconds by phase; what is in none of them is `rest`."""
         times = {name[5:-2]: value for name, value in self.metrics.items() if name.startswith("time/")}
-        for part in ("step", "idle"):
-            times.pop(part, None)
+        for apart in ("step", "checkpoint", "evaluate"):
+            times.pop(apart, None)
         times["verify"] = times.pop("verify_wait", 0.0)
-        times["generate"] -= times["verify"]
+        times["generate"] -= times["verify"] + times.get("idle", 0.0)
+        times["canary"] = times["sync"] - times["transfer"]
+        times["sync"] = times.pop("transfer")
         times["rest"] = self.seconds - sum(times.values())
         return times
 

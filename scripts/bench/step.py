@@ -17,7 +17,9 @@ layout.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -54,6 +56,7 @@ def main() -> None:
             world: stack.enter_context(raw_group(work, world, threads(world), device, cache << 20))
             for world in options.workers
         }
+        console.print("… the floor's processes are ready")
         tuned = {world: group.tune() for world, group in raw.items()}
         trl: dict[str, TrlGroup] = {}
         if options.compare == "trl":
@@ -61,6 +64,7 @@ def main() -> None:
             for mode in options.trl_modes:
                 trl[mode] = stack.enter_context(trl_group(work, mode, options, Path(folder), device))
         contest = Contest(raw, trl)
+        console.print("… and tuned")
         ours = {world: measure(work, world, options, device, contest) for world in options.workers}
     record = {
         "options": {name: value for name, value in vars(options).items() if name != "json"},
@@ -207,5 +211,6 @@ def show(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     main()
