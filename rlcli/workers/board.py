@@ -5,7 +5,7 @@ the next group from it, whole: its samples share their prompt's cache. Where a r
 finished, each says how many groups it has finished, and the one that finishes the last that is wanted ends it for all.
 
 All that is shared are two counters in the key-value store of the engines' process group, which lives in rank 0 and
-takes some 0.1 ms a call. So there is no process to start, to wait for, or to lose.
+takes some 15 µs a call on one machine. So there is no process to start, to wait for, or to lose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rlcli.workers.work import PromptTask
 
-LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.02
 """Between two looks at whether others have ended the round: how long an engine may generate in vain."""
 
 

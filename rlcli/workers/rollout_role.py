@@ -78,7 +78,7 @@ class RolloutRole:
                 time.sleep(IDLE_S)  # Verdicts are awaited.
             steps += 1
             if board is not None and queue is not None and (steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished):
-                turn = self.engine.agree(self._turn(board, round))
+                turn = self.engine.agree(self._turn(board, round, counted=queue.until is not None))
                 for place in turn.take:
                     round.begin(queue.tasks[place])
                 if turn.done and queue.until is None:
@@ -95,13 +95,13 @@ class RolloutRole:
         self._texts, self._shard = round.rows, round.shard
         yield replace(report, generate_s=generated - started, verify_s=verified - generated)
 
-    def _turn(self, board: Board, round: _Round) -> Turn:
-        """What the leader tells those that share its engine; whose own turn nobody asks for."""
+    def _turn(self, board: Board, round: _Round, *, counted: bool) -> Turn:
+        """What the leader tells those that share its engine; nobody asks for their own. counted: whether so many groups
+        end the round, each of which counts once it is verified."""
         if self.scorer is None:
             return Turn()
-        turn = board.exchange(round.newly_verified(), self.engine.slots - self.engine.unfinished)
-        # Where some groups end the round, they count once they are verified.
-        return replace(turn, done=turn.stop or (turn.done and not round.unverified))
+        turn = board.exchange(round.newly_verified() if counted else 0, self.engine.slots - self.engine.unfinished)
+        return replace(turn, done=turn.stop or (turn.done and not (counted and round.unverified)))
 
     def _counters(self) -> Counters:
         if self._counting is None:
