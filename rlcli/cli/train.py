@@ -45,6 +45,10 @@ def train(
         str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")
     ] = None,
     show_samples: Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")] = 0,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="auto", help="auto: the largest micro-batch, and engine's share of a GPU, that fit."),
+    ] = None,
     profile: Annotated[
         bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
     ] = False,
@@ -65,7 +69,7 @@ def train(
 
       rlcli train grpo --model ./my-model --data data/gsm8k --workers 8 --set lora.rank=16
 
-      rlcli train grpo --model ./my-model --data data/gsm8k --dry-run
+      rlcli train grpo --model ./my-model --data data/gsm8k --memory auto --dry-run
 
       rlcli train --resume runs/grpo-1
     """
@@ -83,7 +87,13 @@ def train(
         "cluster.workers": workers,
         "cluster.address": ray_address,
     }
+    if memory not in (None, "auto"):
+        raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
     if resume is not None:
+        if memory:
+            raise ConfigError(
+                f"--memory auto chooses when a run begins, and {resume} has begun", "leave it out: what it chose stays"
+            )
         if out is not None or force:
             raise ConfigError(
                 f"--resume {resume} goes on in that folder", f"leave {'--out' if out is not None else '--force'} out"
@@ -111,6 +121,7 @@ def train(
         force=force,
         as_json=as_json,
         profile=profile,
+        auto_memory=memory == "auto",
     )
 
 
@@ -123,6 +134,7 @@ def run_training(
     force: bool,
     as_json: bool,
     profile: bool = False,
+    auto_memory: bool = False,
 ) -> None:
     """Check, print the plan, run, print the result. Exits with 130 where the run was interrupted."""
     from rlcli.cli.running import checked_run, tell
@@ -136,7 +148,9 @@ def run_training(
         RunFolder.check(target, force)
         # Noted in the run as they are found now: the newest checkpoint of another run may soon be another.
         resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
-        outcome = checked_run(resolved, target, view, [], dry_run=dry_run, force=force, profile=profile)
+        outcome = checked_run(
+            *(resolved, target, view, []), dry_run=dry_run, force=force, profile=profile, auto_memory=auto_memory
+        )
     tell(outcome, as_json)
 
 

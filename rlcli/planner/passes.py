@@ -13,7 +13,7 @@ from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rota
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
-BUCKET_BYTES = 256 << 20
+BUCKET_BYTES = 32 << 20
 """`rlcli.model.buckets.BUCKET_BYTES`, which would bring half of torch along."""
 
 Parts = dict[str, float]
@@ -25,7 +25,9 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     # Of the layer at work: gate, its activation, their product; and four hidden states (what came in, the embedding,
     # the residual, what the norm gave).
     working = pack.tokens * each * (3 * shape.intermediate + 4 * shape.hidden + 2 * shape.head_dim)
-    ending = _logits(setting, shape, forward=True) + each * shape.hidden * (2 * pack.tokens + pack.responses)
+    if setting.config.lora.rank and shape == setting.policy:
+        working += pack.tokens * each * (shape.intermediate + setting.config.lora.rank)  # what an adapter adds
+    ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
     return {"gathered weights": _gathered(setting, shape), "activations": max(working, ending)}
 
 
@@ -36,14 +38,15 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     trained = _trained_per_layer(setting, shape, run)
     root = shape.root_parameters if not run.lora_rank else 0
     kept = kept_bytes(shape, run, setting.pack)
-    head = _logits(setting, shape, forward=False)
-    at_head = {
-        "gathered weights": _gathered(setting, shape, layers=1),
+    gathered = _gathered(setting, shape, layers=1)
+    entering = {"gathered weights": gathered, "activations": kept, "logits": _logits(setting, shape, "forward")}
+    leaving = {
+        "gathered weights": gathered,
         "activations": kept,
-        "logits": head,
+        "logits": _backward_of_head(setting, shape),
         "gradients": FLOAT * root,
     }
-    return max([at_head, *_layers(setting, shape, run, trained, root)], key=lambda parts: sum(parts.values()))
+    return max([entering, leaving, *_layers(setting, shape, run, trained, root)], key=lambda parts: sum(parts.values()))
 
 
 def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
@@ -80,14 +83,9 @@ def _largest_linear(shape: ModelShape) -> int:
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
-    """The optimizer's step: all gradients, and what it works with: a list of tensors as large as they are on GPUs, two
-    of the largest parameter on CPUs."""
+    """The optimizer's step, fused: all gradients, and nothing besides."""
     run = setting.passing(trained_whole=shape != setting.policy)
-    own = FLOAT * _trained(setting, shape, run) / setting.ranks
-    if not setting.device.is_cpu:
-        return {"gradients": own, "optimizer's step": own}
-    largest = max(shape.embedding_parameters, _largest_linear(shape)) if not run.lora_rank else 0
-    return {"gradients": own, "optimizer's step": 2 * FLOAT * largest / setting.ranks}
+    return {"gradients": FLOAT * _trained(setting, shape, run) / setting.ranks}
 
 
 def sending(setting: Setting) -> Parts:
@@ -115,19 +113,34 @@ def _gathered(setting: Setting, shape: ModelShape, layers: int | None = None) ->
     return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
 
 
-def _logits(setting: Setting, shape: ModelShape, *, forward: bool) -> float:
-    """A chunk of logits in float32, twice, and in a backward pass what is added up of the head's gradient beside the
-    product that is added to it."""
+LOGIT_BYTES = {
+    # (in float32, in bfloat16), where all tokens are one chunk; then where there are several, since what the one before
+    # held is let go only when the next is there.
+    "infer": ((4, 6), (8, 10)),
+    "forward": ((8, 8), (12, 14)),
+    "backward": ((4, 6), (8, 12)),
+    "backward with entropy": ((8, 10), (12, 12)),
+}
+"""What the head's loop over chunks holds of a logit (`rlcli.model.logprobs`), in bytes."""
+
+
+def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
+    """Of a chunk of logits."""
     if shape.value:
         return 0.0
     from rlcli.model.logprobs import chunk_tokens
 
-    chunk = min(chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses)
-    logits = 2 * FLOAT * chunk * shape.vocab
-    if forward or setting.config.lora.rank:
-        return logits
-    half = setting.bytes_each < FLOAT
-    return logits + half * setting.bytes_each * shape.embedding_parameters
+    chunk, responses = chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses
+    each = LOGIT_BYTES[doing][responses > chunk][setting.bytes_each < FLOAT]
+    return each * min(chunk, responses) * shape.vocab
+
+
+def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
+    """Logits, the hidden states' gradient and, of a trained head in bfloat16, the product that is added to its own."""
+    doing = "backward with entropy" if setting.config.algorithm.entropy_coef else "backward"
+    taken = _logits(setting, shape, doing) + setting.bytes_each * setting.pack.responses * shape.hidden
+    half = setting.bytes_each < FLOAT and not setting.config.lora.rank
+    return taken + half * setting.bytes_each * shape.embedding_parameters
 
 
 def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:

@@ -24,6 +24,8 @@ from rlcli.workers.cluster import cluster_address, resolve_device
 from rlcli.workers.work import Role
 
 AUTO = "--memory auto"
+NAMES = {TOKENS: f"{AUTO}, micro-batch", UTILIZATION: f"{AUTO}, engine"}
+"""Keys that it chooses → what the printed plan calls them."""
 Rows = list[tuple[str, str]]
 
 
@@ -82,11 +84,9 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     device = own_device(config)
     tokens = len(prepared.prompts.flat) / len(prepared.prompts)
     setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
-    wanted = {key for key in (TOKENS, UTILIZATION) if not _set_by_user(resolved.origins[key])}
+    wanted = {key for key in NAMES if not _set_by_user(resolved.origins[key])}
     chosen = largest_of(setting, wanted)
-    rows = [
-        (AUTO, f"{key} = {resolved.values()[key]} as it was set") for key in (TOKENS, UTILIZATION) if key not in wanted
-    ]
+    rows = [(NAMES[key], f"{key} = {resolved.values()[key]}, as it is set") for key in NAMES if key not in wanted]
     sections: dict[str, dict[str, Any]] = {}
     for key, value in chosen.items():
         section, _, name = key.partition(".")
@@ -97,7 +97,7 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     peak = found.peak
     for key, value in chosen.items():
         why = f"the largest of use that fits: {peak.name} then takes {peak.total / GIB:.1f}"
-        rows.append((AUTO, f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
+        rows.append((NAMES[key], f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
     origins = resolved.origins | dict.fromkeys(chosen, AUTO)
     resolved = replace(resolved, config=_with(resolved.config, sections), origins=origins)
     return resolved, replace(prepared, config=_with(config, sections)), rows
