@@ -26,10 +26,27 @@ from _common import interleaved, ratio, write_json
 from _quickstart import evaluations, percent, rlcli
 from _step_work import make_model
 
+from rlcli.trainer.view import View
+
 APART = ("rollout.workers=1", "async.staleness=0")
 AHEAD = ("rollout.workers=1", "async.staleness=1")
 TOGETHER = ("cluster.workers=2",)
 PHASES = ("generate", "wait_for_rollout", "update", "sync", "step")
+
+
+class Heard(View):
+    """Says nothing, and keeps the metrics of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Mapping[str, float]] = []
+
+    def start(self, *_: object) -> None: ...
+
+    def phase(self, name: str) -> None: ...
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        self.steps.append(metrics)
 
 
 class Contest:
@@ -74,21 +91,18 @@ class Contest:
         from rlcli.trainer.run_folder import RunFolder
         from rlcli.trainer.stop import StopOnSignal
         from rlcli.trainer.tracking import open_trackers
-        from rlcli.trainer.view import View
 
         ready, logs = self.prepared(own), Path(groups.spec.logs)
         spec = worker_spec(ready, logs, train=True, group_id=groups.spec.group_id)
         groups.policy.build(spec)
         self.number += 1
-        heard: list[Mapping[str, float]] = []
-        view = View()
-        view.step = heard.append  # type: ignore[method-assign, assignment]
+        view = Heard()
         with RunFolder.create(self.folder / f"run-{self.number}") as folder, StopOnSignal(lambda: None) as stop:
             folder.write_config("")
             trackers = open_trackers((), folder, "", {}, print)
             train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
             trackers.close()
-        counted = heard[2:-1]
+        counted = view.steps[2:-1]
         self.seen.setdefault(own, []).extend(counted)
         return median(step["time/step_s"] for step in counted)
 
