@@ -1,0 +1,245 @@
+"""`rlcli plan` and `--memory auto`: what is said of devices, what fits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.config.load import resolve
+from rlcli.errors import ConfigError
+from rlcli.planner.device import GIB, Device, parse_gpus
+from rlcli.planner.disk import disk
+from rlcli.planner.engine import full_responses, weights
+from rlcli.planner.forecast import forecast
+from rlcli.planner.memory import checkpoint_bytes, host_bytes, phases
+from rlcli.planner.setting import Setting, setting_of
+from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.planner.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
+from rlcli.planner.timing import times
+
+QWEN_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "config.json").write_text(json.dumps(QWEN_7B))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shape(qwen: Path) -> ModelShape:
+    return read_shape(str(qwen))
+
+
+def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> Setting:
+    device, count = parse_gpus(gpus)
+    kind = "cpu" if device.is_cpu else "cuda"
+    flags = {"model.path": "m", "cluster.workers": count, "cluster.device": kind}
+    cache = (64 << 20) if device.is_cpu else None
+    return setting_of(resolve(recipe, flags, sets).config, device, kv_cache_bytes=cache, read=lambda *_: shape)
+
+
+def totals(of: Setting) -> dict[str, float]:
+    return {phase.name: phase.total for phase in phases(of)}
+
+
+def test_gpus_are_named_counted_or_given_by_size() -> None:
+    h100, count = parse_gpus("H100:8")
+    assert (h100.name, count, h100.has_rates) == ("h100", 8, True)
+    sized, count = parse_gpus("2x24GB")
+    assert count == 2
+    assert sized.memory == pytest.approx(24 * GIB, rel=0.01)
+    assert not sized.has_rates
+    assert parse_gpus("cpu")[0].is_cpu
+
+
+@pytest.mark.parametrize("text", ["h1000:8", "h100:0", "eight", "8x", "0x80GB", "h100:-1", ""])
+def test_devices_that_there_are_not_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_gpus(text)
+
+
+def test_more_ranks_hold_smaller_parts(shape: ModelShape) -> None:
+    one, eight = (phases(setting(shape, f"h100:{count}"))[-1].parts for count in (1, 8))
+    assert one["weights"] == pytest.approx(4 * shape.parameters)
+    assert eight["weights"] == pytest.approx(one["weights"] / 8)
+    assert eight["optimizer"] == pytest.approx(2 * eight["weights"])
+
+
+def test_lora_trains_an_adapter_and_keeps_the_base_in_bfloat16(shape: ModelShape) -> None:
+    parts = phases(setting(shape, "h100:1", "lora.rank=16"))[-1].parts
+    assert parts["weights"] == pytest.approx(2 * shape.parameters, rel=0.05)
+    assert parts["optimizer"] < 0.02 * 8 * shape.parameters
+
+
+def test_a_reference_is_a_copy_unless_an_adapter_can_be_left_out(shape: ModelShape) -> None:
+    assert "reference" in phases(setting(shape, "h100:8", "algorithm.kl_coef=0.01"))[-1].parts
+    assert "reference" not in phases(setting(shape, "h100:8", "algorithm.kl_coef=0.01", "lora.rank=8"))[-1].parts
+
+
+def test_checkpointing_takes_less_and_offloading_its_inputs_still_less(shape: ModelShape) -> None:
+    plain, recomputed, offloaded = (
+        totals(setting(shape, "h100:8", f"model.gradient_checkpointing={value}"))["update"]
+        for value in ("false", "true", "offload")
+    )
+    assert plain > recomputed > offloaded
+
+
+def test_offload_empties_the_device_while_the_engine_generates_and_fills_the_host(shape: ModelShape) -> None:
+    kept, moments, everything = (
+        setting(shape, "h100:8", f"train.offload={kind}") for kind in ("none", "optimizer", "all")
+    )
+    state = 4 * shape.parameters / 8
+    assert totals(kept)["generate"] - totals(moments)["generate"] == pytest.approx(2 * state)
+    assert totals(kept)["generate"] - totals(everything)["generate"] == pytest.approx(3 * state)
+    assert totals(kept)["update"] == pytest.approx(totals(everything)["update"])
+    assert host_bytes(everything) - host_bytes(kept) == pytest.approx(3 * state)
+
+
+def test_engines_of_their_own_leave_the_trainers_memory(shape: ModelShape) -> None:
+    apart = forecast(setting(shape, "h100:4", "rollout.workers=4"))
+    assert "generate" not in {phase.name for phase in apart.memory}
+    assert apart.apart is not None
+    assert "weights" not in apart.apart.parts
+    assert all("KV cache" not in phase.parts for phase in apart.memory)
+
+
+def test_fp8_halves_the_engine_s_layers(shape: ModelShape) -> None:
+    halved = weights(setting(shape, "h100:1", "rollout.quantization=fp8"))
+    layers = shape.layers * shape.layer_parameters
+    assert weights(setting(shape, "h100:1")) - halved == pytest.approx(layers)
+
+
+def test_the_largest_micro_batch_fits_and_the_next_does_not(shape: ModelShape) -> None:
+    run = setting(shape, "h100:8")
+    tokens = largest_microbatch(run)
+    assert tokens is not None
+
+    def update(tokens: int) -> float:
+        return totals(run.with_keys(train={"tokens_per_microbatch": tokens}))["update"]
+
+    assert update(tokens) <= budget(run) < update(tokens + STEP)
+
+
+def test_the_engine_gets_the_largest_share_beside_what_trains(shape: ModelShape) -> None:
+    run = setting(shape, "h100:8")
+    share = largest_utilization(run)
+    assert share is not None
+    tried = [run.with_keys(rollout={"gpu_memory_utilization": each}) for each in (share, share + 0.01)]
+    assert max(totals(tried[0])[phase] for phase in ("generate", "sync")) <= budget(run)
+    assert max(totals(tried[1])[phase] for phase in ("generate", "sync")) > budget(run)
+
+
+def test_what_fits_nowhere_comes_with_what_would_fit(shape: ModelShape) -> None:
+    found = forecast(setting(shape, "1x80GB"))
+    assert not found.fits
+    assert found.largest == {}
+    assert any(mend.keys.get("lora.rank") for mend in found.mends)
+    assert any(mend.keys.get("cluster.workers", 0) > 1 for mend in found.mends)
+    for mend in found.mends:
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in mend.keys.items():
+            section, _, name = key.partition(".")
+            sections.setdefault(section, {})[name] = value
+        assert solved(setting(shape, "1x80GB").with_keys(**sections)) is not None
+
+
+def test_what_is_solved_fits(shape: ModelShape) -> None:
+    best = solved(setting(shape, "h100:8"))
+    assert best is not None
+    assert fits(best)
+    assert full_responses(best) >= 1
+
+
+def test_checkpoints_on_disk_are_those_kept_and_the_one_being_written(shape: ModelShape) -> None:
+    run = setting(shape, "h100:8", "train.steps=100", "checkpoint.every=10", "checkpoint.keep=2")
+    assert disk(run)["checkpoints"] == pytest.approx(3 * checkpoint_bytes(run))
+    once = setting(shape, "h100:8", "checkpoint.every=0", "checkpoint.keep=2")
+    assert disk(once)["checkpoints"] == pytest.approx(checkpoint_bytes(once))
+
+
+def test_times_follow_the_devices(shape: ModelShape) -> None:
+    slow, fast = (sum(t.seconds for t in times(setting(shape, f"{name}:8"))) for name in ("a100", "h100"))
+    assert slow > fast > 0
+    assert times(setting(shape, "8x80GB")) == []
+    plain, recomputed = (
+        {t.name: t.seconds for t in times(setting(shape, "h100:8", f"model.gradient_checkpointing={value}"))}
+        for value in ("false", "true")
+    )
+    assert recomputed["update"] > plain["update"]
+    assert recomputed["generate"] == plain["generate"]
+
+
+def test_a_cpu_s_phases_hold_the_engine_throughout(shape: ModelShape) -> None:
+    run = setting(shape, "cpu")
+    assert all("KV cache" in phase.parts for phase in phases(run))
+    assert isinstance(run.device, Device)
+    assert run.bytes_each == 4
+
+
+def test_plan_answers_in_json_without_weights_or_a_gpu(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] is True
+    assert set(said["largest"]) == {"train.tokens_per_microbatch", "rollout.gpu_memory_utilization"}
+    assert {"generate_gb", "update_gb", "sync_gb"} <= set(said["memory"])
+    parts = said["memory"]["update_gb"]["parts"]
+    assert sum(parts.values()) == pytest.approx(said["memory"]["update_gb"]["total"])
+    assert said["plan"]["samples a step"].startswith("32 prompts")
+    assert "prompts" not in said["plan"]
+
+
+def test_plan_shows_a_bar_for_each_phase(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8"]) == 0
+    shown = capsys.readouterr().out
+    bars = [line for line in shown.splitlines() if "█" in line and "░" in line]
+    assert len(bars) == 4
+    assert "--memory auto" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--gpus", "h1000:8"], "h1000"),
+        (["--gpus", "h100:8", "--set", "train.nonsense=1"], "train.nonsense"),
+        (["--gpus", "h100:8", "--set", "rollout.max_response_tokens=9000"], "tokens_per_microbatch"),
+        (["--gpus", "h100:2", "--set", "rollout.workers=2"], "rollout.workers"),
+        (["--gpus", "h100:8", "--set", "rollout.tensor_parallel=8"], "tensor_parallel"),
+        (["--gpus", "h100:8", "--data", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_plan_refuses_in_one_line(
+    arguments: list[str], named: str, qwen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "grpo", "--model", str(qwen), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_plan_refuses_a_folder_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "grpo", "--model", str(tmp_path), "--gpus", "h100:8"]) == 2
+    assert "config.json" in capsys.readouterr().err
+    assert main(["plan", "grpo", "--gpus", "h100:8"]) == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_memory_auto_knows_no_other_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "grpo", "--memory", "much"]) == 2
+    assert "--memory much" in capsys.readouterr().err
