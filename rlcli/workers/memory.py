@@ -60,9 +60,10 @@ class Gauge(Protocol):
 
 
 class Process:
-    """This process's resident memory without what it shares with others through /dev/shm."""
+    """This process's resident memory; without `shared`, less the pages that it shares with others through /dev/shm."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = False) -> None:
+        self._shared = shared
         self._resets = _can_reset()
         self._most = 0
         if not self._resets:
@@ -76,11 +77,14 @@ class Process:
     def peak(self) -> int:
         status = _status()
         highest = status["VmHWM"] if self._resets else max(self._most, status["VmRSS"])
-        return highest - status["RssShmem"]
+        return highest - self._apart(status)
 
     def now(self) -> int:
         status = _status()
-        return status["VmRSS"] - status["RssShmem"]
+        return status["VmRSS"] - self._apart(status)
+
+    def _apart(self, status: dict[str, int]) -> int:
+        return 0 if self._shared else status["RssShmem"]
 
     def _sample(self) -> None:
         """Where the kernel lets nobody set its mark back."""
@@ -188,7 +192,7 @@ _meter: Meter | None = None
 def start(device: str) -> None:
     """Measure this process's phases from now on. device: `cpu` or `cuda`."""
     global _meter
-    _meter = Meter(Device(), Process()) if device == "cuda" else Meter(Process())
+    _meter = Meter(Device(), Process(shared=True)) if device == "cuda" else Meter(Process())
 
 
 @contextlib.contextmanager
