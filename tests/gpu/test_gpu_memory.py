@@ -1,0 +1,236 @@
+"""Memory on one NVIDIA GPU: what leaves it comes back bit for bit, and phases tell what they took."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no NVIDIA GPU"),
+]
+
+GIB = 1 << 30
+CANARY = 0.3
+PLUGIN = Path(__file__).parents[1] / "integration" / "plugin"
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(PLUGIN), os.environ.get("PYTHONPATH", "")])}
+SIZES = {"hidden": 1024, "layers": 8, "heads": 16, "kv_heads": 16}
+"""Some 130 million parameters: half a GiB in float32, and a whole one of AdamW's."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rlcli.model.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", **SIZES)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rlcli.data.converters import converter_named
+    from rlcli.data.prepare import prepare
+    from rlcli.data.schema import write_prompts
+    from rlcli.types import ConvertOptions
+
+    folder = tmp_path_factory.mktemp("data")
+    for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(count=64, test_count=8)).splits.items():
+        write_prompts(folder / f"{split}.parquet", prompts)
+    return folder
+
+
+def run(*words: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def driven(what: str, model: Path) -> Any:
+    """What the function `what` of this file found, in a process of its own: a CUDA context stays."""
+    return json.loads(run(__file__, what, model).splitlines()[-1])
+
+
+def learning(model: str, checkpointing: Any = False) -> tuple[Any, Any, Any]:
+    """A policy in bfloat16 on the GPU, its optimizer, and what updates it on `tokens` tokens."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from rlcli.model.loading import load_policy
+    from rlcli.model.optim import build_optimizer
+    from rlcli.model.packed import pack
+
+    if not dist.is_initialized():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    device = torch.device("cuda", 0)
+    mesh = init_device_mesh("cuda", (1,))
+    policy = load_policy(model, dtype=torch.bfloat16, device=device, mesh=mesh, gradient_checkpointing=checkpointing)
+    optimizer = build_optimizer(policy, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1)
+
+    def backward(tokens: int) -> None:
+        rows: list[tuple[Any, int]] = [(np.arange(512, dtype=np.int32) % 200 + 6, 16)] * (tokens // 512)
+        policy(pack(rows, device), temperature=1.0, want_entropy=True).log_probs.mean().backward()
+
+    return policy, optimizer, backward
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part, which is the whole."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def bits(policy: Any, optimizer: Any) -> dict[str, Any]:
+    import torch
+
+    from rlcli.model.state import trained_state
+
+    torch.cuda.synchronize()
+    state = trained_state({"policy": (policy, optimizer)})
+    return {name: local(tensor).cpu().clone() for name, tensor in state.items()}
+
+
+def round_trip(model: str) -> dict[str, Any]:
+    import torch
+
+    from rlcli.model.offload import KINDS, Offload
+    from rlcli.model.state import copied, trained_state
+
+    policy, optimizer, backward = learning(model)
+    offload = Offload(KINDS["all"], torch.device("cuda", 0))
+    offload.add("policy", policy, optimizer)
+    found: dict[str, Any] = {"same": [], "copied": [], "held": []}
+    for _ in range(3):
+        offload.bring("policy", "policy.optimizer")
+        backward(1024)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        before, held = bits(policy, optimizer), torch.cuda.memory_allocated()
+        offload.send(*offload.names)
+        found["held"].append((held, torch.cuda.memory_allocated()))
+        away = copied(trained_state({"policy": (policy, optimizer)}), offload.copied)
+        found["copied"].append(all(torch.equal(before[name], local(tensor)) for name, tensor in away.items()))
+        filler = torch.full((held // 8,), 7.0, device="cuda")  # where they were
+        del filler
+        offload.bring(*offload.names)
+        offload._await("policy.optimizer")
+        after = bits(policy, optimizer)
+        found["same"].append(all(torch.equal(before[name], after[name]) for name in before))
+        offload.send(*offload.names)
+    return found
+
+
+def test_what_leaves_the_gpu_comes_back_bit_for_bit_and_is_saved_while_it_is_away(model: Path) -> None:
+    found = driven("round_trip", model)
+    assert found["same"] == found["copied"] == [True] * 3
+    for held, away in found["held"]:
+        assert away < 0.05 * held
+
+
+def checkpointing(model: str) -> dict[str, Any]:
+    import torch
+
+    tokens, found = 16384, {}
+    for setting in (False, True, "offload"):
+        policy, optimizer, backward = learning(model, setting)
+        backward(tokens)  # a first time, for what is set up once
+        optimizer.zero_grad(set_to_none=True)
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        backward(tokens)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in policy.parameters()])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        found[str(setting)] = [torch.cuda.max_memory_allocated() - held, float(norm)]
+        del policy, optimizer, backward
+        torch.cuda.empty_cache()
+    return found | {"inputs": SIZES["layers"] * tokens * SIZES["hidden"] * 2}
+
+
+def test_activations_that_are_worked_out_again_or_wait_in_host_memory_take_less(model: Path) -> None:
+    found = driven("checkpointing", model)
+    (none, norm), (recomputed, again), (offloaded, moved) = found["False"], found["True"], found["offload"]
+    assert again == pytest.approx(norm, rel=1e-2)
+    assert moved == pytest.approx(again, rel=1e-3)
+    assert recomputed < 0.7 * none
+    # All but the layer in work: its input is back while it is computed again.
+    assert offloaded < recomputed - 0.5 * found["inputs"]
+
+
+def train(model: Path, sums: Path, out: Path, *words: str) -> list[dict[str, Any]]:
+    run(
+        *("-m", "rlcli.cli.main", "train", "grpo", "--model", model, "--data", sums, "--out", out, "--steps", "3"),
+        *("--set", "rollout.prompts_per_step=8", "--set", "rollout.samples_per_prompt=8"),
+        *("--set", "rollout.max_response_tokens=64", "--set", "data.max_prompt_tokens=32"),
+        *("--set", "train.tokens_per_microbatch=2048", "--set", "train.lr=1e-3", "--set", "verifier.name=test-even"),
+        *("--set", "rollout.gpu_memory_utilization=0.2", "--set", "rollout.kv_cache_mb=6144"),
+        *("--set", "algorithm.kl_coef=0.1", "--set", "checkpoint.every=1", *words),
+    )
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_phases_take_less_the_more_is_offloaded_and_learn_the_same(model: Path, sums: Path, tmp_path: Path) -> None:
+    runs = {
+        setting: train(model, sums, tmp_path / setting, "--set", f"train.offload={setting}")
+        for setting in ("none", "optimizer", "all")
+    }
+    none, optimizer, everything = (runs[setting][-1] for setting in ("none", "optimizer", "all"))
+    for lines in runs.values():
+        assert all(line["canary/max_abs_diff"] < CANARY for line in lines)
+        assert lines[-1]["update/grad_norm"] > 0
+    kv_cache, float_weights = 6.0, 0.4
+    # The engine's memory is there while it generates and gone while the trainer works with gradients and activations.
+    assert none["memory/update_gb"] < none["memory/generate_gb"] - 0.5 * kv_cache
+    # Two moments; then the weights in float32 and the reference besides.
+    assert optimizer["memory/generate_gb"] < none["memory/generate_gb"] - 1.8 * float_weights
+    assert everything["memory/generate_gb"] < optimizer["memory/generate_gb"] - float_weights
+    # What leaves and comes back is the same: the first step's gradient is that of the run in which nothing moved.
+    assert everything["memory/fragmented_gb"] >= 0
+    first = [runs[setting][0]["update/grad_norm"] for setting in ("none", "all")]
+    assert first[1] == pytest.approx(first[0], rel=0.05)
+
+
+def test_a_run_that_offloads_everything_goes_on_from_its_checkpoint(model: Path, sums: Path, tmp_path: Path) -> None:
+    """What is loaded must give the log-probs that were saved, or the run would stop."""
+    out = tmp_path / "run"
+    train(model, sums, out, "--set", "train.offload=all")
+    run("-m", "rlcli.cli.main", "train", "--resume", out, "--steps", "5")
+    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5]
+    assert all(line["canary/max_abs_diff"] < CANARY for line in steps)
+
+
+def segments(_: str) -> list[bool]:
+    import torch
+
+    from rlcli.model.offload import growing_segments
+
+    torch.zeros(1, device="cuda")
+    found = []
+    for wanted in (True, False, True):
+        growing_segments(wanted)
+        tensor = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        found.append(any(one.get("is_expandable") for one in torch.cuda.memory_snapshot()))
+        del tensor
+        torch.cuda.empty_cache()
+    return found
+
+
+def test_segments_grow_when_they_are_told_to_and_only_then(model: Path) -> None:
+    assert driven("segments", model) == [True, False, True]
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](sys.argv[2])))
