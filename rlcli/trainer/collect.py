@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any
 from uuid import uuid4
@@ -13,7 +13,7 @@ from rlcli.types import Verdict
 from rlcli.workers.board import Queue
 from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
-from rlcli.workers.rollout_role import RolloutCall
+from rlcli.workers.rollout_role import RolloutCall, progress_every
 from rlcli.workers.samples import Samples
 from rlcli.workers.work import Begun, Progress, PromptTask, RolloutReport
 
@@ -125,6 +125,7 @@ def gather(
     shares, left = deal(tasks, engines, call.sampling.max_tokens, free)
     per_rank = [shares[rank // tensor_parallel] for rank in range(len(workers))]
     queue = None if until is None and not left else Queue(uuid4().hex, left, until)
+    call = replace(call, progress_s=progress_every(len(workers)))
     reports: list[RolloutReport] = []
     sizes = sorted(task.responses for task in tasks)
     done, total = 0, sum(sizes[:until])

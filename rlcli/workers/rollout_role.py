@@ -21,6 +21,8 @@ from rlcli.workers.watch import progress
 from rlcli.workers.work import Begun, Progress, PromptTask, RolloutReport, sample_seed
 
 PROGRESS_EVERY_S = 0.25
+MOST_PROGRESS_PER_S = 40.0
+"""That all workers together send: hearing of it costs the controller, however long generation takes."""
 EXCHANGE_STEPS = 8
 """Steps of the engine between two looks at what it shares with others; a number of steps and no time, so that workers
 that share an engine look after the same one."""
@@ -34,7 +36,8 @@ GREEDY = -1
 class RolloutCall:
     """What is asked of every worker alike. purpose, step, seed: what the seeds of the samples derive from. save_as:
     where this worker's samples go, as parquet, with `{rank}` in the name; empty: nowhere. With `{part}` in the name as
-    well they go there as they finish, each time in a new part. keep_tokens: the tokens will be asked for."""
+    well they go there as they finish, each time in a new part. keep_tokens: the tokens will be asked for. progress_s:
+    between two times that a worker tells of its progress (see `progress_every`)."""
 
     sampling: Sampling
     seed: int
@@ -42,6 +45,16 @@ class RolloutCall:
     step: int
     save_as: str = ""
     keep_tokens: bool = True
+    progress_s: float = PROGRESS_EVERY_S
+
+
+def progress_every(workers: int) -> float:
+    """Seconds between two times that each of so many workers tells of its progress.
+
+    >>> progress_every(8), progress_every(256)
+    (0.25, 6.4)
+    """
+    return max(PROGRESS_EVERY_S, workers / MOST_PROGRESS_PER_S)
 
 
 class RolloutRole:
@@ -83,7 +96,7 @@ class RolloutRole:
                     round.begin(queue.tasks[place])
                 if turn.done and queue.until is None:
                     board = None
-            if time.monotonic() - said > PROGRESS_EVERY_S:
+            if time.monotonic() - said > call.progress_s:
                 said = time.monotonic()
                 yield round.progress()
         if turn.stop:
