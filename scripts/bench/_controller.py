@@ -1,0 +1,205 @@
+"""Simulated ranks: they answer as workers do, with reports of the right shape, and neither generate nor train.
+
+Two ways to them. `loopback` serialises what crosses in this process, so that nothing but the driver's own Python and
+its bytes are measured. `ray` has real actors, few processes that each answer for many ranks, called through the real
+`WorkerGroup`: that adds what Ray's client costs the driver.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from rlcli.types import Outcome
+from rlcli.workers.board import Queue
+from rlcli.workers.dispatch import Dispatch, Shared, add_up, per_rank
+from rlcli.workers.group import WorkerGroup
+from rlcli.workers.samples import OUTCOMES, Samples
+from rlcli.workers.transfer import Synced
+from rlcli.workers.work import Progress, PromptTask, RolloutReport
+from rlcli.workers.worker import Worker
+
+SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")
+
+
+class FakeRank:
+    """What rank `rank` of `ranks` answers. length: mean response tokens. progress: how often it tells of its progress
+    in a step. A method that is not told of here gives what adds up to nothing."""
+
+    def __init__(self, rank: int, ranks: int, length: int, progress: int) -> None:
+        self.rank, self.ranks, self.length, self.progress = rank, ranks, length, progress
+
+    def answer(self, name: str, *args: Any) -> Any:
+        if name == "update":
+            return dict.fromkeys(SUMS, 1.0)
+        if name == "take_shard":
+            return [self.shard()]
+        if name == "sync_weights":
+            return Synced(0.0, 0, 1.0)
+        kind = str(getattr(Worker, name).__annotations__["return"]).partition("[")[0]
+        return {"dict": {}, "memory.Peaks": {}, "list": []}.get(kind)
+
+    def shard(self) -> Any:
+        """What stands in for a reference to the tokens."""
+        return FakeShard(self.rank)
+
+    def stream(self, name: str, tasks: Sequence[PromptTask], call: Any, queue: Queue | None = None) -> Iterator[Any]:
+        """What nobody was dealt the ranks take in turn."""
+        assert name == "rollout", name
+        report = self.report([*tasks, *(queue.tasks[self.rank :: self.ranks] if queue else ())])
+        for _ in range(self.progress):
+            yield Progress(len(report.samples) // self.progress)
+        yield Progress(len(report.samples) % self.progress)
+        yield report
+
+    def report(self, tasks: Sequence[PromptTask]) -> RolloutReport:
+        draw = np.random.default_rng([self.rank, self.length])
+        counts = [task.samples for task in tasks]
+        n = sum(counts)
+        prompt = np.repeat(np.array([task.prompt for task in tasks], np.int64), counts)
+        ones: np.ndarray = np.ones(n, np.int64)
+        right = draw.random(n) < 0.4
+        lengths = np.minimum(draw.lognormal(np.log(self.length) - 0.32, 0.8, n).astype(np.int64) + 1, 4 * self.length)
+        answers: np.ndarray = np.array([str(number) for number in draw.integers(0, 10**6, n)], object)
+        samples = Samples(
+            prompt=prompt,
+            sample=np.concatenate([np.arange(count) for count in counts]) if counts else ones,
+            shard=self.rank * ones,
+            row=np.arange(n),
+            prompt_tokens=np.repeat(np.array([len(task.tokens) for task in tasks], np.int64), counts),
+            response_tokens=lengths,
+            version=ones,
+            truncated=lengths == 4 * self.length,
+            score=right.astype(np.float64),
+            latency_s=draw.random(n),
+            outcome=np.where(right, OUTCOMES.index(Outcome.OK), OUTCOMES.index(Outcome.WRONG)).astype(np.int8),
+            answer=answers,
+            detail=np.array([""] * n, object),
+            parts={"format": draw.random(n).round(1), "math": right.astype(np.float64)},
+        )
+        return RolloutReport(self.rank, samples, 1.0, 0.1, tokens=int(lengths.sum()), version=1)
+
+
+@dataclass(frozen=True)
+class FakeShard:
+    rank: int
+
+
+@dataclass
+class Account:
+    """What a step has cost. seconds: CPU seconds of this process that were not the controller's (a fake rank's own, in
+    loopback). sent, received: bytes by method. calls: how many actor calls."""
+
+    outside: float = 0.0
+    sent: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
+    calls: int = 0
+
+    def clear(self) -> None:
+        self.outside, self.calls = 0.0, 0
+        self.sent.clear()
+        self.received.clear()
+
+
+class Loopback(WorkerGroup):
+    """Fake ranks in this process; arguments and results are serialised as Ray would, once a rank, and once for all
+    ranks where they are shared."""
+
+    def __init__(self, fakes: Sequence[FakeRank]) -> None:
+        super().__init__(Worker, list(fakes), Path("/nonexistent"), None)
+        self.account = Account()
+
+    def _call(self, name: str, how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        account = self.account
+        account.sent[name] += sum(_size(arg.value) for arg in args if isinstance(arg, Shared))
+        given = []
+        for own in per_rank(how, args, len(self)):
+            data = cloudpickle.dumps(tuple(arg for arg in own if not isinstance(arg, Shared)))
+            account.sent[name] += len(data)
+            account.calls += 1
+            given.append(tuple(arg.value if isinstance(arg, Shared) else arg for arg in own))
+        if how.collect == "stream":
+            return self._streamed(name, given)
+        answers = [partial(fake.answer, name, *own) for fake, own in zip(self._actors, given, strict=True)]
+        results = [self._back(name, answer) for answer in answers]
+        return results[0] if how.collect == "first" else add_up(results) if how.collect == "sum" else results
+
+    def _streamed(self, name: str, given: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        for fake, own in zip(self._actors, given, strict=True):
+            items = fake.stream(name, *own)
+            while (item := self._back(name, partial(next, items, None))) is not None:
+                yield item
+
+    def _back(self, name: str, answer: Any) -> Any:
+        """What a fake answers, serialised outside the account and read within it."""
+        started = time.process_time()
+        data = cloudpickle.dumps(answer())
+        self.account.outside += time.process_time() - started
+        self.account.received[name] += len(data)
+        return pickle.loads(data)
+
+
+def _size(value: Any) -> int:
+    return len(cloudpickle.dumps(value))
+
+
+class Host:
+    """An actor that answers for the ranks `first`, `first` + 1, …"""
+
+    def __init__(self, fakes: Sequence[FakeRank]) -> None:
+        self.fakes = {fake.rank: fake for fake in fakes}
+
+    def call(self, rank: int, name: str, *args: Any) -> Any:
+        if name == "take_shard":
+            import ray
+
+            return [ray.put(FakeShard(rank))]
+        return self.fakes[rank].answer(name, *args)
+
+    def stream(self, rank: int, name: str, *args: Any) -> Iterator[Any]:
+        yield from self.fakes[rank].stream(name, *args)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a host, called as an actor is."""
+
+    host: Any
+    rank: int
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(self.host, self.rank, name)
+
+
+@dataclass(frozen=True)
+class Method:
+    host: Any
+    rank: int
+    name: str
+    streaming: bool = False
+
+    def options(self, num_returns: str) -> Method:
+        return Method(self.host, self.rank, self.name, num_returns == "streaming")
+
+    def remote(self, *args: Any) -> Any:
+        if self.streaming:
+            return self.host.stream.options(num_returns="streaming").remote(self.rank, self.name, *args)
+        return self.host.call.remote(self.rank, self.name, *args)
+
+
+def over_ray(fakes: Sequence[FakeRank], hosts: int, logs: Path) -> WorkerGroup:
+    """The same ranks behind real actors, in `hosts` processes."""
+    import ray
+
+    remote: Any = ray.remote(num_cpus=0)(Host)
+    actors = [remote.remote(fakes[number::hosts]) for number in range(hosts)]
+    return WorkerGroup(Worker, [Rank(actors[fake.rank % hosts], fake.rank) for fake in fakes], logs, None)
