@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rlcli.trainer.preflight import Prepared
     from rlcli.trainer.resume import Resumption
     from rlcli.trainer.view import View
+    from rlcli.workers.early import EarlyStart
 
 INTERRUPTED = 130
 
@@ -36,25 +37,33 @@ def checked_run(
     from rlcli.trainer.resume import check_data
     from rlcli.trainer.tracking import check_trackers
     from rlcli.workers import startup
+    from rlcli.workers.early import EarlyStart
 
     startup.done("command")
     view.phase("check model and data")
     check_trackers(resolved.config.tracking.trackers)
-    prepared = prepare(resolved.config, on_note=notes.append)
-    startup.done("prepared")
-    if resumed is not None:
-        check_data(resumed, prepared.prompts.fingerprint())
-    chosen: list[tuple[str, str]] = []
-    if auto_memory:
-        from rlcli.trainer.planning import with_auto_memory
+    with EarlyStart() as early:
+        prepared = prepare(
+            resolved.config,
+            on_note=notes.append,
+            on_checked=early.begin if not dry_run else lambda config, device: None,
+        )
+        startup.done("prepared")
+        if resumed is not None:
+            check_data(resumed, prepared.prompts.fingerprint())
+        chosen: list[tuple[str, str]] = []
+        if auto_memory:
+            from rlcli.trainer.planning import with_auto_memory
 
-        resolved, prepared, chosen = with_auto_memory(resolved, prepared)
-    plan = derived_plan(prepared) + chosen
-    if dry_run:
-        return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
-    for line in [f"{what}: {how}" for what, how in plan] + notes:
-        view.note(line)
-    return train_in_folder(resolved, prepared, target, view, force=force, resumed=resumed, profile=profile)
+            resolved, prepared, chosen = with_auto_memory(resolved, prepared)
+        plan = derived_plan(prepared) + chosen
+        if dry_run:
+            return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
+        for line in [f"{what}: {how}" for what, how in plan] + notes:
+            view.note(line)
+        return train_in_folder(
+            resolved, prepared, target, view, force=force, resumed=resumed, profile=profile, early=early
+        )
 
 
 def tell(outcome: dict[str, Any], as_json: bool) -> None:
@@ -84,6 +93,7 @@ def train_in_folder(
     force: bool = False,
     resumed: Resumption | None = None,
     profile: bool = False,
+    early: EarlyStart | None = None,
 ) -> dict[str, Any]:
     """Run in the folder `target`, or go on there, and return what there is to say of it, as plain values."""
     from rlcli.config.load import dump_toml
@@ -115,7 +125,7 @@ def train_in_folder(
             noting_failure(folder.path),
         ):
             checkpoint = resumed.checkpoint if resumed else None
-            result = launch(prepared, folder, trackers, view, checkpoint, profile=profile)
+            result = launch(prepared, folder, trackers, view, checkpoint, profile=profile, early=early)
         at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
         try:
             if result.rewards:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlcli import attempt
 from rlcli.config.schema import RunConfig
@@ -24,7 +25,8 @@ from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
 from rlcli.trainer.view import View
 from rlcli.workers import startup
-from rlcli.workers.cluster import Pool, ray_session, start_group
+from rlcli.workers.cluster import policy_pool, start_group
+from rlcli.workers.early import EarlyStart
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import OnLost, leave
 from rlcli.workers.worker import Worker, WorkerSpec
@@ -46,23 +48,30 @@ class Groups:
 
 @contextmanager
 def running_workers(
-    prepared: Prepared, logs: Path, *, train: bool, on_phase: Callable[[str], None], on_lost: OnLost = leave
+    prepared: Prepared,
+    logs: Path,
+    *,
+    train: bool,
+    on_phase: Callable[[str], None],
+    on_lost: OnLost = leave,
+    early: EarlyStart | None = None,
 ) -> Iterator[Groups]:
-    """Ray, the actors, their process groups and their roles; all of it is gone when the block ends."""
-    config = prepared.config
+    """Ray, the actors, their process groups and their roles; all of it is gone when the block ends. early: what of it
+    has begun."""
+    config, early = prepared.config, early or EarlyStart()
     spec = worker_spec(prepared, logs, train=train, group_id=attempt.group_id())
     on_phase("start Ray")
     started: dict[str, WorkerGroup] = {}
-    with ray_session(config.cluster.address, config.all_workers, on_lost):
+    with early.session(config, on_lost):
         failed = True
         try:
             startup.done("ray")
             on_phase("start workers")
             for size, own in _pools(config, spec):
-                pool = Pool(size, prepared.device, prepared.threads, config.train.deterministic)
-                stall_s = config.fault_tolerance.stall_s
-                group = start_group(Worker, pool, logs.resolve(), own, name=own.name, stall_s=stall_s)
-                started[own.name] = group
+                pool = replace(policy_pool(config, prepared.device), workers=size)
+                placed = early.take(pool) if own.name == POLICY else None
+                how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, "placed": placed}
+                started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
                 group.join(*group.meeting_point())
                 if train:
                     check_shared(logs, own.name, size)
@@ -124,6 +133,7 @@ def launch(
     checkpoint: Checkpoint | None = None,
     *,
     profile: bool = False,
+    early: EarlyStart | None = None,
 ) -> RunResult:
     """Train, from a checkpoint of the run if one is given. The folder's lock and the trackers are the caller's to
     close. profile: one step, to a file in the folder."""
@@ -137,7 +147,11 @@ def launch(
     with (
         StopOnSignal(lambda: view.note("finishing this step, then leaving; once more to leave at once")) as stop,
         running_workers(
-            prepared, folder.logs, train=True, on_phase=on_phase, on_lost=leaving_at_once(folder.path)
+            *(prepared, folder.logs),
+            train=True,
+            on_phase=on_phase,
+            on_lost=leaving_at_once(folder.path),
+            early=early,
         ) as groups,
     ):
         return train(prepared, groups, folder, trackers, view, stop, checkpoint, profile=profile)

@@ -17,7 +17,7 @@ from rlcli.hub import offline_unless_reachable
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.verifying import check_verifiers, part_weights
 from rlcli.types import Prompt
-from rlcli.workers.cluster import check_local, cluster_address, resolve_device, worker_threads
+from rlcli.workers.cluster import check_local, cluster_address, policy_pool, resolve_device, worker_threads
 from rlcli.workers.work import Role
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Prepared:
     @property
     def threads(self) -> int:
         """Of each worker on CPUs. With one the order of sums, and so every bit, is the same on any number of cores."""
-        deterministic = self.config.train.deterministic
-        return 1 if deterministic else worker_threads(self.config.all_workers)
+        return policy_pool(self.config, self.device).threads
 
     @property
     def scoring_processes(self) -> int:
@@ -61,11 +60,18 @@ class Prepared:
         return self.config.verifier.processes or worker_threads(self.config.engine_workers)
 
 
-def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], None] = lambda text: None) -> Prepared:
+def prepare(
+    config: RunConfig,
+    *,
+    train: bool = True,
+    on_note: Callable[[str], None] = lambda text: None,
+    on_checked: Callable[[RunConfig, str], None] = lambda config, device: None,
+) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
-    train=False checks for evaluation alone: `config.evaluation.data` is then the only data. Raises the RlcliError that
-    names what is wrong and its mend.
+    train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: is told the
+    configuration and the device when only what takes seconds is left to do, with the model and the prompts. Raises the
+    RlcliError that names what is wrong and its mend.
     """
     from rlcli.model.facts import check_model
 
@@ -92,6 +98,7 @@ def prepare(config: RunConfig, *, train: bool = True, on_note: Callable[[str], N
         config = config.model_copy(update={"verifier": section})
     if not Path(config.model.path).is_dir():
         offline_unless_reachable(on_note)
+    on_checked(config, device)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     if max_length > facts.max_positions:

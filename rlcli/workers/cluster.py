@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.attempt import group_id, is_restart
+from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel, OnLost, leave
@@ -100,6 +101,14 @@ def worker_threads(workers: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // workers)
 
 
+def policy_pool(config: RunConfig, device: str) -> Pool:
+    """Where the policy's workers run."""
+    deterministic = config.train.deterministic
+    return Pool(
+        config.cluster.workers, device, 1 if deterministic else worker_threads(config.all_workers), deterministic
+    )
+
+
 def check_local() -> None:
     """Raise `SetupError` where this machine lacks what a cluster of this run's own needs: shared memory, ports, open
     files. Without them Ray and gloo wait for minutes or fail with a riddle."""
@@ -125,7 +134,15 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator
 
     on_lost: is told of the death of the cluster's head, in a thread, and ends this process.
     """
-    # Read by Ray at import.
+    set_environment()
+    address = cluster_address(address)
+    # Ray tells of a worker's death on standard output, where it would spoil the JSON of a run that goes on.
+    with contextlib.redirect_stdout(sys.stderr), _joined(address, on_lost) if address else local(workers, on_lost):
+        yield
+
+
+def set_environment() -> None:
+    """What Ray reads when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     # A thread that outlives the session would start another one with its next call.
@@ -135,10 +152,8 @@ def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator
     os.environ.setdefault("RAY_worker_niceness", "0")
     # A SIGTERM that comes while Ray is starting would wait as long for its services to quiesce.
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
-    address = cluster_address(address)
-    # Ray tells of a worker's death on standard output, where it would spoil the JSON of a run that goes on.
-    with contextlib.redirect_stdout(sys.stderr), _joined(address, on_lost) if address else _local(workers, on_lost):
-        yield
+    # It would start a process a core for tasks, which our workers, with an environment of their own, cannot use.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
 
 @contextlib.contextmanager
@@ -184,7 +199,8 @@ def _join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _local(workers: int, on_lost: OnLost) -> Iterator[None]:
+def local(workers: int, on_lost: OnLost) -> Iterator[None]:
+    """A cluster of this run's own. Its daemons die with the thread that has entered this."""
     import ray
 
     store = _object_store_bytes()
@@ -248,11 +264,38 @@ def _own_signal_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Actors, by rank, and the placement group that holds their resources."""
+
+    actors: list[Any]
+    places: Any
+
+
 def start_group(
-    worker: type, pool: Pool, logs: Path, *args: Any, name: str = "rank", stall_s: float | None = None
+    worker: type,
+    pool: Pool,
+    logs: Path,
+    *args: Any,
+    name: str = "rank",
+    stall_s: float | None = None,
+    placed: Placed | None = None,
 ) -> WorkerGroup:
     """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: how their
-    logs are called. stall_s: seconds after which one that makes no progress has failed (see `WorkerGroup`)."""
+    logs are called. stall_s: seconds after which one that makes no progress has failed (see `WorkerGroup`). placed:
+    those that there are already, constructed without `args`: their method `begin` is called with these."""
+    for left in logs.glob(f"{name}-*.stack"):
+        left.unlink(missing_ok=True)  # what workers before these have noted
+    found = placed or place(worker, pool, *args)
+    same_bits = pool.device == "cpu" or pool.deterministic
+    group = WorkerGroup(worker, found.actors, logs, found.places, name, stall_s, same_bits)
+    if placed is not None:
+        group.begin(*args)
+    return group
+
+
+def place(worker: type, pool: Pool, *args: Any) -> Placed:
+    """Start actors of class `worker`, each constructed with (rank, world size, *args)."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -272,8 +315,6 @@ def start_group(
         environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
     elif pool.deterministic:
         environment |= DETERMINISTIC_ENV
-    for left in logs.glob(f"{name}-*.stack"):
-        left.unlink(missing_ok=True)  # what workers before these have noted
     actor = ray.remote(worker)
     actors = [
         actor.options(
@@ -285,8 +326,7 @@ def start_group(
         ).remote(rank, pool.workers, *args)
         for rank in range(pool.workers)
     ]
-    same_bits = pool.device == "cpu" or pool.deterministic
-    return WorkerGroup(worker, actors, logs, places, name, stall_s, same_bits)
+    return Placed(actors, places)
 
 
 def _await_resources(pool: Pool) -> None:

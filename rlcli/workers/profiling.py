@@ -27,11 +27,11 @@ Event = dict[str, Any]
 
 
 class _Recording:
-    """Of this process, from `start` to `stop`. spans: (name, begin, end) in ns since 1970. events: what torch saw."""
+    """Of this process, from `start` to `stop`. spans: (name, begin, end) in ns since 1970."""
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, int, int]] = []
-        self.events: list[Event] = []
+        self._done: list[Any] = []
         self._depth = 0
         self._calls: Counter[str] = Counter()
         self._profiler: Any = None
@@ -39,7 +39,7 @@ class _Recording:
         self._thread = 0
         self._start_profiler()  # The first one takes a while to find what there is to look with.
         self._stop_profiler()
-        self.events.clear()
+        self._done.clear()
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -72,14 +72,20 @@ class _Recording:
         self._until, self._thread = time.monotonic() + RECORD_S, threading.get_ident()
 
     def _stop_profiler(self) -> None:
-        if self._profiler is None:
-            return
-        self._profiler.stop()
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._done.append(self._profiler)
+            self._profiler = None
+
+    def events(self) -> list[Event]:
+        """What torch saw. (Only now, since it takes as long as what is profiled.)"""
+        found: list[Event] = []
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "trace.json"
-            self._profiler.export_chrome_trace(str(file))
-            self.events += _kept(json.loads(file.read_text(encoding="utf-8", errors="replace")))
-        self._profiler = None
+            for number, profiler in enumerate(self._done):
+                file = Path(folder) / f"{number}.json"
+                profiler.export_chrome_trace(str(file))
+                found += _kept(json.loads(file.read_text(encoding="utf-8", errors="replace")))
+        return found
 
 
 _recording: _Recording | None = None
@@ -98,7 +104,7 @@ def stop(path: Path) -> None:
     recording, _recording = _recording, None
     assert recording is not None, "nothing is recorded"
     watch.listeners.remove(recording.tick)
-    found = {"pid": os.getpid(), "spans": recording.spans, "events": recording.events}
+    found = {"pid": os.getpid(), "spans": recording.spans, "events": recording.events()}
     path.write_text(json.dumps(found), encoding="utf-8")
 
 

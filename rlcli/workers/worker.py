@@ -61,11 +61,10 @@ class Worker:
 
     residence = Residence()
 
-    def __init__(self, rank: int, world: int, spec: WorkerSpec) -> None:
+    def __init__(self, rank: int, world: int, spec: WorkerSpec | None = None) -> None:
+        """spec: given to `begin` where it is not known yet."""
         self.rank = rank
         self.world = world
-        self.spec = spec
-        self.config = spec.config
         self.policy: PolicyRole | None = None
         self.critic: CriticRole | ProcessRewardRole | None = None
         self.engine: Any = None
@@ -74,8 +73,27 @@ class Worker:
         self.writer = StateWriter()
         self.outgoing: Iterator[list[Named]] = iter(())
         self.incoming: Incoming | None = None
-        _log_to(Path(spec.logs) / f"{spec.name}-{rank}.log")
-        watch.start(Path(spec.logs) / f"{spec.name}-{rank}.stack", spec.config.fault_tolerance.stall_s)
+        if spec is not None:
+            self.begin(spec)
+
+    @dispatch()
+    def preload(self, engine: bool) -> None:
+        """Import what `build` needs, for an engine too, which takes most of a small model's start."""
+        import rlcli.model.loading  # noqa: F401
+
+        if engine:
+            from rlcli.rollout.vllm_engine import import_vllm
+
+            import_vllm()
+        startup.done("preloaded")
+
+    @dispatch()
+    def begin(self, spec: WorkerSpec) -> None:
+        """Be a worker of this run."""
+        self.spec = spec
+        self.config = spec.config
+        _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")
+        watch.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
 
     @dispatch(collect="first")
     def meeting_point(self) -> tuple[str, int]:

@@ -1,0 +1,98 @@
+"""Ray and the workers' imports, begun while the driver still reads the model and the prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from rlcli.config.schema import RunConfig
+from rlcli.workers.cluster import (
+    Placed,
+    Pool,
+    cluster_address,
+    local,
+    place,
+    policy_pool,
+    ray_session,
+    set_environment,
+)
+from rlcli.workers.sentinel import OnLost, leave
+
+CLOSE_S = 60.0
+"""Longest that a cluster may take to end."""
+
+
+class EarlyStart:
+    """A local cluster with the policy's workers, started ahead of what they are to do.
+
+        with EarlyStart() as early:
+            early.begin(config, "cpu")        # returns at once; a running cluster is joined later, as ever
+            ...
+            with early.session(config, on_lost):
+                group = start_group(Worker, pool, logs, spec, placed=early.take(pool))
+
+    It has a thread of its own, since Ray's daemons die with the thread that has started them. What fails there is
+    raised by `session`.
+    """
+
+    def __init__(self) -> None:
+        self._on_lost: OnLost = leave
+        self._pool: Pool | None = None
+        self._placed: Future[Placed] = Future()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, config: RunConfig, device: str) -> None:
+        if cluster_address(config.cluster.address):
+            return
+        set_environment()
+        self._pool = policy_pool(config, device)
+        engine = not config.rollout.workers and bool(config.evaluation.data or not config.data.response)
+        self._thread = threading.Thread(target=self._run, args=(self._pool, config.all_workers, engine), daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> EarlyStart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+            self._thread = None
+
+    @contextlib.contextmanager
+    def session(self, config: RunConfig, on_lost: OnLost) -> Iterator[None]:
+        """The cluster, once it is there; it ends with the block. on_lost: as for `ray_session`."""
+        if self._thread is None:
+            with ray_session(config.cluster.address, config.all_workers, on_lost):
+                yield
+            return
+        self._on_lost = on_lost
+        with self, contextlib.redirect_stdout(sys.stderr):
+            self._placed.result()
+            yield
+
+    def take(self, pool: Pool) -> Placed | None:
+        """The workers, once, where there are any and they are of this pool."""
+        if self._thread is None or pool != self._pool:
+            return None
+        self._pool = None
+        return self._placed.result()
+
+    def _run(self, pool: Pool, workers: int, engine: bool) -> None:
+        try:
+            with local(workers, lambda what, why: self._on_lost(what, why)):
+                from rlcli.workers.worker import Worker
+
+                placed = place(Worker, pool)
+                for actor in placed.actors:
+                    actor.preload.remote(engine)
+                self._placed.set_result(placed)
+                self._done.wait()
+        except BaseException as error:
+            if self._placed.done():
+                raise
+            self._placed.set_exception(error)
