@@ -13,19 +13,20 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-LOGITS_ON_GPU = 2**26
-"""Logits held at one time (256 MiB in float32; at most two such buffers exist): kernels that fill the device."""
+MOST_LOGITS = 2**26
+"""Held at one time (256 MiB in float32; two such buffers exist in the backward pass)."""
 
-LOGITS_ON_CPU = 2**18
-"""The same on a CPU: what its caches hold (1 MiB), since several passes go over them."""
+CACHED_LOGITS = 2**18
+"""What a CPU's caches hold (1 MiB): several passes go over them."""
 
-LEAST_TOKENS = 128
-"""Of a chunk, whatever the vocabulary: the head's weight is read once for each of them."""
+CPU_TOKENS = 512
+"""Of a chunk on a CPU where the vocabulary is large: the head's weight is read once for each chunk, out of memory."""
 
 
 def chunk_tokens(vocabulary: int, on_gpu: bool) -> int:
     """How many tokens are projected at once."""
-    return max(LEAST_TOKENS, (LOGITS_ON_GPU if on_gpu else LOGITS_ON_CPU) // vocabulary)
+    most = max(1, MOST_LOGITS // vocabulary)
+    return most if on_gpu else max(CACHED_LOGITS // vocabulary, min(CPU_TOKENS, most))
 
 
 def token_log_probs(

@@ -238,7 +238,9 @@ def main() -> None:
                     tokens = f"{row['tokens']} → {row['shared_tokens']}"
                     table.add_row(model, str(longest), str(budget), tokens, *times, *ratios)
     dist.destroy_process_group()
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, 140)  # also into a file
+    console.print(table)
     write_json(arguments.json, {"clock": arguments.clock, "rows": rows})
 
 

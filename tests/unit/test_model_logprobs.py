@@ -106,11 +106,17 @@ def test_large_logits_do_not_overflow() -> None:
     assert entropy.isfinite().all()
 
 
-def test_chunks_bound_the_logits_held() -> None:
-    for on_gpu in (False, True):
-        assert chunk_tokens(151_936, on_gpu) >= 128
-        assert chunk_tokens(151_936, on_gpu) * 151_936 <= 2**26
-        assert chunk_tokens(2**30, on_gpu) == 128
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("vocabulary", [262, 32_000, 151_936, 2**30])
+def test_chunks_bound_the_logits_held(vocabulary: int, on_gpu: bool) -> None:
+    chunk = chunk_tokens(vocabulary, on_gpu)
+    assert chunk >= 1
+    assert chunk * vocabulary <= max(2**26, vocabulary)
+
+
+def test_a_cpu_takes_what_its_caches_hold_and_enough_tokens_to_use_the_weight_well() -> None:
+    assert chunk_tokens(262, on_gpu=False) == 2**18 // 262
+    assert chunk_tokens(32_000, on_gpu=False) == 512
 
 
 @pytest.mark.parametrize("entropy", [False, True])
