@@ -85,8 +85,8 @@ def check_value_model(path: str, tokenizer_size: int) -> None:
     _check_shapes(path, wanted, shapes)
 
 
-def read_config(path: str, key: str = "model.path") -> Any:
-    """The model's config, once everything in it is known to be supported. key: where the path was given."""
+def check_place(path: str, key: str = "model.path") -> None:
+    """Raise `ModelError` where there can be no model at `path`, as far as that is told without importing anything."""
     folder = Path(path)
     if folder.is_file():
         raise ModelError(f"{key} = '{path}' is a file", "give the folder that holds config.json")
@@ -95,8 +95,14 @@ def read_config(path: str, key: str = "model.path") -> Any:
             raise ModelError(f"{key} = '{path}': the folder holds no config.json", "give a Hugging Face model folder")
     elif not _HUB_ID.fullmatch(path):
         raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
+
+
+def read_config(path: str, key: str = "model.path") -> Any:
+    """The model's config, once everything in it is known to be supported. key: where the path was given."""
+    check_place(path, key)
     from transformers import AutoConfig
 
+    folder = Path(path)
     try:
         config = AutoConfig.from_pretrained(path)
     except Exception as error:  # transformers' validators raise errors of their own kinds

@@ -73,7 +73,7 @@ def prepare(
     configuration and the device when only what takes seconds is left to do, with the model and the prompts. Raises the
     RlcliError that names what is wrong and its mend.
     """
-    from rlcli.model.facts import check_model
+    from rlcli.model.facts import check_model, check_place
 
     # In the order of what it costs to know: what needs torch and transformers, seconds to import, comes last.
     if not config.model.path:
@@ -98,6 +98,7 @@ def prepare(
         config = config.model_copy(update={"verifier": section})
     if not Path(config.model.path).is_dir():
         offline_unless_reachable(on_note)
+    check_place(config.model.path)
     on_checked(config, device)
     facts = check_model(config.model.path)
     max_length = config.data.max_prompt_tokens + config.rollout.max_response_tokens

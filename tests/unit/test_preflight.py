@@ -53,14 +53,16 @@ def test_what_needs_no_torch_is_refused_without_it(sets: list[str], says: str, r
         "import sys, json\n"
         "from rlcli.config.load import resolve\n"
         "from rlcli.trainer.preflight import prepare\n"
-        f"try: prepare(resolve('grpo', {{}}, {sets!r}).config)\n"
+        "begun = []\n"
+        "begin = lambda config, device: begun.append('begun')\n"
+        f"try: prepare(resolve('grpo', {{}}, {sets!r}).config, on_checked=begin)\n"
         "except Exception as error:\n"
-        "    print(json.dumps([str(error), [m for m in ('torch', 'ray', 'transformers') if m in sys.modules]]))"
+        "    print(json.dumps([str(error), [m for m in ('torch', 'ray', 'transformers') if m in sys.modules] + begun]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     message, imported = json.loads(done.stdout)
     assert says in message
-    assert imported == []
+    assert imported == [], "nor was anything begun"
 
 
 def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
