@@ -16,15 +16,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.groups import Source
 from rlcli.types import Outcome, Verdict
 from rlcli.workers.samples import Samples
 
+T = TypeVar("T")
+
 GONE_S = 30.0
-"""Longest wait for a generation whose workers were killed: it hears of that at once."""
+"""Longest wait for what workers were doing when they were killed: whoever waits for them hears of that at once."""
 COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")
 NUMBERS = tuple(f.name for f in fields(Collected) if f.name not in ("samples", "shards", "baselines", "begun"))
 """What is known of a batch besides its samples."""
@@ -108,9 +110,9 @@ class Ahead:
         self._batch.set_result(batch)
 
 
-def in_background(work: Callable[[], Collected]) -> Future[Collected]:
+def in_background(work: Callable[[], T]) -> Future[T]:
     """Begin `work` in a thread that keeps no process alive: after a failure its workers may never answer."""
-    done: Future[Collected] = Future()
+    done: Future[T] = Future()
 
     def run() -> None:
         try:

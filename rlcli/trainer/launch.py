@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlcli import attempt
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.rollout.engine import Sampling, shared_memory_prefix
+from rlcli.trainer.ahead import GONE_S, in_background
 from rlcli.trainer.checkpoint import Checkpoint
 from rlcli.trainer.evaluate import EvalReport, evaluate
 from rlcli.trainer.failing import leaving_at_once
@@ -77,8 +79,7 @@ def running_workers(
                     check_shared(logs, own.name, size)
             startup.done("workers")
             on_phase("load model")
-            for group in started.values():
-                group.build()
+            build(list(started.values()))
             startup.done("built")
             yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), spec)
             failed = False
@@ -90,6 +91,21 @@ def running_workers(
                 # Of workers that were killed on this machine; where they ran on others it stays until reboot.
                 for left in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*"):
                     shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def build(groups: Sequence[WorkerGroup]) -> None:
+    """Have every group build its roles, all at the same time. Where one fails, none goes on."""
+    first, *others = groups
+    building = [in_background(group.build) for group in others]
+    try:
+        first.build()
+        for one in building:
+            one.result()
+    except BaseException:
+        for group in groups:
+            group.kill()
+        wait(building, GONE_S)  # their threads, before Ray is shut down under them
+        raise
 
 
 def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -> WorkerSpec:

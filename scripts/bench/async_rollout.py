@@ -27,6 +27,7 @@ from _quickstart import evaluations, percent, rlcli
 from _step_work import make_model
 
 from rlcli.trainer.view import View
+from rlcli.types import ConvertOptions
 
 APART = ("rollout.workers=1", "async.staleness=0")
 AHEAD = ("rollout.workers=1", "async.staleness=1")
@@ -62,9 +63,10 @@ class Contest:
             # Whatever the reward: every sample is forwarded, and has a gradient.
             *("algorithm.entropy_coef=0.001", "checkpoint.every=0"),
         ]
+        few = ConvertOptions(count=max(arguments.prompts * self.steps, 64), test_count=64)
         self.flags: dict[str, object] = {
             "model.path": make_model(arguments.model, folder / "model"),
-            "data.path": str(make_data(folder / "data", arguments.prompts * self.steps)),
+            "data.path": str(make_data(folder / "data", few)),
             "train.steps": self.steps,
         }
         self.seen: dict[tuple[str, ...], list[Mapping[str, float]]] = {}
@@ -107,14 +109,12 @@ class Contest:
         return median(step["time/step_s"] for step in counted)
 
 
-def make_data(folder: Path, count: int) -> Path:
+def make_data(folder: Path, options: ConvertOptions) -> Path:
     from rlcli.data.converters import converter_named
     from rlcli.data.prepare import prepare
     from rlcli.data.schema import write_prompts
-    from rlcli.types import ConvertOptions
 
-    made = prepare(converter_named("arithmetic"), ConvertOptions(count=max(count, 64), test_count=64))
-    for split, prompts in made.splits.items():
+    for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
 
@@ -146,8 +146,8 @@ def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Held-out accuracy and reward of the quickstart's task with each staleness."""
     from rlcli.quickstart.warm_start import warm_start
 
-    data = make_data(folder / "data", 4096)
-    warm = warm_start(folder / "cache", data, arguments.seed)
+    data = make_data(folder / "data", ConvertOptions(seed=arguments.seed))
+    warm = warm_start(arguments.cache or folder / "cache", data, arguments.seed)
     found: dict[str, Any] = {}
     for own in (APART, AHEAD):
         out = folder / f"run-{len(found)}"
@@ -191,6 +191,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learns", action="store_true", help="compare what is learnt in the place of the time")
+    parser.add_argument("--cache", type=Path, help="where the warm start of --learns is kept (default: nowhere)")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlcli-async-") as folder:

@@ -13,6 +13,7 @@ import pytest
 from rlcli.errors import RunFailed
 from rlcli.trainer.ahead import Ahead
 from rlcli.trainer.collect import Collected
+from rlcli.trainer.launch import build
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.samples import Samples
 
@@ -173,3 +174,44 @@ def test_nothing_is_restored_of_a_checkpoint_without() -> None:
     ahead.restore(None, [])
     assert ahead.step == 0
     assert ahead.state() == (None, [])
+
+
+class Group:
+    """Builds once `may` is set; fails where it is `broken`."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken, self.may, self.began = broken, threading.Event(), threading.Event()
+        self.killed = False
+
+    def build(self) -> None:
+        self.began.set()
+        assert self.may.wait(30)
+        if self.broken or self.killed:
+            raise RunFailed(self.broken or "killed")
+
+    def kill(self) -> None:
+        self.killed = True
+        self.may.set()
+
+
+def test_groups_are_built_at_the_same_time() -> None:
+    class First(Group):
+        def build(self) -> None:
+            assert engines.began.wait(30)
+            engines.may.set()
+
+    groups = [First(), engines := Group()]
+    build(groups)  # type: ignore[arg-type]
+    assert not any(group.killed for group in groups)
+
+
+@pytest.mark.parametrize("at_fault", [0, 1])
+def test_where_one_group_cannot_be_built_the_others_end_and_its_error_is_told(at_fault: int) -> None:
+    groups = [Group(), Group(), Group()]
+    groups[at_fault].broken = "no such model"
+    groups[at_fault].may.set()
+    if at_fault:
+        groups[0].may.set()
+    with pytest.raises(RunFailed, match="no such model"):
+        build(groups)  # type: ignore[arg-type]
+    assert all(group.killed for group in groups)
