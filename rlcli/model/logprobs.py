@@ -59,6 +59,7 @@ class _TokenLogProbs(torch.autograd.Function):
             log_norms[part] = top[:, 0] + log_total
             if entropy:
                 entropies[part] = log_total - exponentials.mul_(logits).sum(-1) / total
+            del logits, exponentials  # before the next chunk's are made
         ctx.save_for_backward(hidden, weight, targets, log_norms, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -92,6 +93,7 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad_weight.addmm_(grad_logits.t(), hidden[part])
             elif grad_weight is not None:
                 grad_weight += grad_logits.t() @ hidden[part]
+            del log_p, grad_logits  # before the next chunk's are made
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
 
 
