@@ -1,0 +1,225 @@
+"""What the policy's role computes in an update, and what it leaves out, in one process without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.shard import ShardBuilder
+from rlcli.trainer.choose import choose, plan_step, rank_work, step_work
+from rlcli.trainer.collect import Collected
+from rlcli.types import Outcome, Sample, Verdict
+from rlcli.workers.advantages import all_ranks, fill_advantages
+from rlcli.workers.batch import TrainBatch
+from rlcli.workers.policy_role import PolicyRole
+from rlcli.workers.samples import Samples
+from rlcli.workers.work import Coefficients
+from tests.model_fixtures import VOCABULARY, save_tiny
+
+PROMPTS, SAMPLES, PROMPT_TOKENS = 3, 4, 6
+CPU = torch.device("cpu")
+HALF = Coefficients(lr=1e-3, kl=0.0, entropy=0.0)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("base")))
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.fixture(autouse=True)
+def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """References are the shards themselves."""
+    monkeypatch.setattr("ray.get", lambda reference, *, timeout: reference)
+
+
+def configured(path: str, **sections: dict[str, Any]) -> RunConfig:
+    given: dict[str, dict[str, Any]] = {
+        "model": {"path": path},
+        "data": {"max_prompt_tokens": PROMPT_TOKENS},
+        "rollout": {"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "max_response_tokens": 9},
+        "train": {"tokens_per_microbatch": 64},
+    }
+    return RunConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
+
+
+def collected() -> Collected:
+    """Of the three prompts one is always right, so that its samples have no advantage."""
+    random, builder, samples = np.random.default_rng(1), ShardBuilder(), []
+    for index in range(PROMPTS * SAMPLES):
+        prompt, length = index // SAMPLES, 3 + index % 5
+        tokens = random.integers(0, VOCABULARY, length, dtype=np.int32)
+        row = builder.add(np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt, tokens, np.full(length, -4.6, np.float32))
+        right = prompt == 0 or index % 2 == 0
+        verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
+        samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))
+    return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
+
+
+def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -> TrainBatch:
+    chosen = choose(collected(), role.algorithm, config, seed=0)
+    if all_active:
+        object.__setattr__(chosen, "active", None)
+    plan = plan_step(chosen, config, 1)
+    (work,) = rank_work(plan, chosen, 1)
+    batch = TrainBatch(work, step_work(plan, chosen, 0).value, CPU)
+    fill_advantages(role.algorithm, batch, all_ranks(), 0.0)
+    return batch
+
+
+def updated(role: PolicyRole, batch: TrainBatch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """The sums of an update, and its gradients. (AdamW divides them by their own size, rounding errors included.)"""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(*_: Any) -> None:
+        found.update((name, p.grad.clone()) for name, p in role.policy.named_parameters() if p.grad is not None)
+
+    hook = role.learner.optimizer.register_step_pre_hook(keep)
+    sums = role.update(batch, 0, HALF)
+    hook.remove()
+    return sums, found
+
+
+def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def weights(role: PolicyRole) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in role.policy.named_parameters()}
+
+
+def test_samples_without_advantage_are_not_forwarded_but_counted(mesh: Any, base: str) -> None:
+    config = configured(base)
+    found = []
+    for all_active in (False, True):
+        role = PolicyRole(config, torch.float32, CPU, mesh)
+        batch = batch_of(role, config, all_active=all_active)
+        found.append((*updated(role, batch), batch))
+    (skipped, after, few), (whole, reference, every) = found
+    assert skipped["tokens"] < whole["tokens"]
+    assert sum(len(micro.samples) for micro in few) == 2 * SAMPLES
+    assert few.works[0].tokens == every.works[0].tokens == whole["tokens"]
+    assert skipped["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
+    assert_alike(after, reference)
+
+
+def test_logits_are_made_of_response_tokens_alone(mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import rlcli.model.policy
+
+    config, projected = configured(base), []
+    real = rlcli.model.policy.token_log_probs
+
+    def seen(hidden: torch.Tensor, *rest: Any) -> Any:
+        projected.append(len(hidden))
+        return real(hidden, *rest)
+
+    monkeypatch.setattr(rlcli.model.policy, "token_log_probs", seen)
+    role = PolicyRole(config, torch.float32, CPU, mesh)
+    batch = batch_of(role, config)
+    sums = role.update(batch, 0, HALF)
+    assert sum(projected) == sums["tokens"]
+    assert sum(projected) < sum(micro.packed.tokens for micro in batch)
+
+
+def test_the_old_log_probs_of_a_single_update_are_its_own_whatever_the_correction(mesh: Any, base: str) -> None:
+    """A forward pass beforehand, as several updates need, would change nothing."""
+    for correction in ("token_tis", "sequence_mask", "none"):
+        config = configured(base, algorithm={"correction": correction})
+        found = []
+        for beforehand in (False, True):
+            role = PolicyRole(config, torch.float32, CPU, mesh)
+            assert not role.algorithm.needs_old_log_probs(1)
+            batch = batch_of(role, config)
+            if beforehand:
+                role.compute_old_log_probs(batch)
+            found.append(updated(role, batch))
+        (own, after), (given, expected) = found
+        assert own == pytest.approx(given, rel=1e-5, abs=1e-6)
+        assert_alike(after, expected)
+
+
+@pytest.mark.parametrize(("kl", "rank", "copies"), [(0.0, 0, 1), (0.1, 0, 2), (0.1, 4, 1)])
+def test_a_reference_is_loaded_only_for_a_kl_and_not_beside_an_adapter(
+    mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch, kl: float, rank: int, copies: int
+) -> None:
+    import rlcli.model.loading
+
+    loaded, real = [], rlcli.model.loading.load_policy
+
+    def load(*args: Any, **options: Any) -> Any:
+        loaded.append(options["trainable"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(rlcli.model.loading, "load_policy", load)
+    role = PolicyRole(configured(base, algorithm={"kl_coef": kl}, lora={"rank": rank}), torch.float32, CPU, mesh)
+    assert len(loaded) == copies
+    assert role.algorithm.needs_reference == (kl > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapters_optimizer_knows_nothing_of_the_base(mesh: Any, base: str, dtype: torch.dtype) -> None:
+    config = configured(base, lora={"rank": 4})
+    role = PolicyRole(config, dtype, CPU, mesh)
+    before = weights(role)
+    role.update(batch_of(role, config), 0, HALF)
+    optimizer = role.learner.optimizer
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in role.policy.named_parameters():
+        assert (id(parameter) in held) == (".lora_" in name)
+        assert (parameter in optimizer.state) == (".lora_" in name)
+        assert parameter.dtype == (torch.float32 if ".lora_" in name else dtype)
+        moved = not torch.equal(_local(parameter), _local(before[name]))
+        assert moved == (".lora_B" in name), "of fresh factors A has no gradient: B is 0"
+
+
+def test_bfloat16_is_for_computing_and_masters_moments_and_gradients_are_float32(
+    mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, hidden, gradients = configured(base), set(), set()
+    role = PolicyRole(config, torch.bfloat16, CPU, mesh)
+    role.policy.lm.base_model.layers[0].register_forward_hook(lambda _m, _i, output: hidden.add(output.dtype))
+    role.learner.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: gradients.update(p.grad.dtype for g in optimizer.param_groups for p in g["params"])
+    )
+    role.update(batch_of(role, config), 0, HALF)
+    assert hidden == {torch.bfloat16}
+    assert gradients == {torch.float32}
+    assert {parameter.dtype for parameter in role.policy.parameters()} == {torch.float32}
+    states = role.learner.optimizer.state.values()
+    assert {state[name].dtype for state in states for name in ("exp_avg", "exp_avg_sq")} == {torch.float32}
+
+
+def test_an_update_with_shared_prompts_is_that_of_samples_apart(
+    mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, found = configured(base), []
+    for worth in (1 / 16, 2.0):
+        monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", worth)
+        role = PolicyRole(config, torch.float32, CPU, mesh)
+        batch = batch_of(role, config)
+        found.append((sum(micro.packed.tokens for micro in batch), *updated(role, batch)))
+    (few, sums, after), (many, expected, reference) = found
+    assert few == many - PROMPT_TOKENS * (2 * SAMPLES - 2)
+    assert sums == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert_alike(after, reference)
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
