@@ -11,14 +11,26 @@ from rlcli.planner.setting import Setting
 
 MIB, GIB = 1 << 20, 1 << 30
 
-CPU_BASE_WITH_ENGINE, CPU_BASE = 1010 * MIB, 700 * MIB
+CPU_BASE_WITH_ENGINE, CPU_BASE = 668 * MIB, 515 * MIB
 """Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32. Of
 other versions it is another, by some tens of MiB; a run tells its own as `memory/base_gb`."""
+
+CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
+"""What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
+buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
+
+HEAP_WASTE, HEAP_RETAINED = 0.25, 0.8
+"""On CPUs, of an update's passes: what the C library's heap takes besides, having no hole that fits; and what it keeps
+of them for the rest of the run, in which later phases find their room. Measured with models of 10M parameters. Set to
+give back at once (a fixed mmap threshold) it takes what is predicted to 2%, and the update half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
 
 ADAM_MOMENTS = 2
+
+COMING_AND_GOING = {"gathered weights", "activations", "logits", "checkpoint's copy", "engine's activations"}
+"""Parts of a phase that are gone after it, and find their room in what the heap has retained."""
 
 Parts = dict[str, float]
 """What takes memory → bytes."""
@@ -54,14 +66,26 @@ def phases(setting: Setting) -> list[PhaseMemory]:
         engine = engine_parts(setting, idle=True) if setting.engine_here else {}
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
     found.append(_phase("checkpoint", _trainer(setting, "sync"), _copied(setting), _engine_beside(setting)))
-    return found
+    return [_with_heap(setting, phase) for phase in found] if setting.device.is_cpu else found
+
+
+def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
+    """On CPUs: with what the C library's heap wastes and retains, once there has been an update."""
+    passing = sum(_passes(setting).values())
+    if phase.name == "update":
+        kept = HEAP_WASTE * passing
+    else:
+        own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
+        kept = max(HEAP_RETAINED * passing - own, 0.0)
+    return _phase(phase.name, phase.parts, {"heap": kept})
 
 
 def engine_worker(setting: Setting) -> PhaseMemory | None:
     """Of a worker that only generates, where there are such."""
     if not setting.config.rollout.workers or not setting.has_engine:
         return None
-    return _phase("generate", {"base": base_bytes(setting)}, engine_parts(setting))
+    held = {"base": base_bytes(setting, True), "first use": first_use_bytes(setting, True)}
+    return _phase("generate", held, engine_parts(setting))
 
 
 def _phase(name: str, *parts: Parts) -> PhaseMemory:
@@ -73,11 +97,18 @@ def _phase(name: str, *parts: Parts) -> PhaseMemory:
     return PhaseMemory(name, {part: size for part, size in summed.items() if size})
 
 
-def base_bytes(setting: Setting) -> float:
+def base_bytes(setting: Setting, with_engine: bool) -> float:
     """Of a process before the first weight."""
     if setting.device.is_cpu:
-        return CPU_BASE_WITH_ENGINE if setting.engine_here or setting.config.rollout.workers else CPU_BASE
+        return CPU_BASE_WITH_ENGINE if with_engine else CPU_BASE
     return GPU_CONTEXT + (NCCL if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
+
+
+def first_use_bytes(setting: Setting, with_engine: bool) -> float:
+    """On CPUs; on GPUs it is host memory, and of no account."""
+    if not setting.device.is_cpu:
+        return 0.0
+    return CPU_FIRST_USE_WITH_ENGINE if with_engine else CPU_FIRST_USE
 
 
 def _trainer(setting: Setting, doing: str) -> Parts:
@@ -93,7 +124,8 @@ def _trainer(setting: Setting, doing: str) -> Parts:
         "critic": away != "all" or doing in ("critic", "update"),
     }
     moments = away == "none" or updating
-    parts = {"base": base_bytes(setting)}
+    engine = setting.engine_here
+    parts = {"base": base_bytes(setting, engine), "first use": first_use_bytes(setting, engine)}
     parts["weights"] = setting.weight_bytes() / ranks * models["policy"]
     parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / ranks * moments
     if setting.reference_copy:
@@ -105,12 +137,16 @@ def _trainer(setting: Setting, doing: str) -> Parts:
 
 
 def _update(setting: Setting) -> tuple[Parts, Parts]:
+    return _trainer(setting, "update"), _passes(setting)
+
+
+def _passes(setting: Setting) -> Parts:
     """The larger of forward with backward pass and the optimizer's step, of policy and critic."""
     candidates = [passes.with_gradient(setting, setting.policy), passes.stepping(setting, setting.policy)]
     if setting.critic_here and setting.critic is not None:
         critic = setting.critic
         candidates += [passes.with_gradient(setting, critic), passes.stepping(setting, critic)]
-    return _trainer(setting, "update"), max(candidates, key=lambda parts: sum(parts.values()))
+    return max(candidates, key=lambda parts: sum(parts.values()))
 
 
 def _copied(setting: Setting) -> Parts:

@@ -39,12 +39,18 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     root = shape.root_parameters if not run.lora_rank else 0
     kept = kept_bytes(shape, run, setting.pack)
     gathered = _gathered(setting, shape, layers=1)
-    entering = {"gathered weights": gathered, "activations": kept, "logits": _logits(setting, shape, "forward")}
+    before = FLOAT * _trained(setting, shape, run) / setting.ranks * setting.accumulates
+    entering = {
+        "gathered weights": gathered,
+        "activations": kept,
+        "logits": _logits(setting, shape, "forward"),
+        "gradients": before,
+    }
     leaving = {
         "gathered weights": gathered,
         "activations": kept,
         "logits": _backward_of_head(setting, shape),
-        "gradients": FLOAT * root,
+        "gradients": before + FLOAT * root,
     }
     return max([entering, leaving, *_layers(setting, shape, run, trained, root)], key=lambda parts: sum(parts.values()))
 
@@ -62,7 +68,9 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
         inputs = 0.0 if run.offload else tokens * each * shape.hidden
         kept = (left * inputs + whole) if run.checkpointing else left * whole
         reducing = FLOAT * trained if done else 0
-        reduced = done * FLOAT * trained / setting.ranks
+        # From the second micro-batch on there are gradients of all layers, and new ones until they are added.
+        there = shape.layers + bool(done) if setting.accumulates else done
+        reduced = there * FLOAT * trained / setting.ranks
         # While the gated unit is passed back, two tensors of its width come on top and little has a gradient yet; at
         # the layer's end all of it has, and nothing is left of what was kept.
         early = tokens * each * 2 * shape.intermediate + each * _largest_linear(shape) * bool(not run.lora_rank)
@@ -71,7 +79,7 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
             {
                 "gathered weights": _gathered(setting, shape, layers=1 + ahead),
                 "activations": kept + ends + max(early, late),
-                "gradients": reducing + reduced + each * root,
+                "gradients": reducing + reduced + each * root + FLOAT * root / setting.ranks * setting.accumulates,
             }
         )
     return found
@@ -89,15 +97,18 @@ def stepping(setting: Setting, shape: ModelShape) -> Parts:
 
 
 def sending(setting: Setting) -> Parts:
-    """The weight sync: the buckets that are gathered, or of one rank the largest parameter that is copied."""
+    """The weight sync: the buckets that are gathered, or of one rank the largest parameter that is copied; and on CPUs
+    what the engine packs anew, a layer as it came, as it is packed, and as it was."""
     if setting.config.lora.rank:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
     shape, each = setting.policy, setting.bytes_each
     largest = max(shape.embedding_parameters, 2 * _largest_linear(shape)) * each
+    packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.engine_here
     if setting.ranks == 1:
-        return {"sync": largest}
+        return {"sync": largest + packing}
     # Gathered and their own parts, two buckets at a time; never more than there is.
-    return {"sync": min(2 * max(BUCKET_BYTES, largest), shape.parameters * each) * (1 + 1 / setting.ranks)}
+    buckets = min(2 * max(BUCKET_BYTES, largest), shape.parameters * each) * (1 + 1 / setting.ranks)
+    return {"sync": buckets + packing}
 
 
 def offloaded_activations(setting: Setting) -> float:

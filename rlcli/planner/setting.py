@@ -109,6 +109,11 @@ class Setting:
         shared = saved if saved >= SHARED_FROM * places else 0.0
         return Pack(places - shared, places, samples * rollout.max_response_tokens)
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether a minibatch takes several micro-batches: their gradients add up."""
+        return self.pack.places < self.samples / self.config.train.minibatches / self.ranks * self.sample_tokens
+
     def passing(self, *, trained_whole: bool = False) -> Pass:
         """How the policy is passed through; trained_whole: the critic, which has no adapter."""
         config = self.config

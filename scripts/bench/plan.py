@@ -33,6 +33,7 @@ COMMON = [
     *("rollout.max_response_tokens=104", "train.tokens_per_microbatch=4096", "train.lr=1e-5", "checkpoint.every=1"),
     *("checkpoint.keep=1", "train.steps=3", "cluster.device=cpu"),
 ]
+FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "train.steps=2", "checkpoint.every=0"]
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "10m-full": ("10m", "grpo", []),
     "10m-small": ("10m", "grpo", ["train.tokens_per_microbatch=1024"]),
@@ -41,17 +42,9 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "10m-reference": ("10m", "grpo", ["algorithm.kl_coef=0.01"]),
     "10m-critic": ("10m", "ppo", ["algorithm.kl_coef=0"]),
     "10m-two-workers": ("10m", "grpo", ["cluster.workers=2"]),
-    "100m-full": ("100m", "grpo", ["rollout.samples_per_prompt=4", "train.tokens_per_microbatch=1024"]),
-    "100m-lora": (
-        "100m",
-        "grpo",
-        ["rollout.samples_per_prompt=4", "train.tokens_per_microbatch=1024", "lora.rank=16", "train.lr=1e-4"],
-    ),
-    "100m-checkpointing": (
-        "100m",
-        "grpo",
-        ["rollout.samples_per_prompt=4", "train.tokens_per_microbatch=2048", "model.gradient_checkpointing=true"],
-    ),
+    "100m-full": ("100m", "grpo", [*FEW]),
+    "100m-lora": ("100m", "grpo", [*FEW, "lora.rank=16", "train.lr=1e-4"]),
+    "100m-checkpointing": ("100m", "grpo", [*FEW, "model.gradient_checkpointing=true"]),
 }
 REWARD = """
 import hashlib
