@@ -35,6 +35,7 @@ from rlcli.workers.worker import Worker, WorkerSpec
 
 POLICY, CRITIC, ENGINES = "rank", "critic", "engine"
 """What the logs of each pool's workers are called."""
+KEYS = {POLICY: "cluster.workers", CRITIC: "critic.workers", ENGINES: "rollout.workers"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def running_workers(
             startup.done("ray")
             on_phase("start workers")
             for size, own in _pools(config, spec):
-                pool = replace(policy_pool(config, prepared.device), workers=size)
+                pool = replace(policy_pool(config, prepared.device), workers=size, key=KEYS[own.name])
                 placed = early.take(pool) if own.name == POLICY else None
                 how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, "placed": placed}
                 started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)

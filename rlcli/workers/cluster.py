@@ -63,12 +63,13 @@ PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "TORCH_COMP
 @dataclass(frozen=True)
 class Pool:
     """Where a group runs: how many workers, on what. threads: of each worker on CPUs. deterministic: with kernels on
-    GPUs that give the same bits each time."""
+    GPUs that give the same bits each time. key: what sets the number of workers."""
 
     workers: int
     device: str
     threads: int
     deterministic: bool = False
+    key: str = "cluster.workers"
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -307,7 +308,7 @@ def place(worker: type, pool: Pool, *args: Any) -> Placed:
         remove_placement_group(places)
         raise SetupError(
             f"the cluster is busy: no room for {pool.workers} × {pool.bundle} in {PLACEMENT_TIMEOUT_S:.0f} s",
-            "wait for other jobs to end or lower cluster.workers",
+            f"wait for other jobs to end or lower {pool.key}",
         )
     environment = WORKER_ENV | {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     if pool.device == "cpu":
@@ -350,8 +351,8 @@ def _check_resources(pool: Pool, resources: dict[str, float]) -> None:
         if there < each * pool.workers:
             wanted = each * pool.workers
             raise SetupError(
-                f"cluster.workers = {pool.workers} needs {wanted:.0f} {kind}s, the cluster has {there:.0f}",
-                "lower cluster.workers, or use --set cluster.device=cpu" if kind == "GPU" else "lower cluster.workers",
+                f"{pool.key} = {pool.workers} needs {wanted:.0f} {kind}s, the cluster has {there:.0f}",
+                f"lower {pool.key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
             )
 
 
