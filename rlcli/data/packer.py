@@ -6,14 +6,15 @@ same number of micro-batches, and the slowest rank of each micro-batch sets the 
 
 1. as few micro-batches as possible: best-fit decreasing finds their number, which is nearly always the fewest (its
    bound is 11/9 of the fewest bins, + 1);
-2. bins as equal as possible: the longest sample first, each into the bin with the fewest tokens (LPT), over all ranks'
+2. bins as equal as possible: the longest sample first, each into the bin with the least work (LPT), over all ranks'
    bins at once. That balances ranks and micro-batches together, where a partition by rank first (Karmarkar–Karp) would
-   leave each rank to cut its share into as many bins as it happens to need. Where LPT overflows a bin (few samples to
-   a bin, and bins all but full) the best-fit bins stand;
-3. alike bins side by side: bins in order of size are dealt out, one to each rank, the larger to the rank that has less
-   so far. The first micro-batch is the largest: memory that does not suffice shows at once.
+   leave each rank to cut its share into as many bins as it happens to need. Where bins of equal work do not keep the
+   budget (they are all but full), bins of equally many tokens are tried, and one micro-batch more;
+3. alike bins side by side: bins in order of their work are dealt out, one to each rank, the larger to the rank that has
+   less so far. The micro-batch with the most tokens comes first: memory that does not suffice shows at once.
 
-Work is counted in tokens. Attention's cost, which grows with the square of the length, only breaks ties.
+Work is tokens and, for attention, the squares of the samples' lengths: of two ranks with equally many tokens, the one
+with the longer samples would let the other wait, for half of its time where responses reach 32,768 tokens.
 
 A prompt is computed once for all its samples in a micro-batch. So both ways are tried, samples spread one by one and
 the samples of a prompt kept together, and that one is taken whose slowest ranks have fewer tokens to forward: with few
@@ -31,8 +32,19 @@ WORTH_SHARING = 1 / 16
 """A prompt is computed once where that leaves out this part of its samples' tokens: attention pays for it with a copy
 of each layer's queries, keys and values."""
 
+ATTENTION = 32768
+"""A sample of so many tokens costs as much in attention as in all else. By the shapes of the models it would be 23,000
+for Qwen2.5-0.5B and 77,000 for 7B, where attention is the slower part by floating-point operation; twice or half of
+what is right costs a hundredth of a step."""
+MICROBATCH = 512 * ATTENTION
+"""Work of one micro-batch more: the weights are gathered and the kernels started once more."""
+TRIES = 32
+"""So many bins without room are passed over for one unit."""
+
 Bin = tuple[int, ...]
 """Indexes of the samples that one rank forwards at once, ascending; may be empty."""
+Dealt = tuple[tuple[Bin, ...], ...]
+"""[rank][micro-batch]"""
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class MiniBatch:
 
     ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
     rank_tokens: [rank] → prompt and response tokens that it forwards, a prompt that is shared once a micro-batch.
+    slowest: work of the slowest rank of each micro-batch, together; work: of all ranks; see `_Sizes.work`.
     tokens, sequences, groups, max_length: the denominators of the loss, which count all samples of the minibatch,
     inactive ones included: response tokens, responses, groups, and the longest response that the run allows. samples:
     their indexes.
@@ -48,6 +61,8 @@ class MiniBatch:
 
     ranks: tuple[tuple[Bin, ...], ...]
     rank_tokens: tuple[int, ...]
+    slowest: int
+    work: int
     tokens: int
     sequences: int
     groups: int
@@ -80,10 +95,10 @@ class Plan:
 
     @property
     def imbalance(self) -> float:
-        """Tokens of the busiest rank ÷ tokens of the average rank, minibatch by minibatch: 1.0 is perfect."""
-        busiest = sum(max(minibatch.rank_tokens) for minibatch in self.minibatches)
-        mean = sum(sum(minibatch.rank_tokens) / len(minibatch.rank_tokens) for minibatch in self.minibatches)
-        return busiest / mean if mean else 1.0
+        """Work of the slowest rank of each micro-batch, for which the others wait, ÷ work of the average rank: 1.0 is
+        perfect."""
+        mean = sum(minibatch.work / len(minibatch.ranks) for minibatch in self.minibatches)
+        return sum(minibatch.slowest for minibatch in self.minibatches) / mean if mean else 1.0
 
     @property
     def microbatches(self) -> int:
@@ -138,6 +153,8 @@ def plan_batches(
             MiniBatch(
                 ranks=dealt,
                 rank_tokens=tuple(sum(map(size, rank)) for rank in dealt),
+                slowest=sum(max(map(size.work, row)) for row in zip(*dealt, strict=True)),
+                work=sum(size.work(bin) for rank in dealt for bin in rank),
                 tokens=sum(response_tokens[sample] for sample in samples),
                 sequences=len(samples),
                 groups=end - start,
@@ -168,6 +185,11 @@ class _Sizes:
     def __call__(self, samples: Sequence[int]) -> int:
         whole = sum([self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples])
         return whole - sum([self._saved(group) for group in self.alike(samples) if len(group) > 1])
+
+    def work(self, samples: Sequence[int]) -> int:
+        """What they cost, in tokens × ATTENTION: tokens, and for attention the squares of the lengths."""
+        lengths = [self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples]
+        return ATTENTION * self(samples) + sum([length * length for length in lengths])
 
     def alike(self, samples: Sequence[int]) -> list[list[int]]:
         """The samples by their prompt, where any two could have the same."""
@@ -219,73 +241,97 @@ def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
     return units if saved else [[sample] for sample in group]
 
 
-def _pace(dealt: tuple[tuple[Bin, ...], ...], size: _Sizes) -> int:
-    """Tokens of the slowest rank of each micro-batch, together."""
-    return sum(max(map(size, row)) for row in zip(*dealt, strict=True))
+def _pace(dealt: Dealt, size: _Sizes) -> int:
+    """Work of the slowest rank of each micro-batch, together."""
+    return sum(max(map(size.work, row)) + MICROBATCH for row in zip(*dealt, strict=True))
 
 
-def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> tuple[tuple[Bin, ...], ...]:
+def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> Dealt:
     """[rank][micro-batch] → samples, each unit of which stays whole."""
-    weights = [size(unit) for unit in units]
-    assert max(weights, default=0) <= budget, f"a sample of {max(weights)} > {budget} tokens"
-    dealt = _deal(_pack(range(len(units)), weights, budget, ranks), weights, ranks)
-    return tuple(
-        tuple(tuple(sorted(sample for unit in bin for sample in units[unit])) for bin in rank) for rank in dealt
+    sizes, work = list(map(size, units)), list(map(size.work, units))
+    assert max(sizes, default=0) <= budget, f"a sample of {max(sizes)} > {budget} tokens"
+
+    def slowest(rows: Sequence[Sequence[list[int]]]) -> int:
+        return sum(max(sum([work[unit] for unit in bin]) for bin in row) + MICROBATCH for row in rows)
+
+    rows = min((_rows(bins, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
+    rows.sort(key=lambda row: -max(sum([sizes[unit] for unit in bin]) for bin in row))
+    return _deal(
+        [[sorted(sample for unit in bin for sample in units[unit]) for bin in row] for row in rows], size, ranks
     )
 
 
-def _pack(samples: Sequence[int], sizes: Sequence[int], budget: int, ranks: int) -> list[list[int]]:
-    """Bins of at most `budget` tokens, as many as the ranks times the fewest micro-batches; some may be empty."""
-    longest_first = sorted(samples, key=lambda sample: (-sizes[sample], sample))
+def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
+    """Ways to part the units into bins of at most `budget` tokens, as many as the ranks times the fewest micro-batches,
+    or one more; some may be empty."""
+    longest_first = sorted(range(len(sizes)), key=lambda unit: (-sizes[unit], unit))
+    most_first = sorted(range(len(sizes)), key=lambda unit: (-work[unit], unit))
     tight = _best_fit(longest_first, sizes, budget)
     count = -(-len(tight) // ranks) * ranks
-    return _spread(longest_first, sizes, budget, count) or tight + [[] for _ in range(count - len(tight))]
+    even = _spread(most_first, sizes, work, budget, count)
+    if even is not None:
+        return [even]
+    others = (
+        _spread(longest_first, sizes, sizes, budget, count),
+        _spread(most_first, sizes, work, budget, count + ranks),
+    )
+    full = tight + [[] for _ in range(count - len(tight))]
+    return [full, *(bins for bins in others if bins is not None)]
 
 
 def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Few bins: each sample goes where it leaves the least room, into a new bin where it fits in none."""
+    """Few bins: each unit goes where it leaves the least room, into a new bin where it fits in none."""
     bins: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (tokens still free, bin), ascending
-    for sample in longest_first:
-        fitting = bisect_left(rooms, (sizes[sample], 0))
+    for unit in longest_first:
+        fitting = bisect_left(rooms, (sizes[unit], 0))
         if fitting == len(rooms):
             bins.append([])
             room, chosen = budget, len(bins) - 1
         else:
             room, chosen = rooms.pop(fitting)
-        bins[chosen].append(sample)
-        insort(rooms, (room - sizes[sample], chosen))
+        bins[chosen].append(unit)
+        insort(rooms, (room - sizes[unit], chosen))
     return bins
 
 
-def _spread(longest_first: Sequence[int], sizes: Sequence[int], budget: int, count: int) -> list[list[int]] | None:
-    """`count` bins, as equal as possible; None where a bin would exceed the budget."""
+def _spread(
+    largest_first: Sequence[int], sizes: Sequence[int], work: Sequence[int], budget: int, count: int
+) -> list[list[int]] | None:
+    """`count` bins, of work as equal as possible; None where those with the least work have no room."""
     bins: list[list[int]] = [[] for _ in range(count)]
-    emptiest = [(0, 0, bin) for bin in range(count)]  # a heap of (tokens, squares of lengths, bin)
-    for sample in longest_first:
-        size = sizes[sample]
-        tokens, squares, chosen = emptiest[0]
-        if tokens + size > budget:
+    rooms = [budget] * count
+    least = [(0, bin) for bin in range(count)]  # a heap of (work, bin)
+    for unit in largest_first:
+        full = []
+        while least and rooms[least[0][1]] < sizes[unit]:
+            full.append(heapq.heappop(least))
+            if len(full) > TRIES:
+                return None
+        if not least:
             return None
-        bins[chosen].append(sample)
-        heapq.heapreplace(emptiest, (tokens + size, squares + size * size, chosen))
+        done, chosen = least[0]
+        bins[chosen].append(unit)
+        rooms[chosen] -= sizes[unit]
+        heapq.heapreplace(least, (done + work[unit], chosen))
+        for entry in full:
+            heapq.heappush(least, entry)
     return bins
 
 
-def _deal(bins: Sequence[list[int]], sizes: Sequence[int], ranks: int) -> tuple[tuple[Bin, ...], ...]:
-    """[rank][micro-batch] from bins whose number the ranks divide: alike ones in the same micro-batch."""
+def _rows(bins: Sequence[list[int]], work: Sequence[int], ranks: int) -> list[list[list[int]]]:
+    """[micro-batch][rank] from bins whose number the ranks divide: alike ones in the same micro-batch."""
+    ordered = sorted(bins, key=lambda bin: (-sum([work[unit] for unit in bin]), sorted(bin)))
+    return [ordered[start : start + ranks] for start in range(0, len(ordered), ranks)]
 
-    def load(bin: list[int]) -> tuple[int, int]:
-        return sum(sizes[sample] for sample in bin), sum(sizes[sample] ** 2 for sample in bin)
 
-    largest_first = sorted(
-        ((*load(bin), sorted(bin)) for bin in bins), key=lambda entry: (-entry[0], -entry[1], entry[2])
-    )
-    loads = [(0, 0, rank) for rank in range(ranks)]
+def _deal(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> Dealt:
+    """[rank][micro-batch] of [micro-batch][bin]: of each micro-batch the larger to the rank that has less so far."""
+    done = [(0, rank) for rank in range(ranks)]
     dealt: list[list[Bin]] = [[] for _ in range(ranks)]
-    for start in range(0, len(bins), ranks):
-        row = largest_first[start : start + ranks]
-        for (had, had_squares, rank), (tokens, squares, samples) in zip(sorted(loads), row, strict=True):
-            dealt[rank].append(tuple(samples))
-            loads[rank] = (had + tokens, had_squares + squares, rank)
-    return tuple(tuple(rank) for rank in dealt)
+    for row in rows:
+        largest_first = sorted(((size.work(bin), bin) for bin in row), key=lambda entry: (-entry[0], entry[1]))
+        for (had, rank), (work, bin) in zip(sorted(done), largest_first, strict=True):
+            dealt[rank].append(tuple(bin))
+            done[rank] = (had + work, rank)
+    return tuple(map(tuple, dealt))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.data.packer import MiniBatch, Plan, plan_batches
+from rlcli.data.packer import ATTENTION, MiniBatch, Plan, plan_batches
 
 relaxed = settings(deadline=None)
 
@@ -149,16 +149,20 @@ def test_large_steps_are_balanced_over_ranks_and_within_each_micro_batch(
 ) -> None:
     case = step_of(n, ranks, minibatches=minibatches, seed=seed)
     plan = case.plan()
-    assert 1.0 <= plan.imbalance < 1.01
-    waited = busiest = 0
+    assert 1.0 <= plan.imbalance < 1.03  # what the others wait for the slowest rank of each micro-batch
     for minibatch in plan.minibatches:
-        for row in zip(*minibatch.ranks, strict=True):
-            loads = [sum(case.sizes[sample] for sample in bin) for bin in row]
-            busiest += max(loads) * ranks
-            waited += sum(max(loads) - load for load in loads)
         fewest = math.ceil(sum(minibatch.rank_tokens) / (case.budget * ranks))
-        assert minibatch.microbatches == fewest
-    assert waited / busiest < 0.02
+        assert minibatch.microbatches <= fewest + 1
+
+
+def test_no_rank_waits_long_for_one_with_longer_samples_and_as_many_tokens() -> None:
+    draw = random.Random(0)
+    lengths = [min(32768, int(draw.lognormvariate(8.5, 0.9)) + 1) for _ in range(1024)]
+    case = Case([0] * 1024, lengths, list(range(1024)), minibatches=1, ranks=8, budget=32768)
+    plan = case.plan()
+    assert plan.imbalance < 1.05
+    work = sum(length + length**2 / ATTENTION for length in lengths)
+    assert sum(minibatch.work for minibatch in plan.minibatches) == pytest.approx(work * ATTENTION)
 
 
 def test_samples_that_spreading_cannot_fit_are_packed_tightly_instead() -> None:
@@ -174,22 +178,25 @@ def test_equal_samples_fill_the_budget_exactly() -> None:
     assert [[len(bin) for bin in rank] for rank in minibatch.ranks] == [[3, 3], [3, 3]]
 
 
-def test_the_largest_micro_batch_comes_first_on_every_rank() -> None:
+def test_the_micro_batch_with_the_most_tokens_comes_first() -> None:
     case = step_of(512, 4)
     (minibatch,) = case.plan().minibatches
     rows = [[sum(case.sizes[s] for s in bin) for bin in row] for row in zip(*minibatch.ranks, strict=True)]
-    assert all(min(before) >= max(after) for before, after in pairwise(rows))
+    assert all(max(before) >= max(after) for before, after in pairwise(rows))
 
 
 def test_a_rank_with_the_larger_micro_batch_is_given_the_smaller_one_next() -> None:
     case = Case([0] * 4, [50, 40, 30, 20], [0] * 4, minibatches=1, ranks=2, budget=50)
     plan = case.plan()
     assert plan.minibatches[0].ranks == (((0,), (3,)), ((1,), (2,)))
-    assert plan.imbalance == 1.0
+    assert plan.minibatches[0].rank_tokens == (70, 70)
 
 
-def test_imbalance_is_the_busiest_rank_over_the_average_one() -> None:
-    assert Case([0] * 2, [30, 10], [0] * 2, minibatches=1, ranks=2, budget=30).plan().imbalance == 1.5
+def test_imbalance_is_what_the_slowest_ranks_do_over_what_the_average_one_does() -> None:
+    assert Case([0] * 2, [30, 10], [0] * 2, 1, ranks=2, budget=30).plan().imbalance == pytest.approx(1.5, rel=1e-3)
+    # In the first micro-batch one rank waits for the other's 50 tokens, in the second for 30.
+    of_two = Case([0] * 4, [50, 40, 30, 20], [0] * 4, 1, ranks=2, budget=50).plan()
+    assert of_two.imbalance == pytest.approx(80 / 70, rel=1e-3)
 
 
 def test_equal_token_counts_are_parted_by_the_cost_of_attention() -> None:
