@@ -124,15 +124,8 @@ def _gathered(setting: Setting, shape: ModelShape, layers: int | None = None) ->
     return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
 
 
-LOGIT_BYTES = {
-    # (in float32, in bfloat16), where all tokens are one chunk; then where there are several, since what the one before
-    # held is let go only when the next is there.
-    "infer": ((4, 6), (8, 10)),
-    "forward": ((8, 8), (12, 14)),
-    "backward": ((4, 6), (8, 12)),
-    "backward with entropy": ((8, 10), (12, 12)),
-}
-"""What the head's loop over chunks holds of a logit (`rlcli.model.logprobs`), in bytes."""
+LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 8), "backward": (4, 6), "backward with entropy": (8, 10)}
+"""What the head's loop over chunks holds of a logit (`rlcli.model.logprobs`), in float32 and in bfloat16."""
 
 
 def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
@@ -142,7 +135,7 @@ def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
     from rlcli.model.logprobs import chunk_tokens
 
     chunk, responses = chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses
-    each = LOGIT_BYTES[doing][responses > chunk][setting.bytes_each < FLOAT]
+    each = LOGIT_BYTES[doing][setting.bytes_each < FLOAT]
     return each * min(chunk, responses) * shape.vocab
 
 
