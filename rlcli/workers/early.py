@@ -23,6 +23,9 @@ from rlcli.workers.sentinel import OnLost, leave
 
 CLOSE_S = 60.0
 """Longest that a cluster may take to end."""
+SWITCH_S = 0.0005
+"""How long a thread of Python's may keep another waiting meanwhile: Ray's start waits for answers over and over, and
+after each of them for the imports in the other thread to let it go on."""
 
 
 class EarlyStart:
@@ -44,11 +47,14 @@ class EarlyStart:
         self._placed: Future[Placed] = Future()
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
+        self._switch_s = 0.0
 
     def begin(self, config: RunConfig, device: str) -> None:
         if cluster_address(config.cluster.address):
             return
         set_environment()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         self._pool = policy_pool(config, device)
         engine = not config.rollout.workers and bool(config.evaluation.data or not config.data.response)
         self._thread = threading.Thread(target=self._run, args=(self._pool, config.all_workers, engine), daemon=True)
@@ -62,6 +68,7 @@ class EarlyStart:
         if self._thread is not None:
             self._thread.join(CLOSE_S)
             self._thread = None
+            sys.setswitchinterval(self._switch_s)
 
     @contextlib.contextmanager
     def session(self, config: RunConfig, on_lost: OnLost) -> Iterator[None]:
@@ -73,6 +80,7 @@ class EarlyStart:
         self._on_lost = on_lost
         with self, contextlib.redirect_stdout(sys.stderr):
             self._placed.result()
+            sys.setswitchinterval(self._switch_s)
             yield
 
     def take(self, pool: Pool) -> Placed | None:
