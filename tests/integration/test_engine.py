@@ -167,6 +167,9 @@ def main(model: str, out: str) -> None:
         ]
         for one in greedy
     }
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    found["quantizations"] = list(QUANTIZATION_METHODS)
     engine.close()
     Path(out).write_text(json.dumps(found))
 
@@ -191,6 +194,12 @@ def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 
 
 @pytest.mark.parametrize("load", ["first", "second"])
+def test_vllm_knows_what_quantizations_are_called(found: dict[str, Any]) -> None:
+    from rlcli.rollout.vllm_engine import QUANTIZED
+
+    assert set(QUANTIZED.values()) <= set(found["quantizations"])
+
+
 def test_log_probs_are_those_of_the_weights_last_given(found: dict[str, Any], load: str) -> None:
     given = found[load]
     assert given["probe"] == pytest.approx(given["probe_expected"], abs=1e-4)
