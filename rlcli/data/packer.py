@@ -254,7 +254,7 @@ def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) ->
     def slowest(rows: Sequence[Sequence[list[int]]]) -> int:
         return sum(max(sum([work[unit] for unit in bin]) for bin in row) + MICROBATCH for row in rows)
 
-    rows = min((_rows(bins, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
+    rows = min((_rows(bins, sizes, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
     rows.sort(key=lambda row: -max(sum([sizes[unit] for unit in bin]) for bin in row))
     return _deal(
         [[sorted(sample for unit in bin for sample in units[unit]) for bin in row] for row in rows], size, ranks
@@ -319,9 +319,16 @@ def _spread(
     return bins
 
 
-def _rows(bins: Sequence[list[int]], work: Sequence[int], ranks: int) -> list[list[list[int]]]:
-    """[micro-batch][rank] from bins whose number the ranks divide: alike ones in the same micro-batch."""
-    ordered = sorted(bins, key=lambda bin: (-sum([work[unit] for unit in bin]), sorted(bin)))
+def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], ranks: int) -> list[list[list[int]]]:
+    """[micro-batch][rank] from bins whose number the ranks divide: alike ones in the same micro-batch. Of those that
+    are about equal in work the ones with as many tokens, so that they stay equal where attention costs another share
+    than `ATTENTION` has it."""
+    grain = max(1, sum(work) // (32 * max(1, len(bins))))
+
+    def order(bin: list[int]) -> tuple[int, int, list[int]]:
+        return -sum([work[unit] for unit in bin]) // grain, -sum([sizes[unit] for unit in bin]), sorted(bin)
+
+    ordered = sorted(bins, key=order)
     return [ordered[start : start + ranks] for start in range(0, len(ordered), ranks)]
 
 
