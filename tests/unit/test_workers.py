@@ -96,5 +96,64 @@ def test_the_canary_sings_of_any_log_prob_that_is_no_number(
 ) -> None:
     assert worker.policy is not None
     worker.policy.probe_log_probs.return_value = np.float32(trainer)  # type: ignore[attr-defined]
-    worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[attr-defined]
+    assert worker.rollout_role is not None
+    worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[union-attr]
     assert worker.sync_weights(np.arange(3, dtype=np.int32), version=1).difference == difference
+
+
+class Moves:
+    """In the place of a Residence: where everything is, and what happened in which order."""
+
+    def __init__(self) -> None:
+        self.here: set[str] = set()
+        self.told: list[str] = []
+
+    def bring(self, *names: str) -> None:
+        self.here |= set(names)
+
+    def send(self, *names: str) -> None:
+        self.here -= set(names)
+
+    def engine_takes_part(self, yes: bool) -> None:
+        self.told.append(f"torch alone: {not yes}")
+
+    def see(self, event: str) -> Any:
+        """A stand-in that notes who was on the device when it was called."""
+        return lambda *_: self.told.append(f"{event}: {', '.join(sorted(self.here)) or 'nobody'}")
+
+
+def test_each_is_on_the_device_when_it_is_needed_and_away_when_the_engine_wants_the_room(worker: Worker) -> None:
+    moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), MagicMock()
+    worker.residence = moves  # type: ignore[assignment]
+    worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
+    assert worker.rollout_role is not None
+    worker.rollout_role.engine = engine
+    for stands_in, method in (
+        *((policy, name) for name in ("compute_old_log_probs", "compute_reference_log_probs", "update")),
+        *((critic, name) for name in ("infer", "update")),
+        *((engine, name) for name in ("sleep", "wake_weights", "load_weights", "wake_cache")),
+    ):
+        setattr(stands_in, method, moves.see(f"critic's {method}" if stands_in is critic else method))
+    policy.probe_log_probs.return_value = engine.prompt_log_probs.return_value = np.float32([-1.0])
+
+    worker.release_rollout_memory()
+    worker.compute_old_log_probs()
+    worker.compute_reference_log_probs()
+    worker.infer_critic()
+    worker.update_critic(0, 1.0)
+    worker.update(0, MagicMock())
+    worker.sync_weights(np.arange(2, dtype=np.int32), version=1)
+    everyone = "critic, critic.optimizer, policy, policy.optimizer"
+    assert moves.told == [
+        "sleep: nobody",
+        "torch alone: True",
+        "compute_old_log_probs: policy",
+        "compute_reference_log_probs: policy, reference",
+        "critic's infer: critic, policy",
+        "critic's update: critic, critic.optimizer, policy",
+        f"update: {everyone}",
+        "torch alone: False",
+        "wake_weights: policy",
+        "load_weights: policy",
+        "wake_cache: nobody",
+    ]
