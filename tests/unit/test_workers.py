@@ -97,7 +97,7 @@ def test_the_canary_sings_of_any_log_prob_that_is_no_number(
     assert worker.policy is not None
     worker.policy.probe_log_probs.return_value = np.float32(trainer)  # type: ignore[attr-defined]
     assert worker.rollout_role is not None
-    worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[union-attr]
+    worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[attr-defined]
     assert worker.sync_weights(np.arange(3, dtype=np.int32), version=1).difference == difference
 
 
