@@ -215,8 +215,12 @@ def check_machine(config: RunConfig) -> str:
         check_local()
     cores = len(os.sched_getaffinity(0))
     if device == "cpu" and not cluster_address(config.cluster.address) and config.all_workers > max(2, cores):
-        pools = {"cluster": config.cluster, "critic": config.critic, "rollout": config.rollout}
-        named = " + ".join(f"{name}.workers = {pool.workers}" for name, pool in pools.items() if pool.workers)
+        pools = {
+            "cluster": config.cluster.workers,
+            "critic": config.critic.workers,
+            "rollout": config.rollout.workers,
+        }
+        named = " + ".join(f"{name}.workers = {count}" for name, count in pools.items() if count)
         raise ConfigError(
             f"{named}, but this machine has {cores} CPU cores",
             f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",

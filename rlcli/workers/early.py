@@ -21,7 +21,7 @@ from rlcli.workers.cluster import (
 )
 from rlcli.workers.sentinel import OnLost, leave
 
-CLOSE_S = 60.0
+CLOSE_S = 20.0
 """Longest that a cluster may take to end."""
 SWITCH_S = 0.0005
 """How long a thread of Python's may keep another waiting meanwhile: Ray's start waits for answers over and over, and
