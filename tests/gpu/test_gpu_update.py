@@ -1,0 +1,99 @@
+"""What an update does on a GPU alone: the variable-length kernel, chunks of logits that fill it, compiled layers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.model.packed import PackedBatch, pack
+from tests.model_fixtures import VOCABULARY, save_tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no NVIDIA GPU"),
+]
+CUDA = torch.device("cuda")
+BENCH = Path(__file__).parents[2] / "scripts" / "bench"
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("cpu:gloo,cuda:nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cuda", (1,))
+    dist.destroy_process_group()
+
+
+def load(mesh: Any, base: str, **options: Any) -> Any:
+    from rlcli.model.loading import load_policy
+
+    return load_policy(base, dtype=torch.bfloat16, device=CUDA, mesh=mesh, **options)
+
+
+def groups(prompts: int = 4, samples: int = 8, longest: int = 300) -> list[tuple[np.ndarray, int]]:
+    random, rows = np.random.default_rng(0), []
+    for _ in range(prompts):
+        prompt = random.integers(2, VOCABULARY, random.integers(20, 100))
+        for length in random.integers(1, longest, samples):
+            rows.append((np.concatenate([prompt, random.integers(2, VOCABULARY, length)]), len(prompt)))
+    return rows
+
+
+def log_probs_and_gradients(policy: Any, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    outputs = policy(batch)
+    weight = torch.linspace(-1, 1, batch.responses, device=CUDA)
+    (weight * outputs.log_probs).sum().backward()
+    return outputs.log_probs.detach(), {name: p.grad.to_local() for name, p in policy.named_parameters()}
+
+
+def assert_alike(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    assert (found[0] - expected[0]).abs().max() < 0.1
+    assert (found[0] - expected[0]).abs().mean() < 0.01
+    for name, gradient in found[1].items():
+        assert (gradient - expected[1][name]).norm() <= 0.05 * expected[1][name].norm(), name
+
+
+def test_shared_prompts_give_what_prompts_apart_give(
+    mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = str(save_tiny(tmp_path / "base"))
+    shared = pack(groups(), CUDA)
+    monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", 2.0)
+    apart = pack(groups(), CUDA)
+    assert shared.tokens < apart.tokens
+    found = [log_probs_and_gradients(load(mesh, base), batch) for batch in (shared, apart)]
+    assert_alike(*found)
+    alone = [log_probs_and_gradients(load(mesh, base), pack([row], CUDA))[0] for row in groups()[:3]]
+    responses = sum(len(part) for part in alone)
+    assert (torch.cat(alone) - found[0][0][:responses]).abs().mean() < 0.01
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers_give_what_layers_give(mesh: Any, tmp_path: Path, checkpointing: bool) -> None:
+    base, batch = str(save_tiny(tmp_path / "base")), pack(groups(), CUDA)
+    plain, compiled = (
+        log_probs_and_gradients(load(mesh, base, compiled=compiled, gradient_checkpointing=checkpointing), batch)
+        for compiled in (False, True)
+    )
+    assert_alike(compiled, plain)
+
+
+def test_log_probs_of_a_large_vocabulary_take_less_than_a_gibibyte_and_a_half(tmp_path: Path) -> None:
+    out = tmp_path / "logprobs.json"
+    words = ("--tokens", "32768", "--ways", "ours", "--repeats", "3", "--json", str(out))
+    subprocess.run([sys.executable, str(BENCH / "logprobs.py"), *words], check=True, timeout=600)
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["device"] == "cuda"
+    assert row["peak_mib"] < 1536
