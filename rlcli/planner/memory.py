@@ -65,7 +65,7 @@ def phases(setting: Setting) -> list[PhaseMemory]:
     if setting.has_engine:
         engine = engine_parts(setting, idle=True) if setting.engine_here else {}
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
-    found.append(_phase("checkpoint", _trainer(setting, "sync"), _copied(setting), _engine_beside(setting)))
+    found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), _engine_beside(setting)))
     return [_with_heap(setting, phase) for phase in found] if setting.device.is_cpu else found
 
 
@@ -117,9 +117,8 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     ranks = setting.ranks
     updating = doing == "update"
     # Offloaded to the memory of a CPU's own process nothing is gained, and so nothing goes.
-    frozen_apart = doing == "reference" and setting.reference_copy
     models = {
-        "policy": away != "all" or (doing in ("policy", "reference", "update", "sync") and not frozen_apart),
+        "policy": away != "all" or doing not in ("generate", "checkpoint"),
         "reference": away != "all" or doing == "reference",
         "critic": away != "all" or doing in ("critic", "update"),
     }

@@ -243,3 +243,53 @@ def test_plan_refuses_a_folder_without_a_config(tmp_path: Path, capsys: pytest.C
 def test_memory_auto_knows_no_other_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "grpo", "--memory", "much"]) == 2
     assert "--memory much" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The words of a run that could begin here."""
+    from rlcli.data.converters import converter_named
+    from rlcli.data.prepare import prepare
+    from rlcli.data.schema import write_prompts
+    from rlcli.model.tiny import make_tiny_model
+    from rlcli.types import ConvertOptions
+
+    folder = tmp_path_factory.mktemp("run")
+    model = make_tiny_model(folder / "tiny")
+    prepared = prepare(converter_named("arithmetic"), ConvertOptions(count=16, test_count=4))
+    write_prompts(folder / "train.parquet", prepared.splits["train"])
+    words = ["--model", str(model), "--data", str(folder), "--out", str(folder / "out")]
+    return [*words, "--set", "cluster.device=cpu", "--set", "data.max_prompt_tokens=32"]
+
+
+def test_memory_auto_chooses_what_is_not_set_and_says_so(
+    tiny_run: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "grpo", *tiny_run, "--memory", "auto", "--dry-run", "--json"]
+    assert main(arguments) == 0
+    said = json.loads(capsys.readouterr().out)
+    chosen = said["config"]["train"]["tokens_per_microbatch"]
+    assert f"train.tokens_per_microbatch = {chosen}" in said["plan"]["--memory auto, micro-batch"]
+    assert f"at most {chosen} tokens" in said["plan"]["micro-batch"]
+    assert main([*arguments, "--set", "train.tokens_per_microbatch=2048"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["config"]["train"]["tokens_per_microbatch"] == 2048
+    assert "as it is set" in said["plan"]["--memory auto, micro-batch"]
+
+
+def test_what_memory_auto_chose_is_kept_in_the_run_s_configuration(tiny_run: list[str], tmp_path: Path) -> None:
+    from rlcli.config.changes import read_run_config
+    from rlcli.config.load import dump_toml
+    from rlcli.trainer.planning import with_auto_memory
+    from rlcli.trainer.preflight import prepare
+
+    flags = {"model.path": tiny_run[1], "data.path": tiny_run[3], "cluster.device": "cpu"}
+    sets = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_response_tokens=512"]
+    resolved = resolve("grpo", flags, [*sets, "data.max_prompt_tokens=32"])
+    chosen, prepared, _ = with_auto_memory(resolved, prepare(resolved.config))
+    assert chosen.config.train.tokens_per_microbatch == 4 * (32 + 512)  # all that a step has
+    assert prepared.config.train == chosen.config.train
+    (tmp_path / "config.toml").write_text(dump_toml(chosen))
+    again = read_run_config(tmp_path)
+    assert again.config.train == chosen.config.train
+    assert again.origins["train.tokens_per_microbatch"] == "--memory auto"
