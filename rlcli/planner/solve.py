@@ -83,9 +83,11 @@ def largest_utilization(setting: Setting) -> float | None:
 
 
 def _largest(least: int, most: int, step: int, holds: Callable[[int], bool]) -> int | None:
-    """The largest of `least`, `least + step`, … up to `most` that holds, where all smaller ones hold too."""
+    """The largest of `least`, `least + step`, … and `most` that holds, where all smaller ones hold too."""
     if not holds(least):
         return None
+    if holds(most):
+        return most
     low, high = 0, (most - least) // step
     while low < high:
         middle = (low + high + 1) // 2
