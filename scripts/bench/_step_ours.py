@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,16 @@ class Step:
         return times
 
 
-class Paced(View):
-    """Hears of each step, and lets `between` run before the next one begins."""
+class Enough(Exception):
+    """All steps are measured: what would follow, such as a checkpoint, need not."""
 
-    def __init__(self, between: Callable[[], None]) -> None:
+
+class Paced(View):
+    """Hears of each step, and lets `between` run before the next one begins; after `most` steps it ends the run."""
+
+    def __init__(self, between: Callable[[], None], most: int) -> None:
         super().__init__()
-        self.between = between
+        self.between, self.most = between, most
         self.steps: list[Step] = []
         self._began = time.perf_counter()
 
@@ -57,6 +61,8 @@ class Paced(View):
     def step(self, metrics: Mapping[str, float]) -> None:
         self.steps.append(Step(time.perf_counter() - self._began, dict(metrics)))
         self.between()
+        if len(self.steps) == self.most:
+            raise Enough
         self._began = time.perf_counter()
 
 
@@ -129,15 +135,15 @@ def run_ours(
     with tempfile.TemporaryDirectory(prefix="bench-step-") as name:
         folder = Path(name)
         write_prompts(work, folder / "data", equal)
-        prepared = prepare(config_of(work, folder / "data", steps, workers, device, kv_cache_mb))
+        prepared = prepare(config_of(work, folder / "data", steps + 1, workers, device, kv_cache_mb))
         cloudpickle.register_pickle_by_value(__import__(__name__))
         worker = bench_worker(lengths_by_seed(work, steps, prepared.config.train.seed))
         setattr(launch, "Worker", worker)  # noqa: B010
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
         def run(between: Callable[[], None]) -> Sequence[Step]:
-            view = Paced(between)
-            with RunFolder.create(folder / "run") as home:
+            view = Paced(between, steps)
+            with suppress(Enough), RunFolder.create(folder / "run") as home:
                 trackers = open_trackers((), home, "bench", {}, view.note, None)
                 launch.train(prepared, groups, home, trackers, view, NeverStop())
             return view.steps

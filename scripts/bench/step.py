@@ -136,18 +136,17 @@ class Contest:
 
 
 def measure(work: Workload, world: int, options: argparse.Namespace, device: str, contest: Contest) -> list[Step]:
-    """Our steps in this layout, in turn with the others; those that warm up, and the last with its checkpoint, are left
-    out on both sides."""
+    """Our steps in this layout, in turn with the others; those that warm up are left out on both sides."""
     before = {name: len(times) for name, times in contest.times.items()}
-    steps = WARM_UP + 2 * options.steps + 1
+    steps = WARM_UP + 2 * options.steps
     with run_ours(
         work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
     ) as run:
         found = run(contest.round)
     for name, times in contest.times.items():
         start = before[name]
-        contest.times[name] = times[:start] + times[start + WARM_UP : start + steps - 1]
-    return list(found[WARM_UP : steps - 1])
+        contest.times[name] = times[:start] + times[start + WARM_UP : start + steps]
+    return list(found[WARM_UP:])
 
 
 def results(ours: dict[int, list[Step]], contest: Contest) -> dict[str, Any]:
