@@ -11,7 +11,7 @@ from rlcli.workers.memory import measured
 from rlcli.workers.profiling import span
 from rlcli.workers.watch import progress, watched
 
-Send = Literal["broadcast", "scatter"]
+Send = Literal["broadcast", "scatter", "first"]
 Collect = Literal["all", "first", "sum", "stream"]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,7 +27,8 @@ class Shared:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each.
+    """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each; `first`
+    calls rank 0 alone.
     collect: `all` returns a list by rank; `first` what rank 0 returned; `sum` adds dicts of numbers key by key;
     `stream` iterates over what generator methods yield, from any rank, as it comes."""
 
@@ -77,13 +78,15 @@ def dispatch_of(worker: type, name: str) -> Dispatch:
 
 
 def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int) -> list[tuple[Any, ...]]:
-    """The arguments of each rank. What is `Shared` goes to all of them, whatever is scattered.
+    """The arguments of each rank that is called. What is `Shared` goes to all of them, whatever is scattered.
 
     >>> per_rank(Dispatch("scatter", "all"), ([1, 2], Shared("both")), 2)
     [(1, Shared(value='both')), (2, Shared(value='both'))]
+    >>> per_rank(Dispatch("first", "first"), ("to rank 0",), 2)
+    [('to rank 0',)]
     """
-    if how.send == "broadcast":
-        return [args] * ranks
+    if how.send != "scatter":
+        return [args] * (ranks if how.send == "broadcast" else 1)
     lists = [[arg] * ranks if isinstance(arg, Shared) else arg for arg in args]
     assert all(len(values) == ranks for values in lists), f"one argument for each of {ranks} ranks"
     return [tuple(values[rank] for values in lists) for rank in range(ranks)]

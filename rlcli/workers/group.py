@@ -92,9 +92,8 @@ class WorkerGroup:
         ]
         if how.collect == "stream":
             return self._stream(name, arguments, kwargs)
-        calls = [
-            getattr(actor, name).remote(*own, **kwargs) for actor, own in zip(self._actors, arguments, strict=True)
-        ]
+        actors = self._actors[: len(arguments)]
+        calls = [getattr(actor, name).remote(*own, **kwargs) for actor, own in zip(actors, arguments, strict=True)]
         results = self._gather(name, calls)
         if how.collect == "first":
             return results[0]
@@ -107,11 +106,11 @@ class WorkerGroup:
         patience = self._patience(name)
         while waiting:
             ready = _ready(waiting, patience.every)
-            for call in ready:
-                results[rank_of[call]] = self._get(name, rank_of[call], call)
+            results |= self._values(name, [(rank_of[call], call) for call in ready])
             waiting = [call for call in waiting if rank_of[call] not in results]
             self._watch(name, patience, [rank_of[call] for call in waiting])
-        self._unseen_s = float("inf")  # All have answered: whose file is not seen writes it to another disk.
+        if len(calls) == len(self):
+            self._unseen_s = float("inf")  # All have answered: whose file is not seen writes it to another disk.
         return [results[rank] for rank in range(len(calls))]
 
     def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -123,14 +122,15 @@ class WorkerGroup:
         waiting = list(streams)
         patience = self._patience(name)
         while waiting:
+            items = []
             for stream in _ready(waiting, patience.every):
                 try:
-                    item = next(stream)
+                    items.append((rank_of[stream], next(stream)))
                 except StopIteration:
                     waiting.remove(stream)
                     continue
                 patience.heard(rank_of[stream])
-                yield self._get(name, rank_of[stream], item)
+            yield from self._values(name, items).values()
             self._watch(name, patience, [rank_of[stream] for stream in waiting])
 
     def _patience(self, name: str) -> Patience:
@@ -157,6 +157,15 @@ class WorkerGroup:
         tail = self._tail(rank)
         ending = f"; its log ends: {tail}" if tail else ""
         return f"it does not answer (stopped, swapped out, or its machine is gone){ending}"
+
+    def _values(self, name: str, ready: list[tuple[int, Any]]) -> dict[int, Any]:
+        """Rank → the value of its reference. One question to Ray for all of them, unless one is of a failure."""
+        import ray
+
+        try:
+            return dict(zip([rank for rank, _ in ready], ray.get([reference for _, reference in ready]), strict=True))
+        except Exception:
+            return {rank: self._get(name, rank, reference) for rank, reference in ready}
 
     def _get(self, name: str, rank: int, reference: Any) -> Any:
         import ray

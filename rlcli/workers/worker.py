@@ -245,13 +245,15 @@ class Worker:
     @dispatch(collect="sum")
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step of the policy; sums over all ranks' tokens."""
-        self.residence.bring("policy", "policy.optimizer")
+        self.residence.bring("policy")
+        self.residence.bring("policy.optimizer", ahead=True)
         return self._policy.update(self._batch, minibatch, coefficients)
 
     @dispatch(collect="sum")
     def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
         """One optimizer step of the critic; sums over all ranks' tokens."""
-        self.residence.bring("critic", "critic.optimizer")
+        self.residence.bring("critic")
+        self.residence.bring("critic.optimizer", ahead=True)
         return self._critic.update(self._batch, minibatch, lr)
 
     @dispatch()
@@ -400,23 +402,21 @@ class Worker:
         if own is not None:
             set_rng_state(own)
 
-    @dispatch(collect="first")
+    @dispatch(send="first", collect="first")
     def write_waiting(self, path: str, shards: list[list[Any]]) -> Files:
         """Write the shards that these references lead to, each in a list of its own, to one file; returns its size and
-        hash, under its name. Only rank 0 does it."""
+        hash, under its name."""
         import ray
 
-        if self.rank:
-            return {}
         found = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for (shard,) in shards]
         return write_waiting(Path(path), found)
 
-    @dispatch(collect="first")
+    @dispatch(send="first", collect="first")
     def read_waiting(self, path: str) -> list[Any]:
-        """References to the shards that `write_waiting` wrote, in their order. Only rank 0 reads them."""
+        """References to the shards that `write_waiting` wrote, in their order."""
         import ray
 
-        return [] if self.rank else [ray.put(shard) for shard in read_waiting(Path(path))]
+        return [ray.put(shard) for shard in read_waiting(Path(path))]
 
     @dispatch(collect="first")
     def probe_log_probs(self, tokens: list[int]) -> list[float]:

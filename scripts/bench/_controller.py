@@ -129,7 +129,8 @@ class Loopback(WorkerGroup):
             given.append(tuple(arg.value if isinstance(arg, Shared) else arg for arg in own))
         if how.collect == "stream":
             return self._streamed(name, given)
-        answers = [partial(fake.answer, name, *own) for fake, own in zip(self._actors, given, strict=True)]
+        called = zip(self._actors[: len(given)], given, strict=True)
+        answers = [partial(fake.answer, name, *own) for fake, own in called]
         results = [self._back(name, answer) for answer in answers]
         return results[0] if how.collect == "first" else add_up(results) if how.collect == "sum" else results
 

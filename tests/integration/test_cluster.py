@@ -15,6 +15,7 @@ import pytest
 
 from rlcli.errors import DataError, RunFailed, SetupError
 from rlcli.workers.cluster import Pool, ray_session, start_group
+from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
 
 TWO = Pool(workers=2, device="cpu", threads=1)
@@ -37,6 +38,10 @@ def toy() -> type:
         @dispatch(send="scatter", collect="sum")
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": float(len(rows)), f"rank {self.rank}": 1.0}
+
+        @dispatch(send="scatter")
+        def both(self, own: str, all_alike: list[str]) -> list[str]:
+            return [own, *all_alike]
 
         @dispatch(send="scatter", collect="stream")
         def spell(self, word: str) -> Iterator[tuple[int, str]]:
@@ -104,6 +109,7 @@ def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, t
         workers = start_group(toy(), TWO, tmp_path)
         processes = [psutil.Process(pid) for pid in workers.pid()]
         assert workers.count([[1, 2], [3]]) == {"rows": 3.0, "rank 0": 1.0, "rank 1": 1.0}
+        assert workers.both(["a", "b"], Shared(["c"])) == [["a", "c"], ["b", "c"]]
         spelt = list(workers.spell(["ab", "xyz"]))
         assert [letter for rank, letter in spelt if rank == 1] == ["x", "y", "z"]
         assert len(spelt) == 5
