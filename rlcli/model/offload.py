@@ -93,9 +93,9 @@ class Offload:
             for place in group.places.values():
                 place.storage.resize_(0)
 
-    def bring(self, *names: str) -> None:
-        """Back to the device. A model is there for whatever is computed next; an optimizer's states may still be coming
-        in while gradients are computed: its step waits for them."""
+    def bring(self, *names: str, ahead: bool = False) -> None:
+        """Back to the device, for whatever is computed next. ahead: only for an optimizer's next step, so that its
+        states come in while gradients are computed."""
         for name in names:
             group = self._groups.get(name)
             if group is None or not group.away:
@@ -108,8 +108,8 @@ class Offload:
                         there.copy_(here, non_blocking=True)
                 group.arrives = self._stream.record_event() if self._stream is not None else None
             group.away = False
-            if not name.endswith(f".{OPTIMIZER}"):
-                self._await(name)
+        for name in () if ahead else names:
+            self._await(name)
 
     def copied(self, tensor: Tensor) -> Tensor:
         """A copy on the CPU, sharded as `tensor` is, wherever its bytes are."""

@@ -37,10 +37,10 @@ class Residence:
     def moves(self) -> bool:
         return self._offload is not None and bool(self._offload.names)
 
-    def bring(self, *names: str) -> None:
-        """To the device, for what is computed next."""
+    def bring(self, *names: str, ahead: bool = False) -> None:
+        """To the device, for what is computed next; ahead: for an optimizer's next step alone."""
         if self._offload is not None:
-            self._offload.bring(*names)
+            self._offload.bring(*names, ahead=ahead)
 
     def send(self, *names: str) -> None:
         """To host memory; without names, everything."""

@@ -55,6 +55,15 @@ class WorkerSpec:
     group_id: str
     weights_follow: bool = False
 
+    @property
+    def adapter_apart(self) -> bool:
+        """Whether the engine gets a LoRA adapter by itself, beside the base's weights, rather than weights that it has
+        been added to.
+
+        In float32 the sum is exact, and the engine, free of the adapter's kernels, several times as fast. In bfloat16
+        it would round most of a small adapter away. One to be evaluated comes as a folder."""
+        return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
+
 
 class Worker:
     """Rank `rank` of `world`. Without Ray (to debug): build one with world 1 and call the same methods."""
@@ -295,7 +304,7 @@ class Worker:
         memory.mark()
         engine.wake_weights()
         began, sizes = time.perf_counter(), list[int]()
-        if self.config.lora.rank:
+        if self.spec.adapter_apart:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
             with tempfile.TemporaryDirectory(prefix=prefix, dir=_fast_folder()) as folder:
@@ -321,7 +330,7 @@ class Worker:
 
         if first:
             self.batch = None
-            self.outgoing = outgoing(self._policy.policy, _fast_folder())
+            self.outgoing = outgoing(self._policy.policy, self.spec.adapter_apart, _fast_folder())
         bucket = next(self.outgoing, None)
         return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
 
@@ -335,7 +344,7 @@ class Worker:
             engine.wake_weights()
             prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
             adapter = load_files(engine, _fast_folder(), prefix)
-            self.incoming = Incoming(adapter if self.config.lora.rank else engine.load_weights)
+            self.incoming = Incoming(adapter if self.spec.adapter_apart else engine.load_weights)
         sizes: list[int] = []
         self.incoming.give(counted(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)), sizes))
         self._await_device()
@@ -484,8 +493,8 @@ class Worker:
             max_length=self.spec.max_length,
             max_concurrent=rollout.max_concurrent,
             tensor_parallel=rollout.tensor_parallel,
-            lora_rank=self.config.lora.rank,
-            weights_follow=("policy" in self.spec.roles or self.spec.weights_follow) and not self.config.lora.rank,
+            lora_rank=self.config.lora.rank if self.spec.adapter_apart else 0,
+            weights_follow=("policy" in self.spec.roles or self.spec.weights_follow) and not self.spec.adapter_apart,
             kv_cache_bytes=self.spec.kv_cache_bytes,
             gpu_memory_utilization=rollout.gpu_memory_utilization,
             enforce_eager=rollout.enforce_eager,

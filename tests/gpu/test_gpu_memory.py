@@ -114,7 +114,8 @@ def round_trip(model: str) -> dict[str, Any]:
     offload.add("policy", policy, optimizer)
     found: dict[str, Any] = {"same": [], "copied": [], "held": []}
     for _ in range(3):
-        offload.bring("policy", "policy.optimizer")
+        offload.bring("policy")
+        offload.bring("policy.optimizer", ahead=True)
         backward(1024)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -126,7 +127,6 @@ def round_trip(model: str) -> dict[str, Any]:
         filler = torch.full((held // 8,), 7.0, device="cuda")  # where they were
         del filler
         offload.bring(*offload.names)
-        offload._await("policy.optimizer")
         after = bits(policy, optimizer)
         found["same"].append(all(torch.equal(before[name], after[name]) for name in before))
         offload.send(*offload.names)

@@ -108,7 +108,7 @@ class Moves:
         self.here: set[str] = set()
         self.told: list[str] = []
 
-    def bring(self, *names: str) -> None:
+    def bring(self, *names: str, ahead: bool = False) -> None:
         self.here |= set(names)
 
     def send(self, *names: str) -> None:
