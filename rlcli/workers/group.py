@@ -51,6 +51,7 @@ class WorkerGroup:
         self._logs = logs
         self._places = places
         self._name = name
+        self._notes = [logs / f"{name}-{rank}.stack" for rank in range(len(self._actors))]
         self._stall_s = stall_s
         self._unseen_s = max(START_S, stall_s or 0.0)
         self._oom_kills = failures.kernel_oom_kills()
@@ -135,7 +136,7 @@ class WorkerGroup:
 
     def _patience(self, name: str) -> Patience:
         stall_s = None if self._stall_s is None else bound(name, self._stall_s)
-        return Patience([self._notes(rank) for rank in range(len(self))], stall_s, self._unseen_s)
+        return Patience(self._notes, stall_s, self._unseen_s)
 
     def _watch(self, name: str, patience: Patience, waiting: list[int]) -> None:
         """Raise where ranks that are waited for make no progress."""
@@ -146,7 +147,7 @@ class WorkerGroup:
         said = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
         if all(note and note.waits for note in stalled.values()):
             said.append("all wait in a collective, for each other or for a worker that is done")
-        notes = {rank: read_note(self._notes(rank)) for rank in waiting if rank not in stalled}
+        notes = {rank: read_note(self._notes[rank]) for rank in waiting if rank not in stalled}
         said += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
         logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
         raise RunFailed("; ".join(said), f"its log is {logs}, and its whole stack in .stack beside it", retry=True)
@@ -222,9 +223,6 @@ class WorkerGroup:
     def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
         oom_kills = failures.kernel_oom_kills() - self._oom_kills
         return failures.died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
-
-    def _notes(self, rank: int) -> Path:
-        return self._logs / f"{self._name}-{rank}.stack"
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"{self._name}-{rank}.log"
