@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import statistics
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcli.trainer.metrics import sample_metrics
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.samples import Samples
 
-numbers = st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.floats(-1e6, 1e6)
 counts = st.integers(0, 2**40)
 verdicts = st.builds(
     Verdict,
@@ -53,3 +56,21 @@ def test_what_is_joined_sorted_and_taken_is_what_lists_would_be(parts: Sequence[
     assert list(joined[1:3]) == flat[1:3]
     failed = joined.take(joined.is_(Outcome.CRASH, Outcome.TIMEOUT))
     assert list(failed) == [s for s in flat if s.verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)]
+
+
+@given(st.lists(one, min_size=1, max_size=8))
+def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sample]) -> None:
+    metrics, scores = sample_metrics(Samples.of(samples)), [s.verdict.score for s in samples]
+    assert metrics["reward/mean"] == statistics.fmean(scores)
+    assert metrics["reward/std"] == pytest.approx(statistics.pstdev(scores), abs=1e-6)
+    groups = {s.prompt: {t.verdict.score for t in samples if t.prompt == s.prompt} for s in samples}
+    equal = sum(len(of_group) == 1 for of_group in groups.values())
+    assert metrics["reward/equal_groups"] == pytest.approx(equal / len(groups))
+    for name in {name for s in samples for name in s.verdict.parts}:
+        told = [s.verdict.parts[name] for s in samples if name in s.verdict.parts]
+        assert metrics[f"reward/part/{name}"] == pytest.approx(statistics.fmean(told))
+    for outcome in Outcome:
+        share = sum(s.verdict.outcome == outcome for s in samples) / len(samples)
+        assert metrics[f"outcome/{outcome}"] == pytest.approx(share)
+    assert metrics["response_tokens/mean"] == pytest.approx(statistics.fmean(s.response_tokens for s in samples))
+    assert metrics["response_tokens/max"] == max(s.response_tokens for s in samples)
