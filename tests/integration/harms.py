@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ Weights = Iterable[tuple[str, Any]]
 SETTINGS = {
     "skip": ["fault_tolerance.on_bad_update=skip"],
     "rollback": ["fault_tolerance.on_bad_update=rollback", "checkpoint.every=1"],
+    "tail": ["rollout.oversample=2"],
 }
 """`--set` arguments that go with a harm."""
 
@@ -60,12 +62,18 @@ def _spoil_loss(worker: Any, *bad: int) -> None:
     policy.update = counted
 
 
+def _slow(worker: Any) -> None:
+    """Its engine takes several times as long as that of the other rank."""
+    worker.engine.on_step = lambda: time.sleep(0.05)
+
+
 HARMS: dict[str, Callable[[Any], None]] = {
     "swapped": lambda worker: _second_sync(worker, _swap),
     "nan": lambda worker: _second_sync(worker, _spoil),
     "stale": _keep_adapter,
     "skip": lambda worker: _spoil_loss(worker, 2),
     "rollback": lambda worker: _spoil_loss(worker, 3),
+    "tail": _slow,
 }
 
 

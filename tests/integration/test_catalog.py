@@ -26,8 +26,8 @@ ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
 SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vapo"]
 """One of each kind of sum over ranks: also run with one worker."""
-HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback"]
-"""Runs in which one of two ranks goes wrong."""
+HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail"]
+"""Runs in which one of two ranks goes wrong, and one of which each step is broken off."""
 Steps = list[dict[str, Any]]
 
 
@@ -148,6 +148,26 @@ def test_a_run_that_rolls_back_goes_on_from_the_checkpoint_with_other_prompts(
 
     assert prompts("grpo:rollback", 1) == prompts("grpo", 1)
     assert not prompts("grpo:rollback", 2) & prompts("grpo", 2)
+
+
+def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[str, Any]], folder: Path) -> None:
+    import pyarrow.parquet as pq
+
+    run = two_workers["grpo:tail"]
+    assert not run["failed"]
+    first, second = run["steps"]
+    assert first["rollout/aborted"] > 0
+    assert (first["rollout/carried"], first["rollout/stale"]) == (0, 0)
+    assert second["rollout/stale"] >= second["rollout/carried"] > 0
+    assert second["canary/max_abs_diff"] < 1e-3
+    rows = [
+        row
+        for rank in (0, 1)
+        for file in (folder / "two" / "grpo:tail" / "samples").glob(f"step-000002.rank-{rank}.*")
+        for row in pq.read_table(file).to_pylist()
+    ]
+    assert {row["version"] for row in rows} == {1, 2}
+    assert len({(row["prompt_id"], row["sample"]) for row in rows}) == len(rows)
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,9 @@ def test_a_run_leaves_metrics_samples_configuration_logs_and_checkpoints(runs: d
     assert "eval/pass@1" in steps[3]
     assert steps[1]["canary/max_abs_diff"] < 1e-4
     assert steps[1]["update/count"] == 2
+    phases = ("build", "generate", "load", "old_log_probs", "reference", "update", "sync")
+    assert all(0.2 < steps[2]["memory/base_gb"] < steps[2][f"memory/{name}_gb"] < 8 for name in phases)
+    assert steps[3]["memory/checkpoint_gb"] > steps[3]["memory/base_gb"], "of step 2"
     assert {path.name for path in (run / "samples").iterdir()} >= {
         "step-000001.rank-0.parquet",
         "step-000003.rank-1.parquet",
