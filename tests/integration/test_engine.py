@@ -193,13 +193,13 @@ def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     return read
 
 
-@pytest.mark.parametrize("load", ["first", "second"])
 def test_vllm_knows_what_quantizations_are_called(found: dict[str, Any]) -> None:
     from rlcli.rollout.vllm_engine import QUANTIZED
 
     assert set(QUANTIZED.values()) <= set(found["quantizations"])
 
 
+@pytest.mark.parametrize("load", ["first", "second"])
 def test_log_probs_are_those_of_the_weights_last_given(found: dict[str, Any], load: str) -> None:
     given = found[load]
     assert given["probe"] == pytest.approx(given["probe_expected"], abs=1e-4)
