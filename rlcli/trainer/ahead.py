@@ -40,12 +40,13 @@ class Ahead:
         batch = ahead.take(2)
 
     staleness: 0 generates nothing ahead. last: the last step of the run. kill: ends the workers that generate. step:
-    which one is there or on its way; 0: none.
+    which one is there or on its way; 0: none. waited_for: whether what is being generated is what the run waits for.
     """
 
     def __init__(self, source: Source, staleness: int, last: int, kill: Callable[[], None]) -> None:
         self.source, self.staleness, self.last, self.kill = source, staleness, last, kill
         self.step = 0
+        self.waited_for = True
         self._batch: Future[Collected] = Future()
 
     def take(self, step: int) -> Collected:
@@ -55,11 +56,13 @@ class Ahead:
         batch = self._batch.result() if self.step else self.source.take(step)
         self.drop()
         if self.staleness and step < self.last:
+            self.waited_for = False
             self.step, self._batch = step + 1, in_background(lambda: self.source.take(step + 1))
         return batch
 
     def settle(self) -> None:
         """Wait until nothing is being generated. Raises what went wrong there."""
+        self.waited_for = True
         if self.step:
             self._batch.result()
 

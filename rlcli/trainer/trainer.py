@@ -118,7 +118,7 @@ class Trainer:
             self.engines.workers,
             folder.samples,
             greedy=self.algorithm.needs_baselines,
-            on_progress=view.progress,
+            on_progress=lambda done, total: view.progress(done, total) if self.ahead.waited_for else None,
         )
         self.ahead = Ahead(self.source, config.async_.staleness, config.train.steps, self.engines.workers.kill)
 

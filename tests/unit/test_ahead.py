@@ -87,9 +87,11 @@ def test_the_next_step_is_generated_while_this_one_is_trained_on_and_once() -> N
     source.may.clear()
     ahead.settle()
     ahead.take(2)  # its samples are there; those of step 3 wait for `may`
+    assert not ahead.waited_for, "the step's phase is another"
     assert source.begun == [(1, "MainThread"), (2, "ahead"), (3, "ahead")]
     source.may.set()
     ahead.settle()
+    assert ahead.waited_for
     ahead.take(3)
     ahead.settle()
     assert [step for step, _ in source.begun] == [1, 2, 3], "nothing is generated beyond the last step"
