@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.helpers import rescale_adapter_scale
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
+from rlcli.model.buckets import buckets
 
 _PREFIX = "base_model.model."
 """What peft's saved files put before the base model's names."""
@@ -71,6 +75,30 @@ def scaled_to_zero(peft: PeftModel) -> Iterator[None]:
     """
     with rescale_adapter_scale(peft, 0.0):
         yield
+
+
+def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
+    """All weights of `lm` with its adapter added to them, W + scale · B A in float32, under the base model's names and
+    divided over ranks as W is. Collective: every rank iterates to the end, in step."""
+    named = dict(lm.named_parameters())
+    down = ((name, parameter) for name, parameter in named.items() if ".lora_A." in name)
+    factors = dict(chain.from_iterable(buckets(down, torch.float32)))
+    for name, parameter in named.items():
+        layer, has_base, rest = name.partition(".base_layer.")
+        if has_base and rest == "weight":
+            up = named[f"{layer}.lora_B.default.weight"]
+            yield f"{layer}.weight", _added(parameter, up, factors[f"{layer}.lora_A.default.weight"], scale)
+        elif not is_adapter(name):
+            yield (f"{layer}.{rest}" if has_base else name), parameter
+
+
+def _added(base: Tensor, up: Tensor, down: Tensor, scale: float) -> Tensor:
+    """Each rank adds to its rows of the base, which are those of B that it has."""
+    if not isinstance(base, DTensor):
+        return torch.addmm(base.detach().float(), up.detach().float(), down, alpha=scale)
+    assert isinstance(up, DTensor), "it lies in the layer that its base lies in"
+    own = _added(base.to_local(), up.to_local(), down, scale)
+    return DTensor.from_local(own, base.device_mesh, base.placements, shape=base.shape, stride=base.stride())
 
 
 def saved_names(peft: PeftModel, gathered: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlcli.errors import ModelError
 from rlcli.model.decoder import Decoder, whole
 from rlcli.model.logprobs import chunk_tokens, token_log_probs
-from rlcli.model.lora import is_adapter, saved_names, scaled_to_zero, write_adapter
+from rlcli.model.lora import is_adapter, merged, saved_names, scaled_to_zero, write_adapter
 from rlcli.model.packed import PackedBatch
 
 if TYPE_CHECKING:
@@ -65,8 +65,11 @@ class PolicyModel(Decoder):
         return scaled_to_zero(self.peft)
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        assert not self.has_adapter, "a policy with an adapter sends adapter_state(); its base never changes"
-        return super().stream_weights(dtype)
+        """As every decoder's; an adapter is added to the weights that it belongs to."""
+        if not self.has_adapter:
+            return super().stream_weights(dtype)
+        adapter = self.peft.peft_config["default"]
+        return whole(merged(self.lm, adapter.lora_alpha / adapter.r), dtype or self.dtype)
 
     def adapter_state(self) -> dict[str, Tensor]:
         """The adapter, whole, in float32, under the names of peft's files. Collective."""

@@ -49,7 +49,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
             f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}"
             + (", layers compiled" if config.model.compile else ""),
         ),
-        ("trained", f"LoRA of rank {config.lora.rank} on {config.lora.targets}" if config.lora.rank else "all weights"),
+        ("trained", _trained(prepared)),
         *_algorithm_rows(config, algorithm),
         *_prompt_rows(prepared, epoch),
         ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
@@ -101,6 +101,14 @@ def _prompt_rows(prepared: Prepared, epoch: float) -> list[tuple[str, str]]:
     if not epoch:
         return []
     return [("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch")]
+
+
+def _trained(prepared: Prepared) -> str:
+    lora = prepared.config.lora
+    if not lora.rank:
+        return "all weights"
+    how = "added to the engine's weights" if prepared.dtype == "float32" else "sent to the engine by itself"
+    return f"LoRA of rank {lora.rank} on {lora.targets}, {how}"
 
 
 def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> list[tuple[str, str]]:

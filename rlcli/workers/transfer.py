@@ -55,10 +55,13 @@ def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
         yield name, tensor
 
 
-def outgoing(policy: PolicyModel, folder: str | None, most_bytes: int = BUCKET_BYTES) -> Iterator[list[Named]]:
-    """What engines need of the policy: all its weights under their checkpoint names, or the files of its adapter, which
-    pass through a temporary folder in `folder`. Collective: every rank iterates to the end, in step."""
-    if policy.has_adapter:
+def outgoing(
+    policy: PolicyModel, adapter_apart: bool, folder: str | None, most_bytes: int = BUCKET_BYTES
+) -> Iterator[list[Named]]:
+    """What engines need of the policy: all its weights under their checkpoint names, or, with `adapter_apart`, the
+    files of its adapter, which pass through a temporary folder in `folder`. Collective: every rank iterates to the end,
+    in step."""
+    if adapter_apart:
         yield adapter_files(policy, folder)
         return
     bucket: list[Named] = []

@@ -145,6 +145,7 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     with lora.adapter_disabled():
         result["lora_base_after"] = log_probs(lora)
     result["adapter"] = lora.adapter_state()
+    result["merged"] = weights_of(lora)
     export(write_lora, lora, folder / "adapter", LORA, base, torch.float32)
     lora.save_adapter(folder / f"adapter-of-rank-{rank}")
 
@@ -212,6 +213,23 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
 
 def everyone(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [*runs[1], *runs[2]]
+
+
+def test_what_an_engine_is_sent_of_an_adapter_is_the_base_with_it_added(runs: Any) -> None:
+    for result in everyone(runs):
+        base = dict(tiny_lm().named_parameters())
+        assert list(result["merged"]) == list(base)
+        for name, weight in base.items():
+            layer = f"base_model.model.{name.removesuffix('.weight')}"
+            expected = weight.detach()
+            if (down := result["adapter"].get(f"{layer}.lora_A.weight")) is not None:
+                up = result["adapter"][f"{layer}.lora_B.weight"]
+                assert up.any(), "it has been trained"
+                expected = expected + LORA.alpha / LORA.rank * up @ down
+            torch.testing.assert_close(result["merged"][name], expected, rtol=0, atol=1e-6)
+        lm = tiny_lm().eval()
+        lm.load_state_dict(result["merged"], strict=False)
+        torch.testing.assert_close(result["lora_after"], padded_log_probs(lm, ROWS)[0], rtol=0, atol=1e-5)
 
 
 def test_every_rank_loads_the_files_weights(runs: Any) -> None:
