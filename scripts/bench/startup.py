@@ -1,10 +1,11 @@
 """From the command to the first sampled token: real runs of the tiny model on this machine, and where the time goes.
 
-    .venv/bin/python scripts/bench/startup.py [--runs 5] [--workers 1] [--json startup.json]
+    .venv/bin/python scripts/bench/startup.py [--runs 5] [--workers 1] [--compare] [--json startup.json]
 
 Each run is `rlcli train grpo` as a shell starts it, one step long; what was done when it tells itself, in the event
 `startup` of its folder. The table has medians over the runs, after one that does not count (it fills the disk's cache).
-`rlcli --help` and the light commands are timed beside it.
+`rlcli --help` and the light commands are timed beside it. `--compare` has two more in turn, both without the
+supervisor: as it is, and with Ray and the workers started only once all checks are done.
 """
 
 from __future__ import annotations
@@ -32,15 +33,23 @@ LIGHT = (
     ["runs", "list"],
 )
 RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
+HERE = "import sys\n{}from rlcli.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+"""Without the supervisor, whose child could not be changed."""
+LATE = "from rlcli.workers.early import EarlyStart\nEarlyStart.begin = lambda *_: None\n"
+WAYS = {
+    "command": RLCLI,
+    "early": [sys.executable, "-c", HERE.format("")],
+    "late": [sys.executable, "-c", HERE.format(LATE)],
+}
 
 
-def first_token(model: Path, data: Path, out: Path, workers: int) -> dict[str, float]:
-    """Seconds until each thing was done."""
+def first_token(way: str, model: Path, data: Path, out: Path, workers: int) -> dict[str, float]:
+    """Seconds until each thing was done. way: one of WAYS."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     words = ["train", "grpo", "--model", str(model), "--data", str(data), "--out", str(out), "--steps", "1"]
     sizes = ["rollout.prompts_per_step=8", "rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
     words += ["--workers", str(workers), *(word for size in sizes for word in ("--set", size))]
-    done = subprocess.run([*RLCLI, *words], env=environment, capture_output=True, text=True)
+    done = subprocess.run([*WAYS[way], *words], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     events = map(json.loads, (out / "events.jsonl").read_text().splitlines())
     found: dict[str, float] = next(event["done_after_s"] for event in events if event["event"] == "startup")
@@ -57,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--compare", action="store_true")
     parser.add_argument("--json", default="")
     options = parser.parse_args()
     console = Console()
@@ -68,25 +78,29 @@ def main() -> None:
             ["prep", "arithmetic", "--out", str(folder / "sums"), "--count", "256"],
         ):
             subprocess.run([*RLCLI, *words], check=True, capture_output=True)
-        runs = [
-            first_token(folder / "tiny", folder / "sums", folder / f"run-{number}", options.workers)
-            for number in range(options.runs + 1)
-        ][1:]
+        ways = list(WAYS) if options.compare else ["command"]
+        all_runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        for number in range(options.runs + 1):
+            for way in ways:
+                found = first_token(way, folder / "tiny", folder / "sums", folder / f"{way}-{number}", options.workers)
+                if number:
+                    all_runs[way].append(found)
         commands = {" ".join(words): median_of(lambda words=words: light(words, folder)) for words in LIGHT}  # type: ignore[misc]
 
-    medians = {name: median(run[name] for run in runs) for name in runs[0]}
-    table = Table("done", "after s", "since the one before, same process")
-    last: dict[bool, float] = {}
-    for name, after in medians.items():
-        worker = name.startswith("worker: ")
-        table.add_row(name, f"{after:.2f}", f"{after - last.get(worker, 0.0):.2f}")
-        last[worker] = after
-    console.print(table)
+    medians = {way: {name: median(run[name] for run in runs) for name in runs[0]} for way, runs in all_runs.items()}
+    for way, after_s in medians.items():
+        table = Table("done", "after s", "since the one before, same process", title=way)
+        last: dict[bool, float] = {}
+        for name, after in after_s.items():
+            worker = name.startswith("worker: ")
+            table.add_row(name, f"{after:.2f}", f"{after - last.get(worker, 0.0):.2f}")
+            last[worker] = after
+        console.print(table)
     beside = Table("command", "s")
     for name, seconds in commands.items():
         beside.add_row(f"rlcli {name}", f"{seconds:.2f}")
     console.print(beside)
-    write_json(options.json, {"workers": options.workers, "after_s": medians, "runs": runs, "commands": commands})
+    write_json(options.json, {"workers": options.workers, "after_s": medians, "runs": all_runs, "commands": commands})
 
 
 if __name__ == "__main__":
