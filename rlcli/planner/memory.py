@@ -19,10 +19,11 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE, HEAP_RETAINED = 0.25, 0.8
-"""On CPUs, of an update's passes: what the C library's heap takes besides, having no hole that fits; and what it keeps
-of them for the rest of the run, in which later phases find their room. Measured with models of 10M parameters. Set to
-give back at once (a fixed mmap threshold) it takes what is predicted to 2%, and the update half as long again."""
+HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_RETAINED = 0.2, 1.2, 0.8
+"""On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as a share of what passes
+through and of the trained weights; and what it keeps of the passes for the rest of the run, where later phases find
+room. Fitted to updates of 10M and 100M parameters. Made to give back at once (a fixed mmap threshold) the heap takes
+what is predicted to 2%, and an update a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
@@ -73,7 +74,7 @@ def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
     """On CPUs: with what the C library's heap wastes and retains, once there has been an update."""
     passing = sum(_passes(setting).values())
     if phase.name == "update":
-        kept = HEAP_WASTE * passing
+        kept = HEAP_WASTE * passing + HEAP_WASTE_OF_WEIGHTS * FLOAT * setting.trained_parameters() / setting.ranks
     else:
         own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
         kept = max(HEAP_RETAINED * passing - own, 0.0)
