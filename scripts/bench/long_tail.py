@@ -23,7 +23,6 @@ from typing import Any
 
 from _common import interleaved, ratio, write_json
 from _step_work import make_model
-from async_rollout import make_data
 
 ENGINES = 2
 
@@ -89,6 +88,18 @@ class Variant:
 
 def _set(worker: Any, version: int) -> None:
     worker.rollout_role.version = version
+
+
+def make_data(folder: Path, count: int) -> Path:
+    from rlcli.data.converters import converter_named
+    from rlcli.data.prepare import prepare
+    from rlcli.data.schema import write_prompts
+    from rlcli.types import ConvertOptions
+
+    made = prepare(converter_named("arithmetic"), ConvertOptions(count=count, test_count=8))
+    folder.mkdir()
+    write_prompts(folder / "train.parquet", made.splits["train"])
+    return folder
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
