@@ -171,5 +171,5 @@ def host_bytes(setting: Setting) -> float:
     away = {"none": 0.0, "optimizer": ADAM_MOMENTS * own, "all": (1 + ADAM_MOMENTS) * own}[setting.config.train.offload]
     base = CPU_BASE_WITH_ENGINE if setting.engine_here else CPU_BASE
     kept = passes.offloaded_activations(setting)
-    sleeping = setting.policy.parameters * setting.bytes_each if setting.config.lora.rank and setting.engine_here else 0
+    sleeping = setting.policy.parameters * setting.bytes_each if setting.adapter_apart and setting.engine_here else 0
     return base + away + kept + sleeping + checkpoint_bytes(setting) / setting.ranks

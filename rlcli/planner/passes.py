@@ -99,7 +99,7 @@ def stepping(setting: Setting, shape: ModelShape) -> Parts:
 def sending(setting: Setting) -> Parts:
     """The weight sync: the buckets that are gathered, or of one rank the largest parameter that is copied; and on CPUs
     what the engine packs anew, a layer as it came, as it is packed, and as it was."""
-    if setting.config.lora.rank:
+    if setting.adapter_apart:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
     shape, each = setting.policy, setting.bytes_each
     largest = max(shape.embedding_parameters, 2 * _largest_linear(shape)) * each

@@ -39,6 +39,11 @@ class Setting:
         return replace(self, config=self.config.model_copy(update=changed))
 
     @property
+    def adapter_apart(self) -> bool:
+        """Whether the engine gets an adapter by itself; in float32 it gets weights that it has been added to."""
+        return bool(self.config.lora.rank) and self.bytes_each < 4
+
+    @property
     def bytes_each(self) -> int:
         """Of a number in compute dtype."""
         wanted = self.config.model.dtype

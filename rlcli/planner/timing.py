@@ -131,7 +131,7 @@ def _generate(setting: Setting) -> PhaseTime:
 
 def _sync(setting: Setting) -> PhaseTime:
     size = setting.bytes_each * setting.policy.parameters
-    if setting.config.lora.rank:
+    if setting.adapter_apart:
         size = FLOAT * setting.trained_parameters()
     copying = 2 * size / (setting.device.read_rate * OF_READING)
     if setting.ranks == 1:
