@@ -8,6 +8,7 @@ All run in this process on the same samples, in turn, on one rank and without Ra
     floor      a bare model on the same packed micro-batches: log-probs times advantages, backward, AdamW
     unshared   that floor with each sample's prompt computed again
     padded     the model as transformers runs it: samples in order of length, padded, logits of every token
+    compiled   (with --compile) ours with model.compile; the seconds of its first update, compilation included, are told
 
 Times are medians; a ratio is the median of the quotients, turn by turn. On a machine that others use, `--clock cpu`
 counts this process's processor seconds instead.
@@ -101,7 +102,7 @@ def train_batch(load: Workload, budget: int) -> Any:
     return batch
 
 
-def ours(path: Path, batch: Any) -> Callable[[], None]:
+def ours(path: Path, batch: Any, compiled: bool = False) -> Callable[[], None]:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -109,7 +110,7 @@ def ours(path: Path, batch: Any) -> Callable[[], None]:
     from rlcli.workers.policy_role import PolicyRole
     from rlcli.workers.work import Coefficients
 
-    config = RunConfig.model_validate({"model": {"path": str(path)}})
+    config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
     role = PolicyRole(config, torch.float32, torch.device("cpu"), init_device_mesh("cpu", (1,)))
 
     def update() -> None:
@@ -178,7 +179,9 @@ def not_shared() -> Iterator[None]:
         yield
 
 
-def measure(path: Path, load: Workload, budget: int, repeats: int, clock: Callable[[], float]) -> dict[str, Any]:
+def measure(
+    path: Path, load: Workload, budget: int, repeats: int, clock: Callable[[], float], compiled: bool
+) -> dict[str, Any]:
     batch = train_batch(load, budget)
     with not_shared():
         unshared = train_batch(load, budget)
@@ -194,13 +197,18 @@ def measure(path: Path, load: Workload, budget: int, repeats: int, clock: Callab
         updates[name]()
         return clock() - began
 
+    first = None
+    if compiled:
+        updates["compiled"] = ours(path, batch, compiled=True)
+        first = timed("compiled")
     seconds = interleaved({name: partial(timed, name) for name in updates}, repeats=repeats)
     return {
         "tokens": sum(micro.packed.tokens for micro in unshared),
         "shared_tokens": sum(micro.packed.tokens for micro in batch),
         "micro_batches": len(batch.minibatches[0]),
         "seconds": seconds,
-        "ours_to": {name: ratio(seconds["ours"], seconds[name]) for name in VARIANTS[1:]},
+        "ours_to": {name: ratio(seconds["ours"], seconds[name]) for name in updates if name != "ours"},
+        "first_compiled_s": first,
     }
 
 
@@ -214,6 +222,7 @@ def main() -> None:
     parser.add_argument("--budget", nargs="+", type=int, default=[8192], help="train.tokens_per_microbatch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--compile", action="store_true", help="also with model.compile")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
 
@@ -223,7 +232,8 @@ def main() -> None:
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter
-    table = Table("model", "longest", "micro-batch", "tokens", *VARIANTS, *(f"ours ÷ {name}" for name in VARIANTS[1:]))
+    variants = (*VARIANTS, "compiled") if arguments.compile else VARIANTS
+    table = Table("model", "longest", "micro-batch", "tokens", *variants, *(f"ours ÷ {name}" for name in variants[1:]))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for model in arguments.models:
@@ -231,12 +241,14 @@ def main() -> None:
             for longest in arguments.longest:
                 load = workload(arguments.prompts, arguments.samples, arguments.prompt_tokens, longest)
                 for budget in arguments.budget:
-                    row = measure(path, load, budget, arguments.repeats, clock)
+                    row = measure(path, load, budget, arguments.repeats, clock, arguments.compile)
                     rows.append({"model": model, "longest": longest, "budget": budget, **row})
-                    times = [f"{median(row['seconds'][name]):.3f} s" for name in VARIANTS]
-                    ratios = [f"{row['ours_to'][name]:.2f}" for name in VARIANTS[1:]]
+                    times = [f"{median(row['seconds'][name]):.3f} s" for name in variants]
+                    ratios = [f"{row['ours_to'][name]:.2f}" for name in variants[1:]]
                     tokens = f"{row['tokens']} → {row['shared_tokens']}"
                     table.add_row(model, str(longest), str(budget), tokens, *times, *ratios)
+                    if arguments.compile:
+                        print(f"{model}: the first compiled update took {row['first_compiled_s']:.1f} s")
     dist.destroy_process_group()
     console = Console()
     console.width = max(console.width, 140)  # also into a file
