@@ -5,6 +5,7 @@
 Of a random model, each setting in a process of its own, so that none finds what another has left:
 
     peak       the most that forward, backward and AdamW of one micro-batch took (two came before), beyond what was held
+               before the first: AdamW's states are in it
     seconds    of one such update, median
     phase      what measuring one phase costs
     away, back train.offload = all: GiB/s to host memory and back (on GPUs alone)
@@ -30,10 +31,9 @@ from rich.console import Console
 from rich.table import Table
 
 GIB = 1 << 30
-REPEATS = 5
 
 
-def child(model: str, setting: str, tokens: int) -> dict[str, float]:
+def child(model: str, setting: str, tokens: int, repeats: int) -> dict[str, float]:
     """In a process of its own: one setting of `model.gradient_checkpointing`, as JSON writes it."""
     import numpy as np
     import torch
@@ -63,8 +63,9 @@ def child(model: str, setting: str, tokens: int) -> dict[str, float]:
     rows: list[tuple[Any, int]] = [(np.arange(length, dtype=np.int32) % 200 + 6, 16) for _ in range(tokens // length)]
     packed, gauge = pack(rows, device), Device() if device.type == "cuda" else Process()
     seconds, peaks = [], []
-    for number in range(2 + REPEATS):
-        held, started = gauge.now(), time.perf_counter()
+    held = gauge.now()
+    for number in range(2 + repeats):
+        started = time.perf_counter()
         gauge.begin()
         outputs = policy(packed, temperature=1.0, want_entropy=True)
         outputs.log_probs.mean().backward()
@@ -122,12 +123,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of the micro-batch")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", default="", help="also write the figures here")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "SETTING"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         model, setting = given.child
-        print(json.dumps(child(model, setting, given.tokens)))
+        print(json.dumps(child(model, setting, given.tokens, given.repeats)))
         return
     import torch
 
@@ -139,7 +141,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = make_tiny_model(Path(folder) / "model", hidden=given.hidden, layers=given.layers)
         for setting in settings:
-            words = [sys.executable, __file__, "--tokens", str(given.tokens), "--child", str(made), setting]
+            sizes = ["--tokens", str(given.tokens), "--repeats", str(given.repeats)]
+            words = [sys.executable, __file__, *sizes, "--child", str(made), setting]
             done = subprocess.run(words, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[-3000:]
             one = found[setting.strip('"')] = json.loads(done.stdout.splitlines()[-1])
