@@ -154,7 +154,7 @@ def _colours(found: Forecast) -> dict[str, str]:
 
 
 def _verdict(found: Forecast) -> None:
-    from rlcli.cli.console import plain, show, table
+    from rlcli.cli.console import plain
 
     limit = f"{found.budget / GIB:.1f} GiB that a worker may take"
     if found.largest:
@@ -162,11 +162,12 @@ def _verdict(found: Forecast) -> None:
         plain(f"{fitting}; the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
         return
     plain(f"does not fit at any size: {found.peak.name} is above the {limit}")
-    rows = [(_set(mend.keys), mend.cost, _seconds(mend.seconds) if mend.seconds else "") for mend in found.mends]
-    if rows:
-        show(table(["what would fit", "how", "a step"], rows))
-    else:
+    if not found.mends:
         plain("nothing tried makes it fit: choose a smaller model, shorter responses or larger devices")
+        return
+    plain("what would fit, the cheapest first:")
+    for mend in found.mends:
+        plain(f"  {_set(mend.keys)}  ({mend.cost}{f'; {_seconds(mend.seconds)} a step' if mend.seconds else ''})")
 
 
 def _set(keys: dict[str, Any]) -> str:

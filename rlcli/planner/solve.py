@@ -128,15 +128,23 @@ def mends(setting: Setting) -> list[Mend]:
             (moments, "moves the optimizer's states to the host and back"),
             (recompute | moments, "recomputes each layer, and moves the optimizer's states"),
             (recompute | everything, "recomputes each layer, and moves weights and optimizer"),
-            (offload_inputs | everything, "as before, and keeps the layers' inputs in host memory"),
+            (
+                offload_inputs | everything,
+                "recomputes each layer from inputs in host memory, and moves weights and optimizer",
+            ),
         ]
     within = [found for change, cost in tried if (found := _mend(setting, change, cost))]
     within.sort(key=lambda mend: mend.seconds)
-    beyond = []
-    if not setting.config.lora.rank:
-        beyond.append(_mend(setting, recompute | {"lora": {"rank": 32}}, "trains an adapter alone"))
+    beyond: list[Mend | None] = []
+    adapter = recompute if setting.config.lora.rank else recompute | {"lora": {"rank": 32}}
+    alone = "trains an adapter alone" if adapter != recompute else "recomputes each layer"
+    if adapter != recompute:
+        beyond.append(_mend(setting, adapter, alone))
     if on_gpu:
-        beyond += [_more_devices(setting, recompute), _shared_engine(setting, recompute)]
+        beyond.append(_shared_engine(setting, recompute, "recomputes each layer"))
+        if not any(beyond) and adapter != recompute:
+            beyond.append(_shared_engine(setting, adapter, alone))
+        beyond.append(_more_devices(setting, recompute))
     return within + [mend for mend in beyond if mend]
 
 
@@ -159,14 +167,13 @@ def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend |
     return None
 
 
-def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend | None:
+def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Mend | None:
     """The least tensor_parallel with which it fits on the devices that there are."""
     shared = setting.config.rollout.tensor_parallel * 2
     while shared <= setting.config.engine_workers:
         if setting.policy.heads % shared == 0 and setting.config.engine_workers % shared == 0:
-            found = _mend(
-                setting, change | {"rollout": {"tensor_parallel": shared}}, f"{shared} devices share an engine"
-            )
+            own = change | {"rollout": {"tensor_parallel": shared}}
+            found = _mend(setting, own, f"{cost}; {shared} devices share an engine")
             if found is not None:
                 return found
         shared *= 2
