@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from rlcli.types import Outcome
@@ -65,7 +64,7 @@ class FakeRank:
         draw = np.random.default_rng([self.rank, self.length])
         counts = [task.samples for task in tasks]
         n = sum(counts)
-        prompt = np.repeat(np.array([task.prompt for task in tasks], np.int64), counts)
+        prompt: np.ndarray = np.repeat(np.array([task.prompt for task in tasks], np.int64), counts)
         ones: np.ndarray = np.ones(n, np.int64)
         right = draw.random(n) < 0.4
         lengths = np.minimum(draw.lognormal(np.log(self.length) - 0.32, 0.8, n).astype(np.int64) + 1, 4 * self.length)
@@ -123,7 +122,7 @@ class Loopback(WorkerGroup):
         account.sent[name] += sum(_size(arg.value) for arg in args if isinstance(arg, Shared))
         given = []
         for own in per_rank(how, args, len(self)):
-            data = cloudpickle.dumps(tuple(arg for arg in own if not isinstance(arg, Shared)))
+            data = pickle.dumps(tuple(arg for arg in own if not isinstance(arg, Shared)))
             account.sent[name] += len(data)
             account.calls += 1
             given.append(tuple(arg.value if isinstance(arg, Shared) else arg for arg in own))
@@ -143,14 +142,14 @@ class Loopback(WorkerGroup):
     def _back(self, name: str, answer: Any) -> Any:
         """What a fake answers, serialised outside the account and read within it."""
         started = time.process_time()
-        data = cloudpickle.dumps(answer())
+        data = pickle.dumps(answer())
         self.account.outside += time.process_time() - started
         self.account.received[name] += len(data)
         return pickle.loads(data)
 
 
 def _size(value: Any) -> int:
-    return len(cloudpickle.dumps(value))
+    return len(pickle.dumps(value))
 
 
 class Host:

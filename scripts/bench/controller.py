@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -84,7 +84,7 @@ class Parts:
     """CPU seconds of this process within the functions of PARTS, each without the others that it calls."""
 
     def __init__(self, outside: Callable[[], float]) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = defaultdict(float)
         self._outside = outside
         self._stack: list[str] = []
         self._since = 0.0
