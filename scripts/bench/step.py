@@ -7,8 +7,9 @@
 In one run, in turn, round by round: (a) vLLM generates the workload, in a plain process; (b) torch trains on as many
 tokens, in a plain process; (c) a step of a real run (Ray, workers, verifiers, samples saved, weights synced, canary).
 All contestants get the same prompts and give responses of the same lengths; the weights are random. Reported: the
-median of (c) ÷ ((a) + (b)), pair by pair, where every group's rewards differ, so that no sample is left out; and of
-steps in which some groups' rewards are all equal, whose samples have no gradient and so need no forward pass.
+median of (c) ÷ ((a) + (b)), pair by pair, where every group's rewards differ, so that no sample is left out; and, step
+about, of steps in which some groups' rewards are all equal, whose samples have no gradient and so need no forward pass
+(--equal-groups 0: of none, in half the time).
 
 With W workers the floor is W processes of as many threads as a worker has. The floor of a row is that of the fastest
 layout.
@@ -30,8 +31,8 @@ from typing import Any
 from _common import ratio, write_json
 from _step_ours import Step, run_ours
 from _step_raw import RawGroup, raw_group
-from _step_trl import TrlGroup, trl_group
-from _step_work import Workload, draw_lengths, make_model, write_prompts
+from _step_trl import TrlError, TrlGroup, trl_group
+from _step_work import Workload, draw_lengths, make_model
 from rich.console import Console
 from rich.table import Table
 
@@ -59,10 +60,13 @@ def main() -> None:
         console.print("… the floor's processes are ready")
         tuned = {world: group.tune() for world, group in raw.items()}
         trl: dict[str, TrlGroup] = {}
-        if options.compare == "trl":
-            write_prompts(work, Path(folder) / "trl", equal_share=0.0)
-            for mode in options.trl_modes:
+        failed: dict[str, str] = {}
+        for mode in options.trl_modes if options.compare == "trl" else ():
+            try:
                 trl[mode] = stack.enter_context(trl_group(work, mode, options, Path(folder), device))
+            except TrlError as error:
+                failed[mode] = str(error)
+                console.print(f"TRL does not run here with {mode}: {error}", markup=False)
         contest = Contest(raw, trl)
         console.print("… and tuned")
         ours = {world: measure(work, world, options, device, contest) for world in options.workers}
@@ -70,7 +74,8 @@ def main() -> None:
         "options": {name: value for name, value in vars(options).items() if name != "json"},
         "workload": {"response_tokens": work.response_tokens, "tokens": work.tokens},
         "raw_microbatch": tuned,
-        **results(ours, contest),
+        "trl_failed": failed,
+        **results(ours, contest, kinds_of(options)),
     }
     show(record)
     write_json(options.json, record)
@@ -89,7 +94,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=_numbers, default=[1], help="layouts to try, as in 1,2")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of either kind")
     parser.add_argument("--micro", type=int, default=8192, help="our train.tokens_per_microbatch")
-    parser.add_argument("--equal-groups", type=float, default=0.5, help="share in the steps where some are equal")
+    parser.add_argument("--equal-groups", type=float, default=0.5, help="share of them in every second step")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--kv-cache-mb", type=int, default=1024, help="of each engine, ours and the raw one")
     parser.add_argument("--compare", choices=["trl"])
@@ -119,8 +124,8 @@ def threads(workers: int) -> int:
 
 
 class Contest:
-    """What is measured between our steps, and what was found. times: name → one entry for each of our steps, in their
-    order, whichever layout of ours was running."""
+    """What is measured between our steps, and what was found. times: name → one entry for each of our steps, or each
+    two where they are of two kinds, in their order, whichever layout of ours was running."""
 
     def __init__(self, raw: dict[int, RawGroup], trl: dict[str, TrlGroup]) -> None:
         self._runs: dict[str, Callable[[], float]] = {}
@@ -138,18 +143,32 @@ class Contest:
 def measure(work: Workload, world: int, options: argparse.Namespace, device: str, contest: Contest) -> list[Step]:
     """Our steps in this layout, in turn with the others; those that warm up are left out on both sides."""
     before = {name: len(times) for name, times in contest.times.items()}
-    steps = WARM_UP + 2 * options.steps
+    kinds = len(kinds_of(options))
+    steps = WARM_UP + kinds * options.steps
+    done = 0
+
+    def between() -> None:
+        nonlocal done
+        done += 1
+        if done % kinds == 0:
+            contest.round()
+
     with run_ours(
         work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
     ) as run:
-        found = run(contest.round)
+        found = run(between)
     for name, times in contest.times.items():
         start = before[name]
-        contest.times[name] = times[:start] + times[start + WARM_UP : start + steps]
+        contest.times[name] = times[:start] + times[start + WARM_UP // kinds :]
     return list(found[WARM_UP:])
 
 
-def results(ours: dict[int, list[Step]], contest: Contest) -> dict[str, Any]:
+def kinds_of(options: argparse.Namespace) -> list[str]:
+    """What our steps are in turn: all samples bear a gradient, or some groups' do not."""
+    return ["all", "some_equal"] if options.equal_groups else ["all"]
+
+
+def results(ours: dict[int, list[Step]], contest: Contest, names: Sequence[str]) -> dict[str, Any]:
     """Medians in seconds, and ratios pair by pair to the fastest floor."""
     medians = {name: statistics.median(times) for name, times in contest.times.items()}
     floors = {world: medians[f"generate {world}"] + medians[f"train {world}"] for world in ours}
@@ -157,22 +176,22 @@ def results(ours: dict[int, list[Step]], contest: Contest) -> dict[str, Any]:
     floor = [a + b for a, b in zip(contest.times[f"generate {best}"], contest.times[f"train {best}"], strict=True)]
     layouts = {}
     for place, (world, steps) in enumerate(ours.items()):
-        own = slice(place * len(steps), (place + 1) * len(steps))
-        others = {name: times[own] for name, times in contest.times.items()}
-        kinds = {"all": steps[0::2], "some_equal": steps[1::2]}
+        rounds = len(steps) // len(names)
+        own = slice(place * rounds, (place + 1) * rounds)
+        kinds = {name: steps[offset :: len(names)] for offset, name in enumerate(names)}
         layouts[world] = {
             kind: {
                 "seconds": statistics.median(step.seconds for step in taken),
-                "to_floor": ratio([step.seconds for step in taken], floor[own][offset::2]),
+                "to_floor": ratio([step.seconds for step in taken], floor[own]),
                 "trl_to_ours": {
-                    name: ratio(times[offset::2], [step.seconds for step in taken])
-                    for name, times in others.items()
+                    name: ratio(times[own], [step.seconds for step in taken])
+                    for name, times in contest.times.items()
                     if name.startswith("trl")
                 },
                 "phases": phases(taken),
                 "skipped_samples": taken[-1].metrics["plan/skipped_samples"],
             }
-            for offset, (kind, taken) in enumerate(kinds.items())
+            for kind, taken in kinds.items()
         }
     return {"medians": medians, "floors": floors, "floor": best, "ours": layouts}
 
@@ -193,10 +212,12 @@ def show(record: dict[str, Any]) -> None:
     console.print(table)
     trl = [name for name in medians if name.startswith("trl")]
     table = Table("ours", "step", "÷ floor", *(f"{name} ÷ ours" for name in trl), title="whole steps")
+    fastest = min(record["ours"], key=lambda world: float(record["ours"][world]["all"]["seconds"]))
     for world, kinds in record["ours"].items():
         for kind, found in kinds.items():
             others = (f"{found['trl_to_ours'][name]:.2f}" for name in trl)
-            name = f"{world} × {threads(world)} threads, {kind.replace('_', ' ')}"
+            mark = " (best)" if world == fastest else ""
+            name = f"{world} × {threads(world)} threads{mark}, {kind.replace('_', ' ')}"
             table.add_row(name, f"{found['seconds']:.3f}", f"{found['to_floor']:.3f}", *others)
     console.print(table)
     names = {name: None for kinds in record["ours"].values() for found in kinds.values() for name in found["phases"]}
