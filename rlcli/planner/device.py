@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcli.errors import ConfigError
 from rlcli.registry import near
@@ -81,6 +81,20 @@ def parse_gpus(text: str) -> tuple[Device, int]:
             return Device(name, memory * GIB, flops * 1e12, read * 1e9, link * 1e9, host * 1e9), count
         raise ConfigError(f"--gpus {text}: no GPU named '{name}' is known", near(name, [*TABLE, "cpu"]))
     raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write for instance h100:8, 8x80GB or cpu")
+
+
+def of_machine(name: str, memory: float) -> Device:
+    """The GPU that nvidia-smi calls `name`, of `memory` bytes; without rates where the table does not have it.
+
+    >>> [of_machine(name, 1.0).name for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA L40")]
+    ['h100', 'a100-40gb', 'NVIDIA L40']
+    """
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    words += [first + second for first, second in zip(words, words[1:], strict=False)]  # RTX 4090
+    known = [key for key in TABLE if set(key.split("-")) <= set(words)]
+    if not known:
+        return Device(name, memory)
+    return replace(parse_gpus(max(known, key=len))[0], memory=memory)
 
 
 def cpu() -> Device:

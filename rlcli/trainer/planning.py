@@ -14,7 +14,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
 from rlcli.errors import ConfigError, SetupError
 from rlcli.planner.calibration import calibrated
-from rlcli.planner.device import GIB, TABLE, Device, cpu, parse_gpus
+from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape
@@ -69,12 +69,7 @@ def own_device(config: RunConfig) -> Device:
     asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     lines = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
     name, _, mebibytes = lines[0].rpartition(",")
-    said = name.lower().replace(" ", "")
-    known = max((key for key in TABLE if key.split("-")[0] in said), key=len, default="")
-    memory = float(mebibytes) * (1 << 20)
-    if not known:
-        return Device(name.strip(), memory)
-    return replace(parse_gpus(known)[0], memory=memory)
+    return of_machine(name.strip(), float(mebibytes) * (1 << 20))
 
 
 def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:

@@ -11,7 +11,7 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError
-from rlcli.planner.device import GIB, Device, parse_gpus
+from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.disk import disk
 from rlcli.planner.engine import full_responses, weights
 from rlcli.planner.forecast import forecast
@@ -67,6 +67,23 @@ def test_gpus_are_named_counted_or_given_by_size() -> None:
     assert sized.memory == pytest.approx(24 * GIB, rel=0.01)
     assert not sized.has_rates
     assert parse_gpus("cpu")[0].is_cpu
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", "NVIDIA L40"),
+    ],
+)
+def test_the_machine_s_gpu_is_found_in_the_table(name: str, known: str) -> None:
+    found = of_machine(name, 5.0)
+    assert (found.name, found.memory) == (known, 5.0)
 
 
 @pytest.mark.parametrize("text", ["h1000:8", "h100:0", "eight", "8x", "0x80GB", "h100:-1", ""])
