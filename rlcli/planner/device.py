@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from rlcli.errors import ConfigError
 from rlcli.registry import near
@@ -90,7 +91,7 @@ def of_machine(name: str, memory: float) -> Device:
     ['h100', 'a100-40gb', 'NVIDIA L40']
     """
     words = re.findall(r"[a-z0-9]+", name.lower())
-    words += [first + second for first, second in zip(words, words[1:], strict=False)]  # RTX 4090
+    words += [first + second for first, second in pairwise(words)]  # RTX 4090
     known = [key for key in TABLE if set(key.split("-")) <= set(words)]
     if not known:
         return Device(name, memory)

@@ -26,6 +26,13 @@ from tests.live_bytes import LiveBytes
 
 CLOSE = 0.06
 PROMPT, RESPONSE = 8, 120
+QUICK = [
+    (300, 6, "float32", False, 0),
+    (300, 1, "bfloat16", True, 0),
+    (300, 6, "float32", False, 8),
+    (6000, 6, "bfloat16", False, 0),
+]
+"""Where each of the things that can be the highest is."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,10 +83,19 @@ def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:
     return live.peak - before
 
 
-@pytest.mark.parametrize("rank", [0, 8])
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("vocabulary", "samples"), [(300, 6), (300, 1), (6000, 6)])
+CASES = [
+    pytest.param(
+        *(vocabulary, samples, dtype, checkpointing, rank),
+        marks=() if (vocabulary, samples, dtype, checkpointing, rank) in QUICK else pytest.mark.exhaustive,
+    )
+    for vocabulary, samples in ((300, 6), (300, 1), (6000, 6))
+    for dtype in ("float32", "bfloat16")
+    for checkpointing in (False, True)
+    for rank in (0, 8)
+]
+
+
+@pytest.mark.parametrize(("vocabulary", "samples", "dtype", "checkpointing", "rank"), CASES)
 def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     vocabulary: int, samples: int, dtype: str, checkpointing: bool, rank: int
 ) -> None:
