@@ -31,7 +31,8 @@ from rlcli.workers.cluster import policy_pool, start_group
 from rlcli.workers.early import EarlyStart
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import OnLost, leave
-from rlcli.workers.worker import Worker, WorkerSpec
+from rlcli.workers.spec import WorkerSpec
+from rlcli.workers.worker import Worker
 
 POLICY, CRITIC, ENGINES = "rank", "critic", "engine"
 """What the logs of each pool's workers are called."""

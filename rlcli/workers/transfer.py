@@ -48,6 +48,14 @@ class Synced(NamedTuple):
         return cls(*(max(values) for values in zip(*ranks, strict=True)))
 
 
+def largest(differences: Any) -> float:
+    """The largest absolute one. The controller takes the largest of all ranks, and a NaN would be lost among numbers:
+    it counts as infinite."""
+    import numpy as np
+
+    return float(np.abs(differences).max()) if np.isfinite(differences).all() else float("inf")
+
+
 def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
     """`weights`, with the bytes of each noted in `sizes`."""
     for name, tensor in weights:

@@ -9,12 +9,10 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rlcli.config.schema import RunConfig
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.workers import memory, profiling, startup, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
@@ -26,43 +24,12 @@ from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
-from rlcli.workers.transfer import Incoming, Named, Synced, counted, load_files, outgoing, packed, unpacked
-from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, Role, RolloutReport, StepWork
+from rlcli.workers.spec import WorkerSpec, engine_spec
+from rlcli.workers.transfer import Incoming, Named, Synced, counted, largest, load_files, outgoing, packed, unpacked
+from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, RolloutReport, StepWork
 
 COLLECTIVE_MARGIN_S = 120.0
 """A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
-
-
-@dataclass(frozen=True)
-class WorkerSpec:
-    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: what it hosts; an
-    engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
-    workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
-    so on. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to preload.
-    group_id: of this run on this machine."""
-
-    config: RunConfig
-    device: str
-    dtype: str
-    roles: frozenset[Role]
-    adapter: str
-    logs: str
-    name: str
-    max_length: int
-    kv_cache_bytes: int | None
-    scoring_processes: int
-    verifiers: tuple[str, ...]
-    group_id: str
-    weights_follow: bool = False
-
-    @property
-    def adapter_apart(self) -> bool:
-        """Whether the engine gets a LoRA adapter by itself, beside the base's weights, rather than weights that it has
-        been added to.
-
-        In float32 the sum is exact, and the engine, free of the adapter's kernels, several times as fast. In bfloat16
-        it would round most of a small adapter away. One to be evaluated comes as a folder."""
-        return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
 
 
 class Worker:
@@ -320,7 +287,7 @@ class Worker:
         memory.mark()
         engine.wake_cache()
         self._rollout.version = version
-        return Synced(_largest(log_probs - engine.prompt_log_probs(probe)), sum(sizes), seconds)
+        return Synced(largest(log_probs - engine.prompt_log_probs(probe)), sum(sizes), seconds)
 
     @dispatch(collect="first")
     def send_weights(self, first: bool) -> list[Any]:
@@ -362,7 +329,7 @@ class Worker:
         self.incoming = None
         engine.wake_cache()
         self._rollout.version = version
-        return _largest(np.asarray(log_probs) - engine.prompt_log_probs(probe))
+        return largest(np.asarray(log_probs) - engine.prompt_log_probs(probe))
 
     @dispatch()
     def startup_moments(self) -> dict[str, float]:
@@ -480,28 +447,12 @@ class Worker:
         return self.batch
 
     def _build_engine(self, tokenizer: Any) -> None:
-        from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine, import_vllm
+        from rlcli.rollout.vllm_engine import VllmEngine, import_vllm
 
         with memory.base():
             import_vllm()
         startup.done("vLLM imported")
-        rollout = self.config.rollout
-        spec = EngineSpec(
-            model=self.config.model.path,
-            dtype=self.spec.dtype,
-            device=self.spec.device,
-            max_length=self.spec.max_length,
-            max_concurrent=rollout.max_concurrent,
-            tensor_parallel=rollout.tensor_parallel,
-            lora_rank=self.config.lora.rank if self.spec.adapter_apart else 0,
-            weights_follow=("policy" in self.spec.roles or self.spec.weights_follow) and not self.spec.adapter_apart,
-            kv_cache_bytes=self.spec.kv_cache_bytes,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            enforce_eager=rollout.enforce_eager,
-            quantization=rollout.quantization,
-            stop_token_ids=_stop_tokens(self.config.model.path, tokenizer),
-            group_id=self.spec.group_id,
-        )
+        spec = engine_spec(self.spec, tokenizer)
         assert self.engine is None or self.engine.spec == spec, "another engine needs other workers"
         self.engine = self.engine or VllmEngine(spec)
         self.engine.on_step = _engine_step
@@ -529,25 +480,6 @@ class Worker:
 def _engine_step() -> None:
     watch.progress()
     startup.engine_step()
-
-
-def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: the tokenizer's and those of the generation config."""
-    from transformers import GenerationConfig
-
-    ids = [tokenizer.eos_token_id]
-    with contextlib.suppress(OSError):  # A model without a generation config ends where its tokenizer says.
-        stop = GenerationConfig.from_pretrained(path).eos_token_id
-        ids += stop if isinstance(stop, list) else [stop]
-    return tuple(sorted({token for token in ids if token is not None}))
-
-
-def _largest(differences: Any) -> float:
-    """The largest absolute one. The controller takes the largest of all ranks, and a NaN would be lost among numbers:
-    it counts as infinite."""
-    import numpy as np
-
-    return float(np.abs(differences).max()) if np.isfinite(differences).all() else float("inf")
 
 
 def _fast_folder() -> str | None:

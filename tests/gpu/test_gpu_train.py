@@ -176,7 +176,8 @@ def drive(model: str, out: str, lora_rank: str) -> None:
     from rlcli.config.schema import RunConfig
     from rlcli.rollout.engine import GenerationRequest, Sampling
     from rlcli.workers.cluster import WORKER_ENV
-    from rlcli.workers.worker import Worker, WorkerSpec
+    from rlcli.workers.spec import WorkerSpec
+    from rlcli.workers.worker import Worker
 
     os.environ.update(WORKER_ENV)
     config = RunConfig.model_validate(
@@ -224,7 +225,11 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         there, total = torch.cuda.mem_get_info()
         return there / total
 
-    found: dict[str, Any] = {"canary": [worker.sync_weights(prompt, 1).difference], "greedy": [greedy()], "free": [free()]}
+    found: dict[str, Any] = {
+        "canary": [worker.sync_weights(prompt, 1).difference],
+        "greedy": [greedy()],
+        "free": [free()],
+    }
     worker.release_rollout_memory()
     found["free"].append(free())
     # What an update would leave in torch's cache is not the engine's to lose.

@@ -10,8 +10,9 @@ import pytest
 
 from rlcli.config.schema import RunConfig
 from rlcli.workers.dispatch import add_up, dispatch, dispatch_of
+from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.work import sample_seed
-from rlcli.workers.worker import Worker, WorkerSpec
+from rlcli.workers.worker import Worker
 
 
 def test_a_seed_names_its_sample_and_nothing_else() -> None:

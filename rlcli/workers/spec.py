@@ -1,0 +1,79 @@
+"""What a worker is built from, and its engine."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.workers.work import Role
+
+if TYPE_CHECKING:
+    from rlcli.rollout.vllm_engine import EngineSpec
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: what it hosts; an
+    engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
+    workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
+    so on. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to preload.
+    group_id: of this run on this machine."""
+
+    config: RunConfig
+    device: str
+    dtype: str
+    roles: frozenset[Role]
+    adapter: str
+    logs: str
+    name: str
+    max_length: int
+    kv_cache_bytes: int | None
+    scoring_processes: int
+    verifiers: tuple[str, ...]
+    group_id: str
+    weights_follow: bool = False
+
+    @property
+    def adapter_apart(self) -> bool:
+        """Whether the engine gets a LoRA adapter by itself, beside the base's weights, rather than weights that it has
+        been added to.
+
+        In float32 the sum is exact, and the engine, free of the adapter's kernels, several times as fast. In bfloat16
+        it would round most of a small adapter away. One to be evaluated comes as a folder."""
+        return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
+
+
+def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
+    """What the engine of such a worker is built from."""
+    from rlcli.rollout.vllm_engine import EngineSpec
+
+    config, rollout = worker.config, worker.config.rollout
+    return EngineSpec(
+        model=config.model.path,
+        dtype=worker.dtype,
+        device=worker.device,
+        max_length=worker.max_length,
+        max_concurrent=rollout.max_concurrent,
+        tensor_parallel=rollout.tensor_parallel,
+        lora_rank=config.lora.rank if worker.adapter_apart else 0,
+        weights_follow=("policy" in worker.roles or worker.weights_follow) and not worker.adapter_apart,
+        kv_cache_bytes=worker.kv_cache_bytes,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+        quantization=rollout.quantization,
+        stop_token_ids=_stop_tokens(config.model.path, tokenizer),
+        group_id=worker.group_id,
+    )
+
+
+def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a response: the tokenizer's and those of the generation config."""
+    from transformers import GenerationConfig
+
+    ids = [tokenizer.eos_token_id]
+    with contextlib.suppress(OSError):  # A model without a generation config ends where its tokenizer says.
+        stop = GenerationConfig.from_pretrained(path).eos_token_id
+        ids += stop if isinstance(stop, list) else [stop]
+    return tuple(sorted({token for token in ids if token is not None}))
