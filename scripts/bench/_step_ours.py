@@ -29,15 +29,15 @@ class Step:
     metrics: dict[str, float]
 
     def phases(self) -> dict[str, float]:
-        """Seconds by phase; what is in none of them is `rest`."""
+        """Seconds by phase; what is in none of them is bookkeeping."""
         times = {name[5:-2]: value for name, value in self.metrics.items() if name.startswith("time/")}
-        for apart in ("step", "checkpoint", "evaluate"):
+        for apart in ("step", "checkpoint", "evaluate", "bookkeeping"):  # the last counts what runs between our steps
             times.pop(apart, None)
         times["verify"] = times.pop("verify_wait", 0.0)
         times["generate"] -= times["verify"] + times.get("idle", 0.0)
         times["canary"] = times["sync"] - times["transfer"]
         times["sync"] = times.pop("transfer")
-        times["rest"] = self.seconds - sum(times.values())
+        times["bookkeeping"] = self.seconds - sum(times.values())
         return times
 
 
