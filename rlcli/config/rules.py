@@ -157,7 +157,8 @@ def _given_responses(config: RunConfig) -> list[Rule]:
         ),
         (
             not config.data.response or r.oversample == 1,
-            f"rollout.oversample = {r.oversample}: nothing is sampled where responses are given (data.response); give 1",
+            f"rollout.oversample = {r.oversample}: nothing is sampled where responses are given (data.response); "
+            "give 1",
         ),
         (
             not config.data.response or a.correction == "none",

@@ -68,8 +68,8 @@ class Rollout(Section):
     max_concurrent: Positive = Field(default=256, description="Responses that one engine generates at once.")
     oversample: Annotated[float, Field(ge=1.0, le=4.0)] = Field(
         default=1.0,
-        description="Prompts begun in a step, as a multiple of those that it needs: it ends when enough are finished, and "
-        "what is broken off goes on in the next step.",
+        description="Prompts begun in a step, as a multiple of those that it needs: it ends when enough are finished, "
+        "and what is broken off goes on in the next step.",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.5, description="Share of a GPU's memory that vLLM may take while it generates."
