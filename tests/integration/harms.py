@@ -39,10 +39,20 @@ def _second_sync(worker: Any, change: Callable[[Weights], Weights]) -> None:
     worker.engine.load_weights = lambda weights: load(change(weights) if next(calls) > 1 else weights)
 
 
-def _keep_adapter(worker: Any) -> None:
-    """The first adapter, which changes nothing yet, is the last that the engine loads."""
-    load, calls = worker.engine.load_adapter, itertools.count(1)
-    worker.engine.load_adapter = lambda folder: load(folder) if next(calls) == 1 else None
+def _keep_first(worker: Any) -> None:
+    """What the engine is given first, in which the adapter changes nothing yet, is the last that it loads: whether the
+    adapter comes by itself or added to the weights."""
+    adapter, weights, calls = worker.engine.load_adapter, worker.engine.load_weights, itertools.count(1)
+
+    def load_weights(given: Weights) -> None:
+        if next(calls) == 1:
+            weights(given)
+        else:
+            for _ in given:  # gathered from all ranks, which would wait for this one
+                pass
+
+    worker.engine.load_weights = load_weights
+    worker.engine.load_adapter = lambda folder: adapter(folder) if next(calls) == 1 else None
 
 
 def _spoil_loss(worker: Any, *bad: int) -> None:
@@ -70,7 +80,7 @@ def _slow(worker: Any) -> None:
 HARMS: dict[str, Callable[[Any], None]] = {
     "swapped": lambda worker: _second_sync(worker, _swap),
     "nan": lambda worker: _second_sync(worker, _spoil),
-    "stale": _keep_adapter,
+    "stale": _keep_first,
     "skip": lambda worker: _spoil_loss(worker, 2),
     "rollback": lambda worker: _spoil_loss(worker, 3),
     "tail": _slow,
