@@ -9,6 +9,7 @@ does the like by itself and is left alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +58,18 @@ def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
     return (logits.float() - (-torch.log1p(-uniform)).log()).argmax(-1)
 
 
+def uses_whole_keys(draw: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    """Whether the noise of `draw`, which takes what `gumbel_argmax` does, hangs on all bits of a key.
+
+    vLLM's first kernel for CPUs takes 20 of them, as the place in a table where a row's noise begins: rows that begin
+    side by side share it, and rare tokens are out of the table's reach (vllm-project/vllm#59786).
+    """
+    import torch
+
+    flat, low = torch.zeros(64, 256), torch.arange(64)
+    return not any(bool(draw(flat, low).equal(draw(flat, low + (1 << bit)))) for bit in (20, 32, 62))
+
+
 def _signed(value: int) -> int:
     """The int64 of the same 64 bits."""
     return value - (1 << 64) if value >> 63 else value
@@ -90,8 +103,9 @@ class _Sampler:
         cpu = runner.device.type == "cpu"
         # One pass over the logits, without the [B, V] numbers in between.
         self._draw = gumbel_argmax if cpu else torch.compile(gumbel_argmax, dynamic=True)
-        if cpu and hasattr(torch.ops._C, "fused_gumbel_argmax"):
-            self._draw = torch.ops._C.fused_gumbel_argmax
+        fused = getattr(torch.ops._C, "fused_gumbel_argmax", None) if cpu else None
+        if fused is not None and uses_whole_keys(fused):
+            self._draw = fused
 
     def __call__(
         self, logits: Tensor, generators: dict[int, Any], k: Tensor | None, p: Tensor | None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.rollout.sampling import draw_keys, gumbel_argmax, install
+from rlcli.rollout.sampling import draw_keys, gumbel_argmax, install, uses_whole_keys
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, 0.5, 0.5, -3.0, 1.5])
 DRAWS = 40_000
@@ -86,3 +86,18 @@ def test_rare_tokens_are_drawn_as_often_as_they_should_be() -> None:
 def test_a_vllm_without_the_seam_is_left_alone() -> None:
     assert not install(SimpleNamespace())
     assert not install(SimpleNamespace(model_runner=SimpleNamespace(sampler=SimpleNamespace())))
+
+
+def test_a_kernel_that_draws_from_a_short_table_is_told_from_one_that_hashes_the_whole_key() -> None:
+    noise = -torch.rand(1 << 20, generator=torch.Generator().manual_seed(42)).log().neg().log()
+
+    def table(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        places = given[:, None] + torch.arange(logits.shape[1])
+        return (logits + noise[places & ((1 << 20) - 1)]).argmax(-1)
+
+    def half(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return gumbel_argmax(logits, given & 0xFFFFFFFF)
+
+    assert uses_whole_keys(gumbel_argmax)
+    assert not uses_whole_keys(table)
+    assert not uses_whole_keys(half)
