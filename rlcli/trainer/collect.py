@@ -145,11 +145,13 @@ def deal(
 ) -> tuple[list[list[PromptTask]], list[PromptTask]]:
     """The tasks of each engine, and those that are left where no engine has slots for more.
 
-    First come those that were begun before, then the largest, by the tokens that responses of `limit` tokens may come
-    to; each goes to the engine that has the least to do. Tasks of one size are dealt in turn.
+    First come groups of earlier steps, the oldest first, whether anything is there of them or not: where rounds end
+    early, what comes last is left over, and would be so for ever. Of one step come those that were broken off first,
+    then the largest, by the tokens that responses of `limit` tokens may come to; each goes to the engine that has the
+    least to do. Tasks of one size are dealt in turn.
     """
     loads = [(task.load(limit), task) for task in tasks]
-    loads.sort(key=lambda one: (not one[1].begun, -one[0]))
+    loads.sort(key=lambda one: (math.inf if one[1].step is None else one[1].step, not one[1].begun, -one[0]))
     shares: list[list[PromptTask]] = [[] for _ in range(engines)]
     places = [(0, engine, 0) for engine in range(engines)]  # a heap: what an engine has to do, which, slots in use
     left = []

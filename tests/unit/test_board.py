@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,13 @@ def test_large_groups_are_dealt_first_to_whom_has_least_and_those_that_were_begu
     assert positions(shares) == [[1, 0], [5, 4, 3, 2]]
     shares, left = deal([task(0, prompt_tokens=3000), task(1, begun=30), task(2)], 1, LIMIT, slots=2)
     assert (positions(shares), [one.prompt for one in left]) == ([[1]], [0, 2])
+
+
+def test_groups_of_earlier_steps_come_first_however_short_and_though_nothing_is_there_of_them() -> None:
+    older = replace(task(1, prompt_tokens=2), step=3)
+    oldest = replace(task(2, prompt_tokens=1), step=2)
+    _, left = deal([replace(task(0, prompt_tokens=3000), step=4), older, oldest], 1, LIMIT, slots=1)
+    assert [one.prompt for one in left] == [1, 0]
 
 
 def test_each_group_of_a_queue_is_taken_once_and_no_more_than_there_is_room_for() -> None:
