@@ -23,7 +23,7 @@ class Engines:
             self.policy.release_rollout_memory()
 
     def sync(self, probe: Any, version: int) -> Synced:
-        """Hand the policy's weights over, as `version`, and compare engines and trainer on `probe` (int32 token ids)."""
+        """Hand the policy's weights over, as `version`, and compare engines and trainer on `probe` (int32 ids)."""
         if self.own is None:
             return Synced.of_all(self.policy.sync_weights(probe, version))
         began, received = time.perf_counter(), 0

@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from rlcli.workers.group import WorkerGroup
 
 
+IDLE = ("sync", "generate", "evaluate")
+"""Phases that begin when no engine generates. In others the next step's samples may be under way already, and a worker
+answers once it is done with them: to ask there would make the run wait."""
+
+
 class StartReport:
-    """Hears the trainer's phases; when the first generation has ended, it adds the event `startup` to the run's folder:
-    seconds from the beginning of the command until each thing was done, in their order. Of what the workers do, those
-    of the slowest."""
+    """Hears the trainer's phases; once the first generation has ended and the engines are idle, it adds the event
+    `startup` to the run's folder: seconds from the beginning of the command until each thing was done, in their order.
+    Of what the workers do, those of the slowest."""
 
     def __init__(self, folder: RunFolder, groups: Sequence[WorkerGroup]) -> None:
         self._folder, self._groups = folder, groups
@@ -25,10 +30,11 @@ class StartReport:
     def phase(self, name: str, step: int) -> None:
         if self._told:
             return
-        if name in ("generate", "evaluate"):
-            startup.done("synced")
-            self._generating = True
-        elif self._generating:
+        if not self._generating:
+            if name in ("generate", "evaluate"):
+                startup.done("synced")
+                self._generating = True
+        elif name in IDLE:
             self._told = True
             workers = [moments for group in self._groups for moments in group.startup_moments()]
             self._folder.event("startup", step=step, done_after_s=timeline(_began(), startup.moments(), workers))
