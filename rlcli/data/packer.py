@@ -29,8 +29,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORTH_SHARING = 1 / 16
-"""A prompt is computed once where that leaves out this part of its samples' tokens: attention pays for it with a copy
-of each layer's queries, keys and values."""
+"""A sample has its prompt in common with others where that is at least this part of its tokens: attention pays for it
+with a copy of each layer's queries, keys and values. Told of each sample by itself, so that what lies beside it in a
+micro-batch can only leave out more tokens, never fewer."""
 
 ATTENTION = 32768
 """A sample of so many tokens costs as much in attention as in all else. By the shapes of the models it would be 23,000
@@ -131,9 +132,9 @@ def plan_batches(
     minibatches than asked for where there are fewer groups. `active`, by sample, tells which have a gradient (None:
     all); the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: each
     stands alone). No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the
-    same prompt (None: no two do).
+    same prompt, from 0 on (None: no two do).
     """
-    size = _Sizes(prompt_tokens, response_tokens, prompts)
+    size = _Sizes(prompt_tokens, response_tokens, _sharing(prompt_tokens, response_tokens, prompts))
     assert len(groups) == len(prompt_tokens) == len(response_tokens), "a prompt, a response and a group a sample"
     assert active is None or len(active) == len(groups), "one flag a sample"
     batches = list(_members(groups).values())
@@ -176,7 +177,8 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How many tokens a micro-batch of some samples forwards."""
+    """How many tokens a micro-batch of some samples forwards. prompts: labels of those to compute once (see
+    `_sharing`)."""
 
     prompt_tokens: Sequence[int]
     response_tokens: Sequence[int]
@@ -202,13 +204,19 @@ class _Sizes:
         return [[samples[place] for place in places] for places in members.values()]
 
     def _saved(self, group: Sequence[int]) -> int:
-        return _saved(self.prompt_tokens[group[0]], len(group), sum([self.response_tokens[sample] for sample in group]))
+        return (len(group) - 1) * self.prompt_tokens[group[0]]
 
 
-def _saved(prompt: int, count: int, responses: int) -> int:
-    """Tokens that `count` samples with the same prompt leave out where it is worth it; responses: tokens of all."""
-    saved = (count - 1) * prompt
-    return saved if saved >= WORTH_SHARING * (count * prompt + responses) else 0
+def _sharing(
+    prompt_tokens: Sequence[int], response_tokens: Sequence[int], prompts: Sequence[int] | None
+) -> list[int] | None:
+    """`prompts`, with a label of its own for each sample that is not worth sharing."""
+    if prompts is None:
+        return None
+    return [
+        label if prompt >= WORTH_SHARING * (prompt + response) else -1 - sample
+        for sample, (label, prompt, response) in enumerate(zip(prompts, prompt_tokens, response_tokens, strict=True))
+    ]
 
 
 def _units(
@@ -225,20 +233,18 @@ def _units(
 
 
 def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
-    """Samples of one prompt in as few units as the budget allows, or each alone where that leaves out too little."""
-    prompt, units = size.prompt_tokens[group[0]], [[group[0]]]
-    count, responses, saved = 1, size.response_tokens[group[0]], 0
-    for sample in group[1:]:
-        more, longer = count + 1, responses + size.response_tokens[sample]
-        if more * prompt + longer - _saved(prompt, more, longer) <= budget:
+    """Samples of one prompt in as few units as the budget allows, in their order."""
+    units: list[list[int]] = []
+    room = 0
+    for sample in group:
+        response = size.response_tokens[sample]
+        if units and response <= room:
             units[-1].append(sample)
-            count, responses = more, longer
         else:
-            saved += _saved(prompt, count, responses)
             units.append([sample])
-            count, responses = 1, size.response_tokens[sample]
-    saved += _saved(prompt, count, responses)
-    return units if saved else [[sample] for sample in group]
+            room = budget - size.prompt_tokens[sample]
+        room -= response
+    return units
 
 
 def _pace(dealt: Dealt, size: _Sizes) -> int:

@@ -74,10 +74,7 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
     tokens = np.concatenate([tokens for tokens, _ in rows])
     # From here on [Σ lengths] places; `first` tells which of them the pack has, and `source` what the others stand for.
     in_prompt = position < prompts[sequence]
-    alike = _first_alike(rows)
-    saved = (np.bincount(alike) - 1)[alike] * prompts
-    worth = saved >= WORTH_SHARING * np.bincount(alike, weights=lengths)[alike]
-    like = starts[np.where(worth, alike, np.arange(len(rows)))]
+    like = starts[_first_alike(rows, prompts >= WORTH_SHARING * lengths)]
     first = ~in_prompt | (like == starts)[sequence]
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
     response = np.flatnonzero(~in_prompt)
@@ -104,9 +101,12 @@ def dummy(device: torch.device) -> PackedBatch:
     return pack([(np.zeros(2, dtype=np.int64), 2)], device)
 
 
-def _first_alike(rows: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
-    """[S]: of each row the first one that has the same prompt."""
+def _first_alike(rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray) -> np.ndarray:
+    """[S]: of each row the first one that has the same prompt, of those (`worth`, [S] bool) that may share it."""
     found: dict[bytes, int] = {}
-    alike = [found.setdefault(tokens[:prompt].tobytes(), row) for row, (tokens, prompt) in enumerate(rows)]
+    alike = [
+        found.setdefault(tokens[:prompt].tobytes(), row) if worth[row] else row
+        for row, (tokens, prompt) in enumerate(rows)
+    ]
     first: np.ndarray = np.asarray(alike)
     return first

@@ -109,9 +109,9 @@ class Setting:
         a_rank = self.samples / train.minibatches / self.ranks
         samples = min(a_rank, train.tokens_per_microbatch / self.sample_tokens)
         prompts = min(samples, rollout.prompts_per_step / train.minibatches)
-        saved = (samples - prompts) * self.prompt_tokens
         places = samples * self.sample_tokens
-        shared = saved if saved >= SHARED_FROM * places else 0.0
+        worth = self.prompt_tokens >= SHARED_FROM * self.sample_tokens
+        shared = (samples - prompts) * self.prompt_tokens if worth else 0.0
         return Pack(places - shared, places, samples * rollout.max_response_tokens)
 
     @property

@@ -9,11 +9,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.data.packer import ATTENTION, MiniBatch, Plan, plan_batches
+from rlcli.model.packed import pack
 
 relaxed = settings(deadline=None)
 
@@ -303,7 +306,7 @@ def test_balance_is_preferred_where_it_saves_more_than_sharing() -> None:
     (minibatch,) = groups_of(10, [[100, 100, 100, 100]], ranks=2, budget=1000).minibatches
     assert [len(rank[0]) for rank in minibatch.ranks] == [2, 2]
     # By chance two of them lie on each rank, which has the prompt to itself once.
-    assert minibatch.rank_tokens == (220, 220)
+    assert minibatch.rank_tokens == (210, 210)
 
 
 def test_only_active_samples_of_a_group_move() -> None:
@@ -312,6 +315,42 @@ def test_only_active_samples_of_a_group_move() -> None:
     ).minibatches
     assert minibatch.ranks == (((0, 2),),)
     assert minibatch.rank_tokens == (80,)
+
+
+@pytest.mark.parametrize("pairs", [None, [0, 0, 1, 1]])
+def test_a_long_response_beside_short_ones_takes_nothing_back_of_what_they_share(pairs: list[int] | None) -> None:
+    # Each unit that goes into a micro-batch was counted with its prompt once: together they may not be more.
+    long = 5000
+    (minibatch,) = groups_of(100, [[5, 5, 5, long]], ranks=1, budget=4 * 100 + 15 + long - 1, pairs=pairs).minibatches
+    rows = [(np.arange(100 + tokens), 100) for tokens in (5, 5, 5, long)]
+    for bin, tokens in zip(minibatch.ranks[0], minibatch.rank_tokens, strict=True):
+        assert pack([rows[sample] for sample in bin], torch.device("cpu")).tokens == tokens == 2 * 100 + 15 + long
+
+
+def test_as_many_tokens_are_forwarded_as_were_planned() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        groups = sorted(random.integers(0, 3, 9).tolist())
+        prompts = random.integers(1, 60, 3)[groups].tolist()
+        responses = random.choice([0, 1, 30, 300, 900], 9).tolist()
+        (minibatch,) = plan_batches(
+            prompts,
+            responses,
+            groups,
+            minibatches=1,
+            ranks=2,
+            tokens_per_microbatch=1000,
+            max_response_tokens=900,
+            prompts=groups,
+        ).minibatches
+        rows = [
+            (np.concatenate([np.full(prompt, group), np.arange(response)]), prompt)
+            for group, prompt, response in zip(groups, prompts, responses, strict=True)
+        ]
+        for rank, tokens in zip(minibatch.ranks, minibatch.rank_tokens, strict=True):
+            packs = [pack([rows[sample] for sample in bin], torch.device("cpu")) for bin in rank if bin]
+            assert sum(one.tokens for one in packs) == tokens
+            assert all(one.tokens <= 1000 for one in packs)
 
 
 @relaxed
