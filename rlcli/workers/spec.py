@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.workers.work import Role
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ class WorkerSpec:
         In float32 the sum is exact, and the engine, free of the adapter's kernels, several times as fast. In bfloat16
         it would round most of a small adapter away. One to be evaluated comes as a folder."""
         return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
+
+    @property
+    def adapter_prefix(self) -> str:
+        """How the names of folders in /dev/shm begin that an adapter passes through on its way to an engine."""
+        return f"{shared_memory_prefix(self.group_id)}adapter-"
 
 
 def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:

@@ -64,13 +64,13 @@ def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
 
 
 def outgoing(
-    policy: PolicyModel, adapter_apart: bool, folder: str | None, most_bytes: int = BUCKET_BYTES
+    policy: PolicyModel, adapter_in: tuple[str | None, str] | None, most_bytes: int = BUCKET_BYTES
 ) -> Iterator[list[Named]]:
-    """What engines need of the policy: all its weights under their checkpoint names, or, with `adapter_apart`, the
-    files of its adapter, which pass through a temporary folder in `folder`. Collective: every rank iterates to the end,
-    in step."""
-    if adapter_apart:
-        yield adapter_files(policy, folder)
+    """What engines need of the policy: all its weights under their checkpoint names, or, with `adapter_in`, the files
+    of its adapter, which pass through a temporary folder in that one, named as that begins. Collective: every rank
+    iterates to the end, in step."""
+    if adapter_in is not None:
+        yield adapter_files(policy, *adapter_in)
         return
     bucket: list[Named] = []
     size = 0
@@ -83,12 +83,12 @@ def outgoing(
     yield bucket
 
 
-def adapter_files(policy: PolicyModel, folder: str | None) -> list[Named]:
+def adapter_files(policy: PolicyModel, folder: str | None, prefix: str) -> list[Named]:
     """The files of the policy's adapter, by name, as uint8. Collective."""
     import numpy as np
     import torch
 
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
         policy.save_adapter(Path(place))
         return [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in sorted(Path(place).iterdir())]
 

@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.workers import memory, profiling, startup, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -273,8 +272,7 @@ class Worker:
         began, sizes = time.perf_counter(), list[int]()
         if self.spec.adapter_apart:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
-            prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
-            with tempfile.TemporaryDirectory(prefix=prefix, dir=_fast_folder()) as folder:
+            with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
                 policy.save_adapter(Path(folder))
                 sizes += [file.stat().st_size for file in Path(folder).iterdir()]
                 engine.load_adapter(folder)
@@ -297,7 +295,8 @@ class Worker:
 
         if first:
             self.batch = None
-            self.outgoing = outgoing(self._policy.policy, self.spec.adapter_apart, _fast_folder())
+            place = (_fast_folder(), self.spec.adapter_prefix) if self.spec.adapter_apart else None
+            self.outgoing = outgoing(self._policy.policy, place)
         bucket = next(self.outgoing, None)
         return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
 
@@ -309,8 +308,7 @@ class Worker:
         engine = self._rollout.engine
         if self.incoming is None:
             engine.wake_weights()
-            prefix = f"{shared_memory_prefix(self.spec.group_id)}adapter-"
-            adapter = load_files(engine, _fast_folder(), prefix)
+            adapter = load_files(engine, _fast_folder(), self.spec.adapter_prefix)
             self.incoming = Incoming(adapter if self.spec.adapter_apart else engine.load_weights)
         sizes: list[int] = []
         self.incoming.give(counted(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)), sizes))

@@ -33,6 +33,7 @@ class Adapted(Policy):
     has_adapter = True
 
     def save_adapter(self, folder: Path) -> None:
+        assert folder.name.startswith("run-"), "what a kill leaves behind is found by its name"
         (folder / "adapter_model.safetensors").write_bytes(bytes(range(256)))
         (folder / "adapter_config.json").write_text("{}")
 
@@ -55,7 +56,7 @@ def test_tensors_arrive_as_they_were_sent_in_the_memory_that_held_them() -> None
 
 def test_buckets_hold_as_much_as_they_may_and_a_larger_tensor_is_one_alone() -> None:
     policy: Any = Policy(10, 10, 10, 40, 5, 5)
-    found = [[name for name, _ in bucket] for bucket in outgoing(policy, False, None, most_bytes=80)]
+    found = [[name for name, _ in bucket] for bucket in outgoing(policy, None, most_bytes=80)]
     assert found == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
 
 
@@ -100,7 +101,7 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
 
     policy: Any = Adapted()
     engine: Any = Engine()
-    (bucket,) = outgoing(policy, True, str(tmp_path))
+    (bucket,) = outgoing(policy, (str(tmp_path), "run-"))
     incoming = Incoming(load_files(engine, str(tmp_path), "run-"))
     incoming.give(unpacked(packed(bucket)))
     incoming.end()
