@@ -72,7 +72,7 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
     show(_bars(found))
     show(_parts(found))
     if found.seconds:
-        total = sum(phase.seconds for phase in found.seconds)
+        total = found.step_seconds
         times = [
             (phase.name, _seconds(phase.seconds), f"{phase.seconds / total:.0%}", phase.bound)
             for phase in found.seconds
@@ -102,7 +102,7 @@ def _bars(found: Forecast) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     made.add_column("memory", no_wrap=True)
     made.add_column(f"{device.name}: {share}", no_wrap=True)
-    made.add_column("GiB", justify="right")
+    made.add_column("GiB", justify="right", no_wrap=True)
     colours = _colours(found)
     most = found.budget if device.is_cpu else whole
     for name, phase in _named(found):
@@ -143,8 +143,8 @@ def _parts(found: Forecast) -> Table:
 
 
 def _named(found: Forecast) -> list[tuple[str, PhaseMemory]]:
-    apart = [("generate (engine's workers)", found.apart)] if found.apart else []
-    return [*((phase.name, phase) for phase in found.memory), *apart]
+    apart = {"engine apart": found.apart, "critic apart": found.critic_apart}
+    return [*((phase.name, phase) for phase in found.memory), *((name, own) for name, own in apart.items() if own)]
 
 
 def _colours(found: Forecast) -> dict[str, str]:
@@ -155,13 +155,12 @@ def _colours(found: Forecast) -> dict[str, str]:
 
 def _verdict(found: Forecast) -> None:
     from rlcli.cli.console import plain
+    from rlcli.planner.solve import shortfall
 
-    limit = f"{found.budget / GIB:.1f} GiB that a worker may take"
+    plain("fits" if found.fits else f"does not fit: {shortfall(found.setting)}")
     if found.largest:
-        fitting = "fits" if found.fits else f"does not fit: {found.peak.name} is above the {limit}; these sizes do"
-        plain(f"{fitting}; the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
+        plain(f"the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
         return
-    plain(f"does not fit at any size: {found.peak.name} is above the {limit}")
     if not found.mends:
         plain("nothing tried makes it fit: choose a smaller model, shorter responses or larger devices")
         return
@@ -175,6 +174,8 @@ def _set(keys: dict[str, Any]) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
     if seconds >= 120:
         return f"{seconds / 60:.1f} min"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"

@@ -110,9 +110,7 @@ def train(
         raise ConfigError(
             "no recipe is given", "name one (rlcli recipes list shows them), or go on with a run: --resume runs/NAME"
         )
-    from rlcli.config.load import resolve
-
-    resolved = resolve(recipe, flags, sets or [])
+    resolved = _resolved(recipe, flags, sets or [], auto_memory=memory == "auto")
     run_training(
         resolved,
         out=out,
@@ -123,6 +121,16 @@ def train(
         profile=profile,
         auto_memory=memory == "auto",
     )
+
+
+def _resolved(recipe: str, flags: Mapping[str, object], sets: Sequence[str], *, auto_memory: bool) -> Resolved:
+    if auto_memory:
+        from rlcli.trainer.planning import resolve_auto
+
+        return resolve_auto(recipe, flags, sets)
+    from rlcli.config.load import resolve
+
+    return resolve(recipe, flags, sets)
 
 
 def run_training(

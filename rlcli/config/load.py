@@ -15,7 +15,7 @@ from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
 
-__all__ = ["FLAGS", "Resolved", "describe", "dump_toml", "resolve", "to_toml"]
+__all__ = ["FLAGS", "Resolved", "describe", "dump_toml", "layered", "resolve", "to_toml"]
 
 FLAGS = {
     "model.path": "--model",
@@ -60,6 +60,16 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
     >>> resolve("grpo", {"train.steps": 7}, ["lora.rank=16"]).config.lora.rank
     16
     """
+    loaded, values, origins = layered(recipe, flags, sets)
+    config = _validate(values, origins)
+    return Resolved(config, {name: "default" for name, key in keys().items() if key.kind != "object"} | origins, loaded)
+
+
+def layered(
+    recipe: str, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()
+) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
+    """The recipe, and of each key that a layer of `resolve` gives its value and its origin, before any rule is looked
+    at."""
     loaded = load(recipe)
     values = dict[str, Any](loaded.values)
     origins = {key: f"recipe {name}" for key, name in loaded.origins.items()}
@@ -72,8 +82,7 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
     for key in values:
         if find(key) is None:
             raise unknown_key(key, origins[key])
-    config = _validate(values, origins)
-    return Resolved(config, {name: "default" for name, key in keys().items() if key.kind != "object"} | origins, loaded)
+    return loaded, values, origins
 
 
 def dump_toml(resolved: Resolved) -> str:

@@ -36,7 +36,7 @@ class Model(Section):
     )
     compile: bool = Field(
         default=False,
-        description="Compile the layers with torch (on GPUs): a minute more at the start, less time in each update.",
+        description="Compile the layers with torch, on GPUs: a longer start, for shorter updates.",
     )
 
 

@@ -89,6 +89,22 @@ def engine_worker(setting: Setting) -> PhaseMemory | None:
     return _phase("generate", held, engine_parts(setting))
 
 
+def critic_worker(setting: Setting) -> PhaseMemory | None:
+    """Of a worker that only trains the value model, where there are such."""
+    workers, critic = setting.config.critic.workers, setting.critic
+    if not workers or critic is None:
+        return None
+    own = setting.with_keys(cluster={"workers": workers})
+    weights = FLOAT * critic.parameters / workers
+    held = {"base": base_bytes(own, False), "first use": first_use_bytes(own, False)}
+    held["critic"] = (1 + ADAM_MOMENTS) * weights
+    passing = max(
+        passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
+    )
+    heap = HEAP_WASTE * sum(passing.values()) + HEAP_WASTE_OF_WEIGHTS * weights if own.device.is_cpu else 0.0
+    return _phase("update", held, passing, {"heap": heap})
+
+
 def _phase(name: str, *parts: Parts) -> PhaseMemory:
     """Of parts that several name the sum."""
     summed: Parts = {}

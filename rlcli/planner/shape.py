@@ -24,9 +24,9 @@ class Linear:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """kind: transformers' `model_type`. vocab: rows of the embedding; a value model's head has one row in place of them
-    (`value`). norms: elements of the norms of one layer. head_norm: `none`; `head`, one norm of a head's width, as in
-    Qwen3; or `all`, one over all heads, as in OLMo 2."""
+    """kind: transformers' `model_type`. positions: longest sequence. vocab: rows of the embedding; a value model's head
+    has one row in place of them (`value`). norms: elements of the norms of one layer. head_norm: `none`; `head`, one
+    norm of a head's width, as in Qwen3; or `all`, one over all heads, as in OLMo 2."""
 
     kind: str
     layers: int
@@ -36,6 +36,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocab: int
+    positions: int
     tied: bool
     head_norm: str
     linears: tuple[Linear, ...]
@@ -114,6 +115,7 @@ def shape_of(config: Any) -> ModelShape:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab=config.vocab_size,
+        positions=config.max_position_embeddings,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
         head_norm={"qwen3": "head", "olmo2": "all"}.get(config.model_type, "none"),
         linears=(),
@@ -124,11 +126,13 @@ def shape_of(config: Any) -> ModelShape:
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
     """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
     `ModelError` where there is none or it could not be trained. key: where the path was given."""
-    from rlcli.model.facts import read_config
+    from rlcli.model.facts import check_place, read_config
+    from rlcli.model.plain_config import plain_config
 
     if not path:
         raise ModelError("no model is given", "name a folder or hub id with --model")
-    return shape_of(read_config(path, key))
+    check_place(path, key)
+    return shape_of(plain_config(path) or read_config(path, key))
 
 
 def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rlcli.config.schema import RunConfig
 from rlcli.planner.device import GIB
-from rlcli.planner.engine import full_responses
-from rlcli.planner.memory import PhaseMemory, engine_worker, phases
+from rlcli.planner.engine import MIB, full_responses, kv_per_token
+from rlcli.planner.memory import PhaseMemory, critic_worker, engine_worker, phases
 from rlcli.planner.setting import Setting
-from rlcli.planner.timing import times
+from rlcli.planner.timing import step_seconds, times
 
 GPU_SHARE, CPU_SHARE = 0.95, 0.9
 """Of a device's memory that a plan may fill: the rest is for what allocators leave unused and for the account's own
@@ -31,9 +33,8 @@ def budget(setting: Setting) -> float:
 
 
 def all_phases(setting: Setting) -> list[PhaseMemory]:
-    """Of a training worker, and of one that only generates."""
-    apart = engine_worker(setting)
-    return phases(setting) + ([apart] if apart else [])
+    """Of a training worker, of one that only generates, and of one that only trains the critic."""
+    return phases(setting) + [apart for apart in (engine_worker(setting), critic_worker(setting)) if apart]
 
 
 def fits(setting: Setting) -> bool:
@@ -45,14 +46,31 @@ def _engine_works(setting: Setting) -> bool:
     return not setting.has_engine or full_responses(setting) >= 1
 
 
-def least_tokens(setting: Setting) -> int:
-    """The smallest micro-batch that the rules allow: one sample, or a pair."""
-    return setting.max_length * (2 if setting.config.algorithm.select == "pairs" else 1)
+def shortfall(setting: Setting) -> str:
+    """Why a run does not fit."""
+    peak = max(all_phases(setting), key=lambda phase: phase.total)
+    if peak.total <= budget(setting):
+        key = "gpu_memory_utilization" if setting.kv_cache_bytes is None else "kv_cache_mb"
+        return (
+            f"an engine's KV cache holds {full_responses(setting):.2g} of a sample of {setting.max_length} tokens, and "
+            f"has to hold one (rollout.{key})"
+        )
+    most = max(peak.parts, key=lambda part: peak.parts[part])
+    return (
+        f"{peak.name} takes {peak.total / GIB:.1f} GiB, {most} most of it, and a worker may take "
+        f"{budget(setting) / GIB:.1f} GiB"
+    )
+
+
+def smallest_microbatch(config: RunConfig) -> int:
+    """The smallest train.tokens_per_microbatch that the rules allow: one sample, or a pair."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    return longest * (2 if config.algorithm.select == "pairs" else 1)
 
 
 def largest_microbatch(setting: Setting) -> int | None:
     """The largest train.tokens_per_microbatch that fits and is of use; None where none fits."""
-    least = least_tokens(setting)
+    least = smallest_microbatch(setting.config)
     a_rank = setting.samples / setting.config.train.minibatches / setting.ranks
     useful = USEFUL_ON_CPU if setting.device.is_cpu else USEFUL_ON_GPU
     most = max(least, min(useful, int(-(-a_rank // 1) * setting.max_length)))
@@ -60,7 +78,7 @@ def largest_microbatch(setting: Setting) -> int | None:
 
     def holds(tokens: int) -> bool:
         tried = setting.with_keys(train={"tokens_per_microbatch": tokens})
-        return all(phase.total <= budget(tried) for phase in phases(tried) if phase.name in training)
+        return all(phase.total <= budget(tried) for phase in all_phases(tried) if phase.name in training)
 
     return _largest(least, most, STEP, holds)
 
@@ -118,6 +136,8 @@ class Mend:
 def mends(setting: Setting) -> list[Mend]:
     """What makes a run fit that does not: first what only costs time, the fastest first, then what changes what is
     trained or takes more devices."""
+    if larger := _larger_cache(setting):
+        return [larger]
     on_gpu = not setting.device.is_cpu
     recompute = {"model": {"gradient_checkpointing": True}}
     offload_inputs = {"model": {"gradient_checkpointing": "offload"}}
@@ -153,7 +173,18 @@ def _mend(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Men
     if found is None:
         return None
     keys = {f"{section}.{key}": value for section, values in change.items() for key, value in values.items()}
-    return Mend(keys, cost, sum(phase.seconds for phase in times(found)))
+    return Mend(keys, cost, step_seconds(found, times(found)))
+
+
+def _larger_cache(setting: Setting) -> Mend | None:
+    """The KV cache that holds a sample, where it is set to less."""
+    if setting.config.rollout.kv_cache_mb is None or _engine_works(setting):
+        return None
+    size = math.ceil(kv_per_token(setting) * setting.max_length / MIB)
+    found = solved(replace(setting.with_keys(rollout={"kv_cache_mb": size}), kv_cache_bytes=size * MIB))
+    if found is None:
+        return None
+    return Mend({"rollout.kv_cache_mb": size}, "the least that holds a sample", step_seconds(found, times(found)))
 
 
 def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend | None:

@@ -7,7 +7,7 @@ implementations report, not measurements of yours: expect the order of magnitude
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlcli.planner.activations import FLOAT
 from rlcli.planner.engine import full_responses, kv_per_token, weights
@@ -44,10 +44,11 @@ def times(setting: Setting) -> list[PhaseTime]:
     needed = {
         "old_log_probs": setting.algorithm.needs_old_log_probs(setting.updates),
         "reference": setting.algorithm.needs_reference,
-        "critic": setting.critic is not None,
     }
     forward = _pass_seconds(setting, passes=1, head=1)
     found += [PhaseTime(name, *forward) for name, there in needed.items() if there]
+    if (critic := _as_critic(setting)) is not None:
+        found.append(PhaseTime("critic", *_pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards)))
     found.append(_update(setting))
     if setting.has_engine:
         found.append(_sync(setting))
@@ -56,6 +57,23 @@ def times(setting: Setting) -> list[PhaseTime]:
         copied = checkpoint_bytes(setting) / setting.ranks / _host_rate(setting)
         found.append(PhaseTime("checkpoint", copied / every, "copies to host memory, a step's share"))
     return found
+
+
+def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
+    """Of a whole step, of which `phases` are the times; 0 where they are unknown."""
+    total = sum(phase.seconds for phase in phases)
+    if not setting.config.async_.staleness:
+        return total
+    generating = sum(phase.seconds for phase in phases if phase.name == "generate")
+    return max(generating, total - generating)
+
+
+def _as_critic(setting: Setting) -> Setting | None:
+    """The critic in the policy's place, on the workers that it is on."""
+    if setting.critic is None:
+        return None
+    workers = setting.config.critic.workers or setting.ranks
+    return replace(setting.with_keys(cluster={"workers": workers}), policy=setting.critic)
 
 
 def model_flops(setting: Setting) -> float:
@@ -100,12 +118,21 @@ def _update(setting: Setting) -> PhaseTime:
     # The head is always worked out twice; with an adapter the weights have no gradient of their own.
     backward = 1 if config.lora.rank else 2
     seconds, bound = _pass_seconds(setting, passes=1 + checkpointing + backward, head=2 + backward)
-    critic = _pass_seconds(setting, passes=3 + checkpointing, head=0)[0] if setting.critic is not None else 0.0
-    stepping = setting.trained_parameters() / setting.ranks * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
+    stepping = _stepping(setting, setting.trained_parameters())
+    beside = 0.0
+    if (critic := _as_critic(setting)) is not None:
+        head = 3 * critic.algorithm.needs_process_rewards
+        beside = config.train.passes * _pass_seconds(critic, passes=3 + checkpointing, head=head)[0]
+        beside += setting.updates * _stepping(critic, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
     moving = 2 * away * FLOAT * setting.trained_parameters() / setting.ranks / _host_rate(setting)
-    total = config.train.passes * (seconds + critic) + setting.updates * stepping + moving
+    total = config.train.passes * seconds + setting.updates * stepping + moving + beside
     return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
+
+
+def _stepping(setting: Setting, parameters: float) -> float:
+    """Of the optimizer's step."""
+    return parameters / setting.ranks * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
 
 
 def _generate(setting: Setting) -> PhaseTime:
@@ -126,6 +153,7 @@ def _generate(setting: Setting) -> PhaseTime:
     prefill = prompts * per_token / (device.flops * OF_FLOPS)
     longest = max((reading, "memory"), (computing, "matrix rate"))
     bound = longest[1] if longest[0] > waiting else "scheduling"
+    bound += "; beside the rest" * config.async_.staleness
     return PhaseTime("generate", steps * (longest[0] + waiting) + prefill, bound)
 
 

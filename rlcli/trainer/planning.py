@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcli.config.load import Resolved, resolve
-from rlcli.config.schema import RunConfig
+from rlcli.config.load import Resolved, layered, resolve
+from rlcli.config.schema import RunConfig, Train
 from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
 from rlcli.errors import ConfigError, SetupError
 from rlcli.planner.calibration import calibrated
@@ -18,14 +18,17 @@ from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.planner.solve import shortfall, smallest_microbatch
 from rlcli.trainer.plan import derived_plan
-from rlcli.trainer.preflight import Prepared, kv_cache_bytes
+from rlcli.trainer.preflight import Prepared, check_critic, check_device, kv_cache_bytes
 from rlcli.workers.cluster import cluster_address, resolve_device
 from rlcli.workers.work import Role
 
 AUTO = "--memory auto"
 NAMES = {TOKENS: f"{AUTO}, micro-batch", UTILIZATION: f"{AUTO}, engine"}
 """Keys that it chooses → what the printed plan calls them."""
+ANY_LENGTH = 1 << 40
+"""Tokens of a micro-batch that no sample is longer than."""
 Rows = list[tuple[str, str]]
 
 
@@ -35,29 +38,47 @@ def planned(
     """The forecast of a run and its derived plan, without weights and without a device; no data is needed, but its
     prompts' lengths make it closer. gpus: as `parse_gpus` reads them; empty: what this machine has. Raises the
     RlcliError that names what is wrong."""
-    resolved = resolve(recipe, flags, sets)
-    device, count = parse_gpus(gpus) if gpus else (own_device(resolved.config), 0)
+    if gpus:
+        device, count = parse_gpus(gpus)
+        flags = {**flags, **_workers(recipe, flags, sets, gpus, count)}
+    else:
+        device = own_device(resolve(recipe, flags, sets).config)
     kind = "cpu" if device.is_cpu else "cuda"
-    given = resolved.origins["cluster.workers"] in ("--set", "flag --workers")
-    if count and not given:
-        beside = resolved.config.critic.workers + resolved.config.rollout.workers
-        if count <= beside:
-            raise ConfigError(
-                f"--gpus {gpus}: critic.workers + rollout.workers = {beside} leave none of {count} to train on",
-                f"give {beside + 1} or more",
-            )
-        flags = {**flags, "cluster.workers": count - beside}
     config = resolve(recipe, {**flags, "cluster.device": kind}, sets).config
+    check_device(config, kind)
     shape = read_shape(config.model.path)
-    _check_positions(config, shape)
+    _check_model(config, shape)
     prompts = _prompts(config) if config.data.path else None
     tokens = None if prompts is None else len(prompts.flat) / len(prompts)
     cache = kv_cache_bytes(config, kind, _dtype(config, kind), _max_length(config))
     setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
+    check_critic(config, setting.algorithm)
     setting = replace(setting, device=calibrated(device, shape))
     if prompts is None:
         on_note("without --data: every prompt counted as data.max_prompt_tokens long")
     return forecast(setting), _rows(setting, kind, prompts)
+
+
+def _workers(recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, count: int) -> dict[str, int]:
+    """`cluster.workers` where it is not set: what others leave of `count` devices. Raises `ConfigError` where that is
+    none, or where more are set than there are."""
+    _, values, origins = layered(recipe, flags, sets)  # rules between keys want the number that is worked out here
+    beside = sum(each for pool in ("critic", "rollout") if isinstance(each := values.get(f"{pool}.workers", 0), int))
+    if _set_by_user(origins.get("cluster.workers", "")):
+        asked = values["cluster.workers"]
+        if count > 1 and isinstance(asked, int) and asked + beside > count:
+            raise ConfigError(
+                f"--gpus {gpus}: cluster.workers + critic.workers + rollout.workers = {asked + beside} are more than "
+                f"{count}",
+                "lower one of them, or give more devices",
+            )
+        return {}
+    if count <= beside:
+        raise ConfigError(
+            f"--gpus {gpus}: critic.workers + rollout.workers = {beside} leave none of {count} to train on",
+            f"give {beside + 1} or more",
+        )
+    return {"cluster.workers": count - beside}
 
 
 def own_device(config: RunConfig) -> Device:
@@ -70,6 +91,20 @@ def own_device(config: RunConfig) -> Device:
     lines = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
     name, _, mebibytes = lines[0].rpartition(",")
     return of_machine(name.strip(), float(mebibytes) * (1 << 20))
+
+
+def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Resolved:
+    """As `resolve`, but that a micro-batch which nobody has set, and which the rules would refuse as smaller than a
+    sample, is the smallest that they allow: `with_auto_memory` chooses another."""
+    _, values, origins = layered(recipe, flags, sets)
+    if _set_by_user(origins.get(TOKENS, "")):
+        return resolve(recipe, flags, sets)
+    config = resolve(recipe, {**flags, TOKENS: ANY_LENGTH}, sets).config
+    least = smallest_microbatch(config)
+    if values.get(TOKENS, Train().tokens_per_microbatch) >= least:
+        return resolve(recipe, flags, sets)
+    found = resolve(recipe, {**flags, TOKENS: least}, sets)
+    return replace(found, origins=found.origins | {TOKENS: AUTO})
 
 
 def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:
@@ -88,7 +123,7 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
         sections.setdefault(section, {})[name] = value
     found = forecast(setting.with_keys(**sections))
     if not found.fits:
-        raise ConfigError(f"{AUTO}: {_too_large(found)}", _first_mend(found))
+        raise ConfigError(f"{AUTO}: {shortfall(found.setting)}", _first_mend(found))
     peak = found.peak
     for key, value in chosen.items():
         why = f"the largest of use that fits: {peak.name} then takes {peak.total / GIB:.1f}"
@@ -107,15 +142,6 @@ def _set_by_user(origin: str) -> bool:
     return origin.startswith(("--set", "flag"))
 
 
-def _too_large(found: Forecast) -> str:
-    peak = found.peak
-    least = max(peak.parts, key=lambda part: peak.parts[part])
-    return (
-        f"{peak.name} takes {peak.total / GIB:.1f} GiB at the least, {least} most of it, and a worker may take "
-        f"{found.budget / GIB:.1f} GiB"
-    )
-
-
 def _first_mend(found: Forecast) -> str:
     if not found.mends:
         return "choose a smaller model or more devices; rlcli plan shows what takes how much"
@@ -124,14 +150,11 @@ def _first_mend(found: Forecast) -> str:
     return f"{keys} ({mend.cost}); rlcli plan shows more"
 
 
-def _check_positions(config: RunConfig, shape: ModelShape) -> None:
-    from rlcli.model.facts import read_config
-
-    positions = read_config(config.model.path).max_position_embeddings
-    if _max_length(config) > positions:
+def _check_model(config: RunConfig, shape: ModelShape) -> None:
+    if _max_length(config) > shape.positions:
         raise ConfigError(
             f"data.max_prompt_tokens + rollout.max_response_tokens = {_max_length(config)} is more than the "
-            f"{positions} positions of {config.model.path}",
+            f"{shape.positions} positions of {config.model.path}",
             "lower one of them",
         )
     shared = config.rollout.tensor_parallel
@@ -140,6 +163,11 @@ def _check_positions(config: RunConfig, shape: ModelShape) -> None:
             f"rollout.tensor_parallel = {shared} does not divide the {shape.heads} attention heads of "
             f"{config.model.path}",
             "give a divisor of it",
+        )
+    if config.lora.rank and not shape.adapted(config.lora.targets):
+        raise ConfigError(
+            f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
+            f"give all-linear, or some of {', '.join(linear.name for linear in shape.linears)}",
         )
 
 

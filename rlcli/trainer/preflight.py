@@ -157,7 +157,7 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
     from rlcli.model.facts import check_model, check_value_model
 
     algorithm = Algorithm.build(**config.algorithm.model_dump())
-    _check_critic(config, algorithm)
+    check_critic(config, algorithm)
     roles: set[Role] = {"policy"}
     if not config.rollout.workers and (evaluates or not config.data.response):
         roles.add("engine")
@@ -176,7 +176,7 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
     return frozenset(roles)
 
 
-def _check_critic(config: RunConfig, algorithm: Algorithm) -> None:
+def check_critic(config: RunConfig, algorithm: Algorithm) -> None:
     """Refuse what is said of a critic where there is none."""
     advantage, critic = config.algorithm.advantage, config.critic
     if critic.workers and not algorithm.needs_critic:
@@ -199,18 +199,7 @@ def check_machine(config: RunConfig) -> str:
     On this machine's CPUs a worker a core at most; two go anywhere, so that what needs several can be tried.
     """
     device = resolve_device(config.cluster.device, config.cluster.address)
-    if config.rollout.quantization and device == "cpu":
-        raise ConfigError(
-            f"rollout.quantization = {config.rollout.quantization}, but CPUs have no 8-bit floating point to compute "
-            "in, and workers run on them (cluster.device)",
-            "leave it out",
-        )
-    if config.model.compile and device == "cpu":
-        raise ConfigError(
-            "model.compile = true, but workers run on CPUs (cluster.device), where compiling a model takes longer than "
-            "training it",
-            "leave it out",
-        )
+    check_device(config, device)
     if not cluster_address(config.cluster.address):
         check_local()
     cores = len(os.sched_getaffinity(0))
@@ -226,6 +215,21 @@ def check_machine(config: RunConfig) -> str:
             f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",
         )
     return device
+
+
+def check_device(config: RunConfig, device: str) -> None:
+    """Refuse what is only for GPUs where workers run on CPUs."""
+    if config.rollout.quantization and device == "cpu":
+        raise ConfigError(
+            f"rollout.quantization = {config.rollout.quantization}, but CPUs have no 8-bit floating point to compute "
+            "in, and workers run on them (cluster.device)",
+            "leave it out",
+        )
+    if config.model.compile and device == "cpu":
+        raise ConfigError(
+            "model.compile = true, but workers run on CPUs (cluster.device), and layers are compiled for GPUs alone",
+            "leave it out",
+        )
 
 
 def _check_tensor_parallel(config: RunConfig) -> None:
@@ -277,12 +281,9 @@ def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) 
         return rollout.kv_cache_mb << 20
     if device == "cuda":
         return None
-    from transformers import AutoConfig
+    from rlcli.planner.shape import read_shape
 
-    model = AutoConfig.from_pretrained(config.model.path)
-    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
-    head_dim = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    per_token: int = 2 * model.num_hidden_layers * heads * head_dim * (4 if dtype == "float32" else 2)
+    per_token = int(read_shape(config.model.path).kv_bytes_per_token(4 if dtype == "float32" else 2))
     engines = config.engine_workers // rollout.tensor_parallel
     begun = math.ceil(rollout.prompts_per_step * rollout.oversample)
     samples = max(begun * rollout.samples_per_prompt // engines, 1)

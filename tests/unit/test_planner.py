@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError
+from rlcli.model.plain_config import plain_config
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.disk import disk
 from rlcli.planner.engine import full_responses, weights
 from rlcli.planner.forecast import forecast
 from rlcli.planner.memory import checkpoint_bytes, host_bytes, phases
 from rlcli.planner.setting import Setting, setting_of
-from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.planner.shape import ModelShape, read_shape, shape_of
 from rlcli.planner.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
 from rlcli.planner.timing import times
 
@@ -237,7 +240,11 @@ def test_plan_shows_a_bar_for_each_phase(qwen: Path, capsys: pytest.CaptureFixtu
         (["--gpus", "h100:8", "--set", "train.nonsense=1"], "train.nonsense"),
         (["--gpus", "h100:8", "--set", "rollout.max_response_tokens=9000"], "tokens_per_microbatch"),
         (["--gpus", "h100:2", "--set", "rollout.workers=2"], "rollout.workers"),
-        (["--gpus", "h100:8", "--set", "rollout.tensor_parallel=8"], "tensor_parallel"),
+        (["--gpus", "h100:8", "--set", "rollout.tensor_parallel=8"], "28 attention heads"),
+        (["--gpus", "h100:8", "--workers", "4", "--set", "rollout.workers=8"], "12 are more than 8"),
+        (["--gpus", "h100:8", "--set", "lora.rank=8", "--set", "lora.targets=nothing"], "lora.targets"),
+        (["--gpus", "cpu", "--set", "rollout.quantization=fp8"], "8-bit"),
+        (["--gpus", "h100:8", "--set", "critic.workers=2"], "no value model"),
         (["--gpus", "h100:8", "--data", "/nowhere"], "/nowhere"),
     ],
 )
@@ -248,6 +255,84 @@ def test_plan_refuses_in_one_line(
     error = capsys.readouterr().err
     assert named in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_devices_that_share_an_engine_are_counted_before_the_rules_are_looked_at(
+    qwen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "critic.workers=2", "--set", "rollout.tensor_parallel=4"]
+    assert main(["plan", "ppo", "--model", str(qwen), "--gpus", "h100:6", *words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["plan"]["samples an engine"].startswith("256 / 1 engines")
+    assert said["critic_worker"]["total"] > 0
+
+
+def test_what_does_not_fit_is_told_as_it_is(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "grpo", "--model", str(qwen), "--gpus", "h100:8", "--set"]
+    assert main([*words, "rollout.gpu_memory_utilization=0.1"]) == 0
+    assert "KV cache holds 0" in capsys.readouterr().out.replace("\n", " ")
+    assert main([*words, "rollout.kv_cache_mb=100", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert "kv_cache_mb" in said["shortfall"]
+    assert [mend["set"] for mend in said["mends"]] == [{"rollout.kv_cache_mb": 112}]  # 2 · 28 · 512 · 2 B · 2,048
+
+
+def test_a_critic_on_workers_of_its_own_is_no_burden_of_the_policy_s(shape: ModelShape) -> None:
+    together, apart = (setting(shape, "h100:4", *words, recipe="ppo") for words in ((), ("critic.workers=2",)))
+    assert "critic" not in phases(apart)[-1].parts
+    own = forecast(apart).critic_apart
+    assert own is not None
+    assert own.parts["critic"] == pytest.approx(2 * phases(together)[-1].parts["critic"])
+    assert forecast(together).critic_apart is None
+
+
+def test_generation_beside_training_costs_a_step_what_takes_longer(shape: ModelShape) -> None:
+    after, beside = (
+        forecast(setting(shape, "h100:4", "rollout.workers=4", f"async.staleness={staleness}")) for staleness in (0, 1)
+    )
+    seconds = {phase.name: phase.seconds for phase in beside.seconds}
+    assert after.step_seconds == pytest.approx(sum(seconds.values()))
+    assert beside.step_seconds == max(seconds["generate"], after.step_seconds - seconds["generate"])
+
+
+PLAIN = {name: size for name, size in QWEN_7B.items() if name != "architectures"}
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        ({}, True),
+        ({"use_sliding_window": False, "sliding_window": 131072}, True),
+        ({"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 0}, False),
+        ({"model_type": "llama"}, True),
+        ({"model_type": "mistral", "sliding_window": None}, True),
+        ({"model_type": "mistral"}, False),
+        ({"model_type": "qwen3", "head_dim": 128}, True),
+        ({"model_type": "qwen3"}, False),
+        ({"model_type": "olmo2"}, False),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, False),
+        ({"hidden_size": "wide"}, False),
+    ],
+)
+def test_sizes_are_read_without_transformers_only_where_it_would_say_the_same(
+    change: dict[str, Any], plain: bool, tmp_path: Path
+) -> None:
+    from transformers import AutoConfig
+
+    (tmp_path / "config.json").write_text(json.dumps(PLAIN | change))
+    found = plain_config(str(tmp_path))
+    assert (found is not None) == plain
+    if found is not None:
+        assert shape_of(found) == shape_of(AutoConfig.from_pretrained(tmp_path))
+
+
+def test_a_plan_imports_no_transformers(qwen: Path) -> None:
+    program = (
+        "import sys; from rlcli.cli.main import main; "
+        f"assert main(['plan', 'grpo', '--model', {str(qwen)!r}, '--gpus', 'h100:8', '--json']) == 0; "
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_plan_refuses_a_folder_without_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,6 +377,18 @@ def test_memory_auto_chooses_what_is_not_set_and_says_so(
     said = json.loads(capsys.readouterr().out)
     assert said["config"]["train"]["tokens_per_microbatch"] == 2048
     assert "as it is set" in said["plan"]["--memory auto, micro-batch"]
+
+
+def test_memory_auto_raises_a_micro_batch_that_is_shorter_than_a_sample(qwen: Path) -> None:
+    from rlcli.trainer.planning import resolve_auto
+
+    long = ["rollout.max_response_tokens=16384"]
+    found = resolve_auto("grpo", {"model.path": str(qwen)}, long)
+    assert found.config.train.tokens_per_microbatch == 1024 + 16384
+    assert found.origins["train.tokens_per_microbatch"] == "--memory auto"
+    assert resolve_auto("grpo", {}, []) == resolve("grpo", {}, [])
+    with pytest.raises(ConfigError, match="tokens_per_microbatch = 2048"):
+        resolve_auto("grpo", {}, [*long, "train.tokens_per_microbatch=2048"])
 
 
 def test_what_memory_auto_chose_is_kept_in_the_run_s_configuration(tiny_run: list[str], tmp_path: Path) -> None:

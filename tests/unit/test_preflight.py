@@ -16,7 +16,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.load import resolve
 from rlcli.data.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
-from rlcli.trainer.preflight import _check_critic, check_machine, prepare
+from rlcli.trainer.preflight import check_critic, check_machine, prepare
 
 
 def refuse(*_: object) -> None:
@@ -116,4 +116,4 @@ def test_a_broken_adapter_is_refused(text: str, rows: Path) -> None:
 def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], says: str) -> None:
     config = resolve("grpo", {}, keys).config
     with pytest.raises(ConfigError, match=re.escape(says)):
-        _check_critic(config, Algorithm.build(**config.algorithm.model_dump()))
+        check_critic(config, Algorithm.build(**config.algorithm.model_dump()))
