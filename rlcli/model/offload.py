@@ -113,6 +113,8 @@ class Offload:
 
     def copied(self, tensor: Tensor) -> Tensor:
         """A copy on the CPU, sharded as `tensor` is, wherever its bytes are."""
+        for name in self._groups:  # A step that was left out has not waited for its optimizer's states.
+            self._await(name)
         local = _local(tensor)
         place = self._away().get(_key(local))
         if place is None:

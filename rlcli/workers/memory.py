@@ -241,7 +241,9 @@ def largest(ranks: Iterable[Peaks]) -> dict[str, float]:
 
 
 def _status() -> dict[str, int]:
-    return {name: int(value) << 10 for name, value in _FIELD.findall(_STATUS.read_text())}
+    """By field, in bytes. 0 for those that this kernel does not tell: gVisor knows no RssShmem and no VmHWM."""
+    told = {name: int(value) << 10 for name, value in _FIELD.findall(_STATUS.read_text())}
+    return dict.fromkeys(("VmHWM", "VmRSS", "RssShmem"), 0) | told
 
 
 def _can_reset() -> bool:
@@ -250,7 +252,7 @@ def _can_reset() -> bool:
         _CLEAR.write_text("5")
     except OSError:
         return False
-    return True
+    return _status()["VmHWM"] > 0
 
 
 def _shared() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +116,17 @@ def test_without_a_mark_that_can_be_set_back_memory_is_sampled(monkeypatch: pyte
     assert gauge.peak() - before == pytest.approx(256 * MIB, abs=SLACK)
     gauge.begin()
     assert gauge.peak() - before < SLACK
+
+
+def test_a_kernel_that_tells_less_of_a_process_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, clear = tmp_path / "status", tmp_path / "clear_refs"
+    status.write_text("Name:\tpython\nVmSize:\t2048 kB\nVmRSS:\t1024 kB\nVmData:\t512 kB\n")
+    monkeypatch.setattr(memory, "_STATUS", status)
+    monkeypatch.setattr(memory, "_CLEAR", clear)
+    meter = Meter(Process())
+    with meter.base(), meter.phase("update"):
+        pass
+    assert meter.collect()["update_gb"] == pytest.approx(1 / 1024)
 
 
 def test_nothing_is_measured_before_the_start_and_within_a_phase_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
