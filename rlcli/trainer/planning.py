@@ -86,11 +86,20 @@ def own_device(config: RunConfig) -> Device:
     if resolve_device(config.cluster.device, config.cluster.address) == "cpu":
         return cpu()
     if cluster_address(config.cluster.address):
-        raise SetupError("the run's GPUs are in a cluster, which is not asked", "name them: rlcli plan … --gpus h100:8")
+        raise SetupError(
+            "the run's GPUs are in a cluster, which is not asked for their memory",
+            "name them to rlcli plan … --gpus h100:8, and set what it says",
+        )
     asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-    lines = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
-    name, _, mebibytes = lines[0].rpartition(",")
-    return of_machine(name.strip(), float(mebibytes) * (1 << 20))
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        name, _, mebibytes = said.partition("\n")[0].rpartition(",")
+        return of_machine(name.strip(), float(mebibytes) * (1 << 20))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» where the memory is the host's
+        raise SetupError(
+            f"nvidia-smi does not tell the memory of this machine's GPU: {error}",
+            "name it to rlcli plan … --gpus h100:8, or give its size (8x80GB), and set what it says",
+        ) from error
 
 
 def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Resolved:

@@ -79,8 +79,8 @@ def run_case(name: str, folder: Path, timeout_s: float) -> dict[str, Any]:
     size, recipe, own = CASES[name]
     model = folder / size
     if not model.exists():
-        flags = [word for key, value in SIZES[size].items() for word in (f"--{key}", str(value))]
-        rlcli("tiny-model", "--out", str(model), *flags)
+        sizes = [word for key, value in SIZES[size].items() for word in (f"--{key}", str(value))]
+        rlcli("tiny-model", "--out", str(model), *sizes)
     data, verifier = folder / "data", folder / "reward.py"
     if not data.exists():
         rlcli("prep", "arithmetic", "--out", str(data))

@@ -12,7 +12,7 @@ import pytest
 
 from rlcli.cli.main import main
 from rlcli.config.load import resolve
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, SetupError
 from rlcli.model.plain_config import plain_config
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.disk import disk
@@ -87,6 +87,17 @@ def test_gpus_are_named_counted_or_given_by_size() -> None:
 def test_the_machine_s_gpu_is_found_in_the_table(name: str, known: str) -> None:
     found = of_machine(name, 5.0)
     assert (found.name, found.memory) == (known, 5.0)
+
+
+def test_a_gpu_that_tells_no_memory_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlcli.trainer.planning import own_device
+
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA GB10" || echo "NVIDIA GB10, [N/A]"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(SetupError, match="--gpus"):
+        own_device(resolve("grpo").config)
 
 
 @pytest.mark.parametrize("text", ["h1000:8", "h100:0", "eight", "8x", "0x80GB", "h100:-1", ""])
