@@ -93,6 +93,8 @@ class EarlyStart:
     def _run(self, pool: Pool, workers: int, engine: bool) -> None:
         try:
             with local(workers, lambda what, why: self._on_lost(what, why)):
+                if self._done.is_set():  # Refused or interrupted meanwhile: whoever waits, waits for the end.
+                    return
                 from rlcli.workers.worker import Worker
 
                 placed = place(Worker, pool)

@@ -28,7 +28,8 @@ class Cluster:
         self.failure: Exception | None = None
         self.on_lost: Any = None
         self.preload = self
-        self.place_now = threading.Event()
+        self.start_now, self.place_now = threading.Event(), threading.Event()
+        self.start_now.set()
         self.place_now.set()
 
     def remote(self, engine: bool) -> None:
@@ -36,6 +37,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def local(self, workers: int, on_lost: Any) -> Iterator[None]:
+        assert self.start_now.wait(30)
         if self.failure:
             raise self.failure
         self.on_lost = on_lost
@@ -89,6 +91,15 @@ def test_it_ends_where_the_run_is_refused_meanwhile(cluster: Cluster) -> None:
     with EarlyStart() as start:
         start.begin(CONFIG, "cpu")
     assert [event for event, _ in cluster.events] == ["begin", "end"]
+
+
+def test_no_workers_are_started_for_a_run_that_was_refused_while_ray_started(cluster: Cluster) -> None:
+    cluster.start_now.clear()
+    threading.Timer(0.2, cluster.start_now.set).start()
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+    assert [event for event, _ in cluster.events] == ["begin", "end"]
+    assert cluster.preloads == []
 
 
 def test_a_failure_to_start_is_the_sessions(cluster: Cluster) -> None:
