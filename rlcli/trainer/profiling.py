@@ -30,16 +30,20 @@ class StepProfile:
             profile.phase("update", 3)
             profile.phase("generate", 4)      # writes the file
 
-    A file that cannot be written is noted: it stops no run.
+    A file that cannot be written is noted: it stops no run. Of a step that a run takes back and does again there is the
+    first attempt.
     """
 
     def __init__(self, folder: Path, groups: Mapping[str, WorkerGroup], step: int, note: Callable[[str], None]) -> None:
         self.folder, self.groups, self.step, self.note = folder, groups, step, note
         self._spans: list[Span] = []
         self._doing: tuple[str, int] | None = None
+        self._finished = False
 
     def phase(self, name: str, step: int) -> None:
         """The driver begins with this, and is done with what it did before."""
+        if self._finished:
+            return
         if self._doing is not None:
             self._spans.append((*self._doing, time.time_ns()))
             self._doing = None
@@ -59,6 +63,7 @@ class StepProfile:
             self.phase("", self.step + 1)
 
     def _finish(self) -> None:
+        self._finished = True
         try:
             path = self._write()
         except OSError as error:

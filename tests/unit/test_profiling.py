@@ -137,6 +137,16 @@ def test_only_the_longest_events_of_the_first_calls_and_seconds_are_kept(
     assert sum(event["name"] == "aten::mm" for event in part["events"]) < 50
 
 
+def test_a_profiled_step_that_is_taken_back_and_done_again_is_written_once(tmp_path: Path) -> None:
+    notes: list[str] = []
+    with StepProfile(tmp_path, {"rank": Rank()}, 2, notes.append) as profile:  # type: ignore[dict-item]
+        for name, step in [("update", 1), ("update", 2), ("restore", 1), ("update", 2), ("update", 3)]:
+            profile.phase(name, step)
+    assert len(notes) == 1
+    assert list(by_name(read(tmp_path / "step-2.json.gz"), "driver")) == ["update"]
+    assert watch.listeners == []
+
+
 def test_a_folder_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     (tmp_path / "profile").write_text("a file is in its place")
     (note,) = run(tmp_path / "profile")
