@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from rlcli.config.load import Resolved, layered, resolve
 from rlcli.config.schema import RunConfig, Train
 from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
 from rlcli.errors import ConfigError, SetupError
+from rlcli.hub import offline_unless_reachable
+from rlcli.model.facts import check_place
 from rlcli.planner.calibration import calibrated
 from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
@@ -46,6 +49,10 @@ def planned(
     kind = "cpu" if device.is_cpu else "cuda"
     config = resolve(recipe, {**flags, "cluster.device": kind}, sets).config
     check_device(config, kind)
+    for key, path in (("model.path", config.model.path), ("critic.path", config.critic.path)):
+        if path and not Path(path).is_dir():
+            check_place(path, key)
+            offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
     _check_model(config, shape)
     prompts = _prompts(config) if config.data.path else None

@@ -32,6 +32,8 @@ LIGHT = (
     ["verifiers", "list"],
     ["runs", "list"],
 )
+LIMIT_S = 300
+"""Of one command: a run that hangs ends the benchmark."""
 RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
 HERE = "import sys\n{}from rlcli.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 """Without the supervisor, whose child could not be changed."""
@@ -49,7 +51,7 @@ def first_token(way: str, model: Path, data: Path, out: Path, workers: int) -> d
     words = ["train", "grpo", "--model", str(model), "--data", str(data), "--out", str(out), "--steps", "1"]
     sizes = ["rollout.prompts_per_step=8", "rollout.max_response_tokens=64", "data.max_prompt_tokens=64"]
     words += ["--workers", str(workers), *(word for size in sizes for word in ("--set", size))]
-    done = subprocess.run([*WAYS[way], *words], env=environment, capture_output=True, text=True)
+    done = subprocess.run([*WAYS[way], *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr[-3000:]
     events = map(json.loads, (out / "events.jsonl").read_text().splitlines())
     found: dict[str, float] = next(event["done_after_s"] for event in events if event["event"] == "startup")
@@ -58,7 +60,7 @@ def first_token(way: str, model: Path, data: Path, out: Path, workers: int) -> d
 
 def light(words: list[str], folder: Path) -> float:
     began = time.perf_counter()
-    subprocess.run([*RLCLI, *words], check=True, capture_output=True, cwd=folder)
+    subprocess.run([*RLCLI, *words], check=True, capture_output=True, cwd=folder, timeout=LIMIT_S)
     return time.perf_counter() - began
 
 
@@ -77,7 +79,7 @@ def main() -> None:
             ["tiny-model", "--out", str(folder / "tiny")],
             ["prep", "arithmetic", "--out", str(folder / "sums"), "--count", "256"],
         ):
-            subprocess.run([*RLCLI, *words], check=True, capture_output=True)
+            subprocess.run([*RLCLI, *words], check=True, capture_output=True, timeout=LIMIT_S)
         ways = list(WAYS) if options.compare else ["command"]
         all_runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for number in range(options.runs + 1):
