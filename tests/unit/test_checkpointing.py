@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlcli.errors import SetupError
 from rlcli.model import loading
 from rlcli.model.lora import LoraSpec
-from tests.model_fixtures import save_tiny
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("base")))
 
 
 def gradients(model: Any) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from rlcli.errors import SetupError
 from rlcli.model.attention import ATTENTION, packed_attention
@@ -18,15 +17,6 @@ from rlcli.model.packed import pack
 from tests.model_fixtures import ragged_rows, save_tiny, tiny_lm
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +24,6 @@ from rlcli.workers.saving import StateWriter, read_waiting, write_waiting
 from tests.model_fixtures import save_tiny
 
 LORA = LoraSpec(rank=4, alpha=8.0)
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("base")))
 
 
 class Learning:

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from rlcli.errors import ModelError
@@ -26,13 +23,6 @@ from tests.model_fixtures import VOCABULARY, Row, ragged_rows, save_tiny, save_t
 
 CPU = torch.device("cpu")
 ROWS = ragged_rows(9)
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 def classifier(kind: str = "qwen2", auto: Any = AutoModelForSequenceClassification, **changes: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +14,8 @@ from torch.distributed.tensor import DTensor
 from rlcli.model.lora import LoraSpec
 from rlcli.model.offload import KINDS, Offload
 from rlcli.model.state import copied, load_state, save_state, trained_state
-from tests.model_fixtures import save_tiny
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("base")))
 
 
 class Learning:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.shard import ShardBuilder
@@ -20,25 +18,11 @@ from rlcli.workers.batch import TrainBatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.samples import Samples
 from rlcli.workers.work import Coefficients
-from tests.model_fixtures import VOCABULARY, save_tiny
+from tests.model_fixtures import VOCABULARY
 
 PROMPTS, SAMPLES, PROMPT_TOKENS = 3, 4, 6
 CPU = torch.device("cpu")
 HALF = Coefficients(lr=1e-3, kl=0.0, entropy=0.0)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny(tmp_path_factory.mktemp("base")))
-
-
-@pytest.fixture(scope="module")
-def mesh() -> Iterator[Any]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
 
 
 @pytest.fixture(autouse=True)
