@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
@@ -118,21 +118,7 @@ def prepare(
     dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
     def ready(rows: list[Prompt], what: str, response: str = "") -> TokenizedPrompts:
-        prompts = TokenizedPrompts.tokenize(
-            rows,
-            tokenizer,
-            config.data.max_prompt_tokens,
-            response=response,
-            max_response_tokens=config.rollout.max_response_tokens,
-        )
-        left_out = {
-            "prompts are longer than data.max_prompt_tokens": prompts.too_long - prompts.too_long_responses,
-            "responses are longer than rollout.max_response_tokens": prompts.too_long_responses,
-        }
-        for why, count in left_out.items():
-            if count:
-                on_note(f"{count} of {len(rows)} {what} {why} and left out")
-        return prompts
+        return _tokenized(rows, what, config, tokenizer, response, on_note)
 
     return Prepared(
         config=config,
@@ -148,6 +134,33 @@ def prepare(
         adapter=adapter,
         sandbox=sandbox,
     )
+
+
+def _tokenized(
+    rows: list[Prompt],
+    what: str,
+    config: RunConfig,
+    tokenizer: Any,
+    response: str,
+    on_note: Callable[[str], None],
+) -> TokenizedPrompts:
+    """The rows that are short enough; what is left out is noted. what: the prompts' kind, for the note. response: the
+    field of extra_info that holds the response, if one is given."""
+    prompts = TokenizedPrompts.tokenize(
+        rows,
+        tokenizer,
+        config.data.max_prompt_tokens,
+        response=response,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    left_out = {
+        "prompts are longer than data.max_prompt_tokens": prompts.too_long - prompts.too_long_responses,
+        "responses are longer than rollout.max_response_tokens": prompts.too_long_responses,
+    }
+    for why, count in left_out.items():
+        if count:
+            on_note(f"{count} of {len(rows)} {what} {why} and left out")
+    return prompts
 
 
 def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozenset[Role]:
