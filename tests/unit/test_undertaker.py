@@ -42,7 +42,8 @@ def sleeper(*words: str) -> subprocess.Popen[bytes]:
 
 def test_the_session_ends_with_its_descendants_and_other_children_live_on(session: Path) -> None:
     undertaker = Undertaker(str(session), GROUP)
-    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
+    # It outlives its child: which of the two is killed first is left open.
+    nested = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}]); {SLEEP}"
     daemon = subprocess.Popen([sys.executable, "-c", nested, f"--temp-dir={session}"])
     other = sleeper("a tracker's service")
     try:
