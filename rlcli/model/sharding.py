@@ -1,4 +1,5 @@
-"""FSDP2: each decoder layer and the root sharded over the mesh, filled from rank 0 (ZeRO-3, arXiv 1910.02054)."""
+"""FSDP2: a model sharded over the mesh, layer by layer unless it is small, filled from rank 0 (ZeRO-3, arXiv
+1910.02054)."""
 
 from __future__ import annotations
 
@@ -12,9 +13,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rlcli.model.decoder import Decoder
 
+WHOLE_BYTES = 64 << 20
+"""Up to here, in the dtype that it computes in, a model is gathered whole, once for a micro-batch: the messages of each
+layer, and the ranks' waiting for each other in all of them, would cost more than the memory is worth."""
+
 
 def shard(model: Decoder, mesh: DeviceMesh) -> None:
-    """Shard `model`, whose parameters may be on the meta device, in place.
+    """Shard `model`, whose parameters may be on the meta device, in place: each decoder layer and the rest by
+    themselves, so that one layer is whole at a time, or all of a model of up to WHOLE_BYTES as one.
 
     In bfloat16 it computes in bfloat16, adds gradients up in float32 and leaves the parameters as they are.
     """
@@ -22,7 +28,9 @@ def shard(model: Decoder, mesh: DeviceMesh) -> None:
     precision = (
         MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     )
-    for layer in model.lm.base_model.layers:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    small = parameters * model.dtype.itemsize <= WHOLE_BYTES
+    for layer in () if small else model.lm.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
     model.register_forward_hook(_reshard_without_backward)

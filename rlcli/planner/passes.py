@@ -1,10 +1,11 @@
 """What passes through a sharded model take beside what is always there: gathered layers, activations, logits,
 gradients, and the optimizer's step.
 
-FSDP2 gathers layer by layer: on GPUs the next one comes in while one computes, so that two are there, on CPUs one. The
-root (embedding and head) stays from the first use to the end of the backward pass. In that pass layer j from the end
-holds, beside what the layers before it have kept: its own gathered weights and their gradients, the float32 copy of the
-gradients of the layer after it that is being reduced, and the reduced gradients of all layers after it.
+FSDP2 gathers a small model whole: then all of it is there until its gradients, all of them too, are reduced in one go.
+A larger one it gathers layer by layer: on GPUs the next one comes in while one computes, so that two are there, on CPUs
+one. The root (embedding and head) stays from the first use to the end of the backward pass. In that pass layer j from
+the end holds, beside what the layers before it have kept: its own gathered weights and their gradients, the float32
+copy of the gradients of the layer after it that is being reduced, and the reduced gradients of all layers after it.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rota
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
-BUCKET_BYTES = 32 << 20
-"""`rlcli.model.buckets.BUCKET_BYTES`, which would bring half of torch along."""
+BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 64 << 20
+"""Of `rlcli.model.buckets` and `rlcli.model.sharding`, which would bring half of torch along."""
 
 Parts = dict[str, float]
 
@@ -52,37 +53,63 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
         "logits": _backward_of_head(setting, shape),
         "gradients": before + FLOAT * root,
     }
-    return max([entering, leaving, *_layers(setting, shape, run, trained, root)], key=lambda parts: sum(parts.values()))
+    below = _undivided if _gathered_whole(setting, shape) else _layers
+    candidates = [entering, leaving, *below(setting, shape, run, trained, root)]
+    return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
+    """The same of a model that is gathered whole: within each layer of the backward pass, and where all gradients are
+    laid end to end to be reduced, by when nothing else is left."""
+    each = setting.bytes_each
+    own = FLOAT * _trained(setting, shape, run) / setting.ranks
+    before = own * setting.accumulates
+    found = [
+        {
+            "gathered weights": _gathered(setting, shape),
+            "activations": activations,
+            "gradients": before + each * (root + done * trained),
+        }
+        for done, activations in enumerate(_left_by_layer(setting, shape, run, trained))
+    ]
+    whole = _trained(setting, shape, run)
+    return [*found, {"gradients": before + FLOAT * whole + max(each * whole, own)}]
 
 
 def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
     """The highest point within each layer of the backward pass, from the last layer on."""
-    tokens, each = setting.pack.tokens, setting.bytes_each
-    whole = layer_bytes(shape, run, setting.pack)
-    # A hidden state's gradient comes down in place of what the head had kept.
-    ends = tokens * (each * shape.hidden + rotation_bytes(shape, run))
+    each = setting.bytes_each
     ahead = 0 if setting.device.is_cpu else 1
     found = []
-    for done in range(shape.layers):
-        left = shape.layers - done
-        inputs = 0.0 if run.offload else tokens * each * shape.hidden
-        kept = (left * inputs + whole) if run.checkpointing else left * whole
+    for done, activations in enumerate(_left_by_layer(setting, shape, run, trained)):
         reducing = FLOAT * trained if done else 0
         # From the second micro-batch on there are gradients of all layers, and new ones until they are added.
         there = shape.layers + bool(done) if setting.accumulates else done
         reduced = there * FLOAT * trained / setting.ranks
-        # While the gated unit is passed back, two tensors of its width come on top and little has a gradient yet; at
-        # the layer's end all of it has, and nothing is left of what was kept.
-        early = tokens * each * 2 * shape.intermediate + each * _largest_linear(shape) * bool(not run.lora_rank)
-        late = each * trained - whole
         found.append(
             {
                 "gathered weights": _gathered(setting, shape, layers=1 + ahead),
-                "activations": kept + ends + max(early, late),
+                "activations": activations,
                 "gradients": reducing + reduced + each * root + FLOAT * root / setting.ranks * setting.accumulates,
             }
         )
     return found
+
+
+def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass, trained: float) -> list[float]:
+    """Activations and the gradients of weights that take their place, at the highest point within each layer of the
+    backward pass, from the last on."""
+    tokens, each = setting.pack.tokens, setting.bytes_each
+    whole = layer_bytes(shape, run, setting.pack)
+    # A hidden state's gradient comes down in place of what the head had kept.
+    ends = tokens * (each * shape.hidden + rotation_bytes(shape, run))
+    inputs = 0.0 if run.offload else tokens * each * shape.hidden
+    # While the gated unit is passed back, two tensors of its width come on top and little has a gradient yet; at the
+    # layer's end all of it has, and nothing is left of what was kept.
+    early = tokens * each * 2 * shape.intermediate + each * _largest_linear(shape) * bool(not run.lora_rank)
+    late = each * trained - whole
+    kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
+    return [own + ends + max(early, late) for own in kept]
 
 
 def _largest_linear(shape: ModelShape) -> int:
@@ -120,8 +147,15 @@ def offloaded_activations(setting: Setting) -> float:
 
 def _gathered(setting: Setting, shape: ModelShape, layers: int | None = None) -> float:
     """The root and the layers that are whole at one time, in compute dtype."""
+    if _gathered_whole(setting, shape):
+        adapter = setting.trained_parameters() if setting.config.lora.rank and shape == setting.policy else 0
+        return setting.bytes_each * (shape.parameters + adapter)
     at_once = layers if layers is not None else 1 if setting.device.is_cpu else 2
     return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
+
+
+def _gathered_whole(setting: Setting, shape: ModelShape) -> bool:
+    return setting.bytes_each * shape.parameters <= WHOLE_BYTES
 
 
 LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 8), "backward": (4, 6), "backward with entropy": (8, 10)}

@@ -97,6 +97,7 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
+    from rlcli.model import sharding
     from rlcli.model.export import write_lora, write_model, write_value
     from rlcli.model.loading import load_policy, load_value
 
@@ -120,6 +121,8 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
         dist.barrier()
 
     for number, split in enumerate(SPLITS[world]):
+        if number:  # the first is gathered whole, all others layer by layer, as large models are
+            sharding.WHOLE_BYTES = 0
         policy = load(gradient_checkpointing=number == 1)
         if number == 0:
             result["loaded"] = weights_of(policy)

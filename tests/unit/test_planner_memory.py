@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlcli.config.schema import RunConfig
+from rlcli.model import sharding
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.optim import build_optimizer, clip_grad_norm
 from rlcli.model.packed import pack
@@ -85,9 +86,10 @@ def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:
 
 CASES = [
     pytest.param(
-        *(vocabulary, samples, dtype, checkpointing, rank),
+        *(vocabulary, samples, dtype, checkpointing, rank, whole),
         marks=() if (vocabulary, samples, dtype, checkpointing, rank) in QUICK else pytest.mark.exhaustive,
     )
+    for whole in (False, True)
     for vocabulary, samples in ((300, 6), (300, 1), (6000, 6))
     for dtype in ("float32", "bfloat16")
     for checkpointing in (False, True)
@@ -95,11 +97,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("vocabulary", "samples", "dtype", "checkpointing", "rank"), CASES)
+@pytest.mark.parametrize(("vocabulary", "samples", "dtype", "checkpointing", "rank", "whole"), CASES)
 def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
-    vocabulary: int, samples: int, dtype: str, checkpointing: bool, rank: int
+    vocabulary: int,
+    samples: int,
+    dtype: str,
+    checkpointing: bool,
+    rank: int,
+    whole: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """whole: the model is gathered in one, not layer by layer."""
     config = config_of(vocabulary)
+    if not whole:
+        monkeypatch.setattr(passes, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(sharding, "WHOLE_BYTES", 0)
     lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if rank:
         add_lora(lm, LoraSpec(rank, 8.0), "base", meta=False)
@@ -148,6 +160,6 @@ def test_what_is_copied_from_other_modules_is_what_they_say() -> None:
     from rlcli.planner import engine, setting
     from rlcli.rollout import vllm_engine
 
-    assert passes.BUCKET_BYTES == buckets.BUCKET_BYTES
+    assert (passes.BUCKET_BYTES, passes.WHOLE_BYTES) == (buckets.BUCKET_BYTES, sharding.WHOLE_BYTES)
     assert setting.SHARED_FROM == packed.WORTH_SHARING
     assert engine.CPU_BATCHED_TOKENS == vllm_engine.CPU_BATCHED_TOKENS
