@@ -37,6 +37,7 @@ class _Recording:
         self._profiler: Any = None
         self._until = 0.0
         self._thread = 0
+        self._failed: Exception | None = None
         self._start_profiler()  # The first one takes a while to find what there is to look with.
         self._stop_profiler()
         self._done.clear()
@@ -67,24 +68,39 @@ class _Recording:
         from torch.profiler import ProfilerActivity, profile
 
         on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
-        self._profiler.start()
+        with self._noting():
+            profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
+            profiler.start()
+            self._profiler = profiler
         self._until, self._thread = time.monotonic() + RECORD_S, threading.get_ident()
 
     def _stop_profiler(self) -> None:
-        if self._profiler is not None:
-            self._profiler.stop()
-            self._done.append(self._profiler)
-            self._profiler = None
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            with self._noting():
+                profiler.stop()
+                self._done.append(profiler)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """torch's profiler raises errors of many kinds, and none of them is to end what is profiled: `events` tells."""
+        try:
+            yield
+        except Exception as error:
+            self._failed = self._failed or error
 
     def events(self) -> list[Event]:
-        """What torch saw. (Only now, since it takes as long as what is profiled.)"""
+        """What torch saw. (Only now, since it takes as long as what is profiled.) Raises `OSError` where torch's
+        profiler failed, whatever it raised."""
         found: list[Event] = []
-        with tempfile.TemporaryDirectory() as folder:
+        with self._noting(), tempfile.TemporaryDirectory() as folder:
             for number, profiler in enumerate(self._done):
                 file = Path(folder) / f"{number}.json"
                 profiler.export_chrome_trace(str(file))
                 found += _kept(json.loads(file.read_text(encoding="utf-8", errors="replace")))
+        if self._failed is not None:
+            why = f"{type(self._failed).__name__}: {self._failed}"
+            raise OSError(f"torch's profiler failed: {why}") from self._failed
         return found
 
 
@@ -99,7 +115,8 @@ def start() -> None:
 
 
 def stop(path: Path) -> None:
-    """Record no longer, and write what there is to `path`, as `{"pid": …, "spans": […], "events": […]}`."""
+    """Record no longer, and write what there is to `path`, as `{"pid": …, "spans": […], "events": […]}`. Raises
+    `OSError` where that fails, be it in torch's profiler."""
     global _recording
     recording, _recording = _recording, None
     assert recording is not None, "nothing is recorded"

@@ -154,6 +154,24 @@ def test_a_folder_that_cannot_be_written_is_noted(tmp_path: Path) -> None:
     assert watch.listeners == [], "nothing goes on being recorded"
 
 
+@pytest.mark.parametrize("doing", ["start", "stop", "export_chrome_trace"])
+@pytest.mark.parametrize("error", [RuntimeError("no trace"), KeyError("traceEvents"), OSError("disk full")])
+def test_whatever_torchs_profiler_raises_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str, error: Exception
+) -> None:
+    real = getattr(torch.profiler.profile, doing)
+
+    def failing(self: Any, *given: Any) -> None:
+        real(self, *given)
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.profiler.profile, doing, failing)
+        (note,) = run(tmp_path / "profile")
+    assert f"could not be written: torch's profiler failed: {type(error).__name__}" in note
+    assert watch.listeners == []
+
+
 def test_nothing_is_recorded_unless_asked(tmp_path: Path) -> None:
     assert run(tmp_path / "profile", steps=2) == []
     assert not (tmp_path / "profile").exists()
