@@ -182,10 +182,21 @@ def _engine_beside(setting: Setting) -> Parts:
 
 def host_bytes(setting: Setting) -> float:
     """Of a worker's own memory on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
-    held = setting.trained_parameters() + (setting.critic.parameters if setting.critic_here and setting.critic else 0)
-    own = FLOAT * held / setting.ranks
-    away = {"none": 0.0, "optimizer": ADAM_MOMENTS * own, "all": (1 + ADAM_MOMENTS) * own}[setting.config.train.offload]
     base = CPU_BASE_WITH_ENGINE if setting.engine_here else CPU_BASE
     kept = passes.offloaded_activations(setting)
     sleeping = setting.policy.parameters * setting.bytes_each if setting.adapter_apart and setting.engine_here else 0
-    return base + away + kept + sleeping + checkpoint_bytes(setting) / setting.ranks
+    return base + _sent_away(setting) + kept + sleeping + checkpoint_bytes(setting) / setting.ranks
+
+
+def _sent_away(setting: Setting) -> float:
+    """Of a worker, what `train.offload` has room for in host memory: moments; or weights too, frozen ones of an
+    adapter's base and of a reference with them."""
+    offload = setting.config.train.offload
+    if offload == "none":
+        return 0.0
+    critic = setting.critic.parameters if setting.critic_here and setting.critic else 0
+    away = ADAM_MOMENTS * FLOAT * (setting.trained_parameters() + critic)
+    if offload == "all":
+        away += setting.weight_bytes() + FLOAT * critic
+        away += setting.policy.parameters * setting.bytes_each * setting.reference_copy
+    return away / setting.ranks

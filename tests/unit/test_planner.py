@@ -143,6 +143,25 @@ def test_offload_empties_the_device_while_the_engine_generates_and_fills_the_hos
     assert host_bytes(everything) - host_bytes(kept) == pytest.approx(3 * state)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "more", "bytes_each"),
+    [
+        ("grpo", ["algorithm.kl_coef=0.01"], 2),  # a reference in bfloat16
+        ("grpo", ["lora.rank=8"], 2),  # the adapter's base
+        ("ppo", ["algorithm.kl_coef=0"], 12),  # a critic with its moments
+    ],
+)
+def test_all_that_is_offloaded_is_in_the_hosts_memory(
+    shape: ModelShape, recipe: str, more: list[str], bytes_each: int
+) -> None:
+    kept, away = (setting(shape, "h100:8", f"train.offload={kind}", *more, recipe=recipe) for kind in ("none", "all"))
+    found = host_bytes(away) - host_bytes(kept)
+    beside = (away.critic or shape).parameters * bytes_each / 8
+    assert found == pytest.approx(3 * 4 * away.trained_parameters() / 8 + beside)
+    gone = totals(kept)["generate"] - totals(away)["generate"]
+    assert found == pytest.approx(gone), "what leaves the device"
+
+
 def test_engines_of_their_own_leave_the_trainers_memory(shape: ModelShape) -> None:
     apart = forecast(setting(shape, "h100:4", "rollout.workers=4"))
     assert "generate" not in {phase.name for phase in apart.memory}
