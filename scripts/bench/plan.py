@@ -1,10 +1,14 @@
 """How close `rlcli plan` comes: short real trainings on this machine's CPUs, predicted and measured phase by phase.
 
-    .venv/bin/python scripts/bench/plan.py [--cases 10m-full 10m-lora …] [--json plan.json]
+    .venv/bin/python scripts/bench/plan.py [--cases 10m-full,10m-lora] [--limit-s 180] [--json plan.json]
 
 Each case is a run of a few steps with random weights, random rewards (or nothing would be learned from) and responses
 that go on to the end, on one thread a worker. Predicted is what `rlcli plan` says before; measured is the largest
 `memory/PHASE_gb` over the run's steps. A row is a phase; the error is (predicted − measured) ÷ measured.
+
+Each run has processes of its own, and as long as --limit-s says; one that takes longer is ended, and reported as such.
+With --json its figures are in the file as soon as it is done: cases that are already there stay, or are replaced by
+themselves, so that what was interrupted goes on with the cases that are missing.
 """
 
 from __future__ import annotations
@@ -12,12 +16,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from _common import write_json
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +33,7 @@ from rich.table import Table
 from rlcli.trainer.planning import planned
 
 SIZES = {
+    "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2},
     "10m": {"hidden": 384, "layers": 4, "heads": 6, "kv-heads": 2},
     "100m": {"hidden": 1024, "layers": 6, "heads": 16, "kv-heads": 4},
 }
@@ -35,6 +44,7 @@ COMMON = [
 ]
 FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "train.steps=2", "checkpoint.every=0"]
 CASES: dict[str, tuple[str, str, list[str]]] = {
+    "1m-full": ("1m", "grpo", []),
     "10m-full": ("10m", "grpo", []),
     "10m-small": ("10m", "grpo", ["train.tokens_per_microbatch=1024"]),
     "10m-checkpointing": ("10m", "grpo", ["model.gradient_checkpointing=true"]),
@@ -46,6 +56,9 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "100m-lora": ("100m", "grpo", [*FEW, "lora.rank=16", "train.lr=1e-4"]),
     "100m-checkpointing": ("100m", "grpo", [*FEW, "model.gradient_checkpointing=true"]),
 }
+GIB = 1 << 30
+ENDING_S = 20.0
+"""That a run which is stopped has to end its processes."""
 REWARD = """
 import hashlib
 
@@ -75,7 +88,9 @@ def measured(folder: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
     return {phase: max(step.get(phase, 0.0) for step in steps) for step in steps for phase in step}, steps
 
 
-def run_case(name: str, folder: Path, timeout_s: float) -> dict[str, Any]:
+def run_case(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Predict and run one case. Its record has `failed`, in words, in place of figures where the run did not end well
+    within `limit_s` seconds."""
     size, recipe, own = CASES[name]
     model = folder / size
     if not model.exists():
@@ -91,25 +106,51 @@ def run_case(name: str, folder: Path, timeout_s: float) -> dict[str, Any]:
     predicted = {phase.name: phase for phase in found.memory}
     out = folder / name
     words = [word for text in sets for word in ("--set", text)]
-    rlcli(
-        *("train", recipe, "--model", str(model), "--data", str(data), "--out", str(out), *words), timeout_s=timeout_s
-    )
+    begun = time.monotonic()
+    try:
+        paths = ("--model", str(model), "--data", str(data), "--out", str(out))
+        rlcli("train", recipe, *paths, *words, limit_s=limit_s)
+    except RuntimeError as error:
+        return {"case": name, "failed": str(error)}
+    seconds = time.monotonic() - begun
     real, steps = measured(out)
     rows = {
-        phase: {"predicted": predicted[phase].total / 2**30, "measured": real[phase], "parts": predicted[phase].parts}
+        phase: {"predicted": predicted[phase].total / GIB, "measured": real[phase], "parts": predicted[phase].parts}
         for phase in predicted
         if phase in real
     }
-    base = {"predicted": predicted["update"].parts["base"] / 2**30, "measured": real["base"]}
-    return {"case": name, "base": base, "phases": rows, "steps": steps}
+    base = {"predicted": predicted["update"].parts["base"] / GIB, "measured": real["base"]}
+    return {"case": name, "seconds": seconds, "base": base, "phases": rows, "steps": steps}
 
 
-def rlcli(*words: str, timeout_s: float = 120.0) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def rlcli(*words: str, limit_s: float = 120.0) -> None:
+    """Run a command of rlcli. Raises RuntimeError where it fails or takes longer than `limit_s` seconds, by when all
+    that it had started is ended."""
     command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
-    if done.returncode:
-        sys.exit(f"rlcli {words[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(
+            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"rlcli {words[0]} was not done after {limit_s:g} s") from None
+        finally:
+            if child.returncode is None:  # on Ctrl-C too, which this session's processes do not get
+                _end(child)
+        if child.returncode:
+            said.seek(0)
+            raise RuntimeError(f"rlcli {words[0]} ended with {child.returncode}: {said.read()[-2000:]}")
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """First so that it ends its own processes, then all of them that are left."""
+    family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+    child.send_signal(signal.SIGINT)
+    _, left = psutil.wait_procs(family, timeout=ENDING_S)
+    for process in left:
+        process.kill()
+    child.wait()
 
 
 def show(records: list[dict[str, Any]]) -> None:
@@ -117,28 +158,77 @@ def show(records: list[dict[str, Any]]) -> None:
     for column in ("case", "phase", "predicted", "measured", "error"):
         table.add_column(column, justify="left" if column in ("case", "phase") else "right")
     for record in records:
-        for phase, row in record["phases"].items():
+        for phase, row in record.get("phases", {}).items():
             error = row["predicted"] / row["measured"] - 1
-            table.add_row(record["case"], phase, f"{row['predicted']:.3f}", f"{row['measured']:.3f}", f"{error:+.1%}")
+            highest = phase == _highest(record)
+            table.add_row(
+                record["case"],
+                phase,
+                *(f"{row['predicted']:.3f}", f"{row['measured']:.3f}", f"{error:+.1%}"),
+                style="bold" if highest else "",
+            )
+        if "failed" in record:
+            table.add_row(record["case"], "no figures", "", "", "")
         table.add_section()
     Console().print(table)
+    for record in records:
+        if "failed" in record:
+            Console().print(f"{record['case']}: {record['failed']}")
 
 
-def main() -> None:
+def _highest(record: Mapping[str, Any]) -> str:
+    phases: dict[str, dict[str, float]] = record["phases"]
+    return max(phases, key=lambda phase: phases[phase]["measured"])
+
+
+def summary(records: list[dict[str, Any]]) -> dict[str, float]:
+    """The largest error of all phases, and that of the highest phase of each case; none where there are no figures."""
+    rows = [(record, record["phases"]) for record in records if "phases" in record]
+    errors = [abs(row["predicted"] / row["measured"] - 1) for _, phases in rows for row in phases.values()]
+    peaks = [phases[_highest(record)] for record, phases in rows]
+    if not rows:
+        return {}
+    return {
+        "largest_error": max(errors),
+        "mean_error": sum(errors) / len(errors),
+        "largest_error_of_peaks": max(abs(row["predicted"] / row["measured"] - 1) for row in peaks),
+    }
+
+
+def earlier(path: str) -> list[dict[str, Any]]:
+    """The cases that are in the file already."""
+    if not path or not Path(path).is_file():
+        return []
+    found: list[dict[str, Any]] = json.loads(Path(path).read_text())["cases"]
+    return found
+
+
+def cases(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in CASES]:
+        raise argparse.ArgumentTypeError(f"no case '{unknown[0]}': give some of {', '.join(CASES)}")
+    return names
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a run may take")
-    parser.add_argument("--json", default="", help="write the figures here")
+    parser.add_argument("--cases", type=cases, default=list(CASES), metavar="NAME,…", help=", ".join(CASES))
+    parser.add_argument("--limit-s", type=float, default=180.0, help="seconds that a run may take")
+    parser.add_argument("--json", default="", help="write the figures here, case by case")
     options = parser.parse_args()
-    records = []
+    records = earlier(options.json)
     with tempfile.TemporaryDirectory(prefix="rlcli-plan-") as folder:
         for name in options.cases:
-            records.append(run_case(name, Path(folder), options.timeout))
+            print(f"{name} …", file=sys.stderr, flush=True)
+            record = run_case(name, Path(folder), options.limit_s)
+            done = record.get("failed") or f"{record['seconds']:.0f} s"
+            print(f"{name}: {done}", file=sys.stderr, flush=True)
+            records = [other for other in records if other["case"] != name] + [record]
+            write_json(options.json, {"cases": records, **summary(records)})
     show(records)
-    errors = [abs(row["predicted"] / row["measured"] - 1) for r in records for row in r["phases"].values()]
-    Console().print(f"largest error {max(errors):.1%}, mean {sum(errors) / len(errors):.1%}")
-    write_json(options.json, {"cases": records, "largest_error": max(errors)})
+    Console().print(", ".join(f"{what.replace('_', ' ')} {error:.1%}" for what, error in summary(records).items()))
+    return 1 if any("failed" in record for record in records) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
