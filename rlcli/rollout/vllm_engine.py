@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcli.errors import SetupError
+from rlcli.rollout import cpu_kernels
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
 
@@ -94,6 +95,8 @@ class VllmEngine:
         self._keys: dict[str, int] = {}
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
+        if spec.device == "cpu":
+            self._llm.apply_model(cpu_kernels.install)
 
     @property
     def unfinished(self) -> int:

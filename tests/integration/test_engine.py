@@ -53,6 +53,7 @@ def main(model: str, out: str) -> None:
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM
 
+    from rlcli.rollout import cpu_kernels
     from rlcli.rollout.engine import GenerationRequest, Sampling
     from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 
@@ -170,6 +171,8 @@ def main(model: str, out: str) -> None:
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
     found["quantizations"] = list(QUANTIZATION_METHODS)
+    found["own_kernels"] = engine._llm.apply_model(cpu_kernels.install)
+    found["layers"] = lm.config.num_hidden_layers
     engine.close()
     Path(out).write_text(json.dumps(found))
 
@@ -197,6 +200,10 @@ def test_vllm_knows_what_quantizations_are_called(found: dict[str, Any]) -> None
     from rlcli.rollout.vllm_engine import QUANTIZED
 
     assert set(QUANTIZED.values()) <= set(found["quantizations"])
+
+
+def test_norms_and_gated_units_run_vllm_s_kernels(found: dict[str, Any]) -> None:
+    assert found["own_kernels"] == [3 * found["layers"] + 1]
 
 
 @pytest.mark.parametrize("load", ["first", "second"])
