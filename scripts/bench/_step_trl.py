@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from _step_work import Workload
+
+MICRO = 64
+"""Samples of a micro-batch where nothing else is asked for."""
 
 
 class TrlError(Exception):
@@ -29,23 +33,28 @@ class TrlGroup:
         self._asks: IO[str] = process.stdin
         self._answers: IO[str] = process.stdout
 
-    def ready(self) -> None:
+    def ready(self, limit_s: float | None = None) -> None:
+        """Wait until it can begin a step; TrlError where it does not get there in `limit_s` seconds or at all."""
+        if limit_s is not None and not select.select([self._answers], [], [], limit_s)[0]:
+            raise TrlError(f"not ready after {limit_s:g} s")
         if self._answers.readline().strip() != "ready":
             self._process.wait()
             raise TrlError(" | ".join(self._log.read_text(errors="replace").strip().splitlines()[-3:]))
 
-    def step(self) -> float:
+    def step(self, limit_s: float | None = None) -> float:
         """Seconds of one step: generation, rewards, forward and backward passes, optimizer."""
         started = time.perf_counter()
         print("go", file=self._asks, flush=True)
-        self.ready()
+        self.ready(limit_s)
         return time.perf_counter() - started
 
 
 @contextmanager
-def trl_group(work: Workload, mode: str, options: argparse.Namespace, folder: Path, device: str) -> Iterator[TrlGroup]:
-    """Start TRL on all cores; it ends with the block. TrlError where it does not get to its first step."""
-    given = folder / f"trl-{mode}.json"
+def trl_group(work: Workload, name: str, options: argparse.Namespace, folder: Path, device: str) -> Iterator[TrlGroup]:
+    """Start TRL on all cores; it ends with the block. name: a mode, and after a colon TRL's
+    per_device_train_batch_size. TrlError where it does not get to the end of its first step."""
+    mode, _, micro = name.partition(":")
+    given = folder / f"trl-{name}.json"
     given.write_text(
         json.dumps(
             {
@@ -55,10 +64,10 @@ def trl_group(work: Workload, mode: str, options: argparse.Namespace, folder: Pa
                 "lengths": work.lengths,
                 "max_tokens": work.max_tokens,
                 "prompt_tokens": work.prompt_tokens,
-                "micro": options.trl_micro,
+                "micro": int(micro or MICRO),
                 "kv_cache_bytes": options.kv_cache_mb << 20,
                 "device": device,
-                "out": str(folder / f"trl-{mode}"),
+                "out": str(folder / f"trl-{name}"),
             }
         )
     )
@@ -71,7 +80,7 @@ def trl_group(work: Workload, mode: str, options: argparse.Namespace, folder: Pa
     }
     if device == "cpu":
         environment["TORCH_COMPILE_DISABLE"] = "1"
-    log = folder / f"trl-{mode}.log"
+    log = folder / f"trl-{name}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(
             [options.trl_python, str(Path(__file__).with_name("_step_trl_child.py")), str(given)],
@@ -83,7 +92,8 @@ def trl_group(work: Workload, mode: str, options: argparse.Namespace, folder: Pa
         )
     try:
         group = TrlGroup(process, log)
-        group.ready()
+        group.ready(options.trl_limit_s)
+        group.step(options.trl_limit_s)
         yield group
     finally:
         process.kill()

@@ -100,9 +100,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compare", choices=["trl"])
     parser.add_argument("--trl-python", default="python", help="an interpreter that imports trl")
     parser.add_argument(
-        "--trl-modes", type=lambda text: text.split(","), default=["generate"], help="of generate, batching, vllm"
+        "--trl-modes",
+        type=lambda text: text.split(","),
+        default=["generate"],
+        help="of generate, batching, vllm; with :N of N samples a micro-batch (per_device_train_batch_size), else 64",
     )
-    parser.add_argument("--trl-micro", type=int, default=64, help="TRL's per_device_train_batch_size")
+    parser.add_argument("--trl-limit-s", type=float, default=120, help="for TRL to start, and for its first step")
     parser.add_argument("--json", default="", help="write the figures here too")
     return parser.parse_args()
 
