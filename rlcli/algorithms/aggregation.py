@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor
 from rlcli.algorithms.named import Named
 
 

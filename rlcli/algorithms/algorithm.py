@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rlcli.algorithms import advantages, kl, losses, selection
 from rlcli.algorithms.advantages import TokenAdvantages
 from rlcli.algorithms.aggregation import AggregationFunction, Denominators, token_mean
@@ -17,6 +14,7 @@ from rlcli.algorithms.checks import check, loss_vanishes
 from rlcli.algorithms.controllers import EntropyController, KlController
 from rlcli.algorithms.correction import CorrectionFunction, mismatch_sums
 from rlcli.algorithms.correction import get as get_correction
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses import ratio, selectors
 from rlcli.algorithms.named import call, inputs_of
 from rlcli.algorithms.plugins import load_file
@@ -101,8 +99,10 @@ class Algorithm:
         nll_coef: float = 0.0,
         correction: str = "token_tis",
         mismatch_alarm: float = 0.05,
+        tried: bool = True,
     ) -> Algorithm:
-        """From the names and numbers of the configuration's `algorithm` section.
+        """From the names and numbers of the configuration's `algorithm` section. tried: functions are called on a few
+        tokens, too; if not, those alone that are not of this package, so that nothing waits for torch.
 
         Raises `UnknownName` for a part that does not exist, and `ConfigError` for parts that do not fit together.
         """
@@ -130,7 +130,8 @@ class Algorithm:
             selects_pairs=select == "pairs",
         )
         chosen = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}
-        check(algorithm, chosen | {"correction": correction, "kl_estimator": kl_estimator}, options or {}, named)
+        chosen |= {"correction": correction, "kl_estimator": kl_estimator}
+        check(algorithm, chosen, options or {}, named, tried=tried)
         return algorithm
 
     @property

@@ -7,9 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import call, inputs_of, options_of
 from rlcli.errors import ConfigError
 from rlcli.registry import near
@@ -39,12 +37,17 @@ _UNUSED = {"scale": "group", "gamma": 1.0, "lam": 1.0}
 
 
 def check(
-    algorithm: Algorithm, chosen: Mapping[str, str], options: Mapping[str, float], named: Mapping[str, Any]
+    algorithm: Algorithm,
+    chosen: Mapping[str, str],
+    options: Mapping[str, float],
+    named: Mapping[str, Any],
+    *,
+    tried: bool = True,
 ) -> None:
     """Raise `ConfigError` for what would fail, or be ignored, in the run.
 
     chosen: the name of each part, by its key. options, named: the numbers that are given, in the table `options` and as
-    keys of their own.
+    keys of their own. tried: whether functions of this package are tried, too.
     """
     level = TOKEN_INPUTS if algorithm.is_token_level else RESPONSE_INPUTS
     _check_inputs("advantage", chosen["advantage"], algorithm.advantage, level)
@@ -57,8 +60,10 @@ def check(
     _check_inputs("KL estimator", chosen["kl_estimator"], algorithm.kl_estimator, KL_INPUTS)
     _check_fit(algorithm, chosen["advantage"], chosen["loss"], chosen["select"])
     _check_options(algorithm, options, named)
-    _try_loss(algorithm, chosen["loss"])
-    _try_advantage(algorithm, chosen["advantage"])
+    if tried or not _is_ours(algorithm.loss):
+        _try_loss(algorithm, chosen["loss"])
+    if tried or not _is_ours(algorithm.advantage):
+        _try_advantage(algorithm, chosen["advantage"])
 
 
 def loss_vanishes(algorithm: Algorithm) -> bool:
@@ -66,6 +71,10 @@ def loss_vanishes(algorithm: Algorithm) -> bool:
     log_probs, loss = _loss_of_four(algorithm, 0.0)
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return not bool(gradient.any())
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    return function.__module__.startswith(f"{__package__}.")
 
 
 def _check_inputs(kind: str, name: str, function: Callable[..., Any], known: frozenset[str]) -> None:

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import sequence_sums
 from rlcli.algorithms.named import Named
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import Named
 
 KlFunction = Callable[[Tensor, Tensor], Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
+from rlcli.algorithms.lazy import Tensor
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import Named
 
 SelectionFunction = Callable[..., Tensor]

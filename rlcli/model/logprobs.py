@@ -13,21 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MOST_LOGITS = 2**26
-"""Held at one time (256 MiB in float32; two such buffers exist in the backward pass)."""
-
-CACHED_LOGITS = 2**18
-"""What a CPU's caches hold (1 MiB): several passes go over them."""
-
-CPU_TOKENS = 512
-"""Of a chunk on a CPU where the vocabulary is large: the head's weight is read once for each chunk, out of memory."""
-
-
-def chunk_tokens(vocabulary: int, on_gpu: bool) -> int:
-    """How many tokens are projected at once."""
-    most = max(1, MOST_LOGITS // vocabulary)
-    return most if on_gpu else max(CACHED_LOGITS // vocabulary, min(CPU_TOKENS, most))
-
 
 def token_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool

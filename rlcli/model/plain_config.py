@@ -14,7 +14,7 @@ SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
-SPECIAL = ("rope_scaling", "rope_parameters", "quantization_config", "layer_types", "text_config")
+SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 """Keys that, where they say anything, want to be read by those who know them."""
 
 
@@ -31,6 +31,8 @@ def plain_config(path: str) -> SimpleNamespace | None:
     whole = [values.get(name) for name in SIZES]
     if not all(type(size) is int and size > 0 for size in whole):
         return None
+    if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):
+        return None
     heads, head_dim = values["num_attention_heads"], values.get("head_dim")
     if heads % values["num_key_value_heads"] or values["hidden_size"] % heads:
         return None
@@ -39,6 +41,16 @@ def plain_config(path: str) -> SimpleNamespace | None:
     if not (type(head_dim) is int and head_dim > 0) and (head_dim or values["model_type"] == "qwen3"):
         return None  # of a Qwen3 it is 128 where it is not told
     return SimpleNamespace(**values)
+
+
+def _has_plain_rotation(values: dict[str, Any]) -> bool:
+    """As transformers writes it from version 5 on; one with kinds of its own for some layers has no `rope_type`."""
+    rotation = values.get("rope_parameters")
+    return not rotation or (isinstance(rotation, dict) and rotation.get("rope_type") == "default")
+
+
+def _is_full(layers: Any) -> bool:
+    return not layers or (isinstance(layers, list) and all(layer == "full_attention" for layer in layers))
 
 
 def _attends_to_all(values: dict[str, Any]) -> bool:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.errors import ModelError
+from rlcli.model.chunks import chunk_tokens
 from rlcli.model.decoder import Decoder, whole
-from rlcli.model.logprobs import chunk_tokens, token_log_probs
+from rlcli.model.logprobs import token_log_probs
 from rlcli.model.lora import is_adapter, merged, saved_names, scaled_to_zero, write_adapter
 from rlcli.model.packed import PackedBatch
 

@@ -195,7 +195,7 @@ def _sent_away(setting: Setting) -> float:
     if offload == "none":
         return 0.0
     critic = setting.critic.parameters if setting.critic_here and setting.critic else 0
-    away = ADAM_MOMENTS * FLOAT * (setting.trained_parameters() + critic)
+    away: float = ADAM_MOMENTS * FLOAT * (setting.trained_parameters() + critic)
     if offload == "all":
         away += setting.weight_bytes() + FLOAT * critic
         away += setting.policy.parameters * setting.bytes_each * setting.reference_copy

@@ -10,6 +10,7 @@ copy of the gradients of the layer after it that is being reduced, and the reduc
 
 from __future__ import annotations
 
+from rlcli.model.chunks import chunk_tokens
 from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
@@ -166,8 +167,6 @@ def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
     """Of a chunk of logits."""
     if shape.value:
         return 0.0
-    from rlcli.model.logprobs import chunk_tokens
-
     chunk, responses = chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses
     each = LOGIT_BYTES[doing][setting.bytes_each < FLOAT]
     return each * min(chunk, responses) * shape.vocab

@@ -154,10 +154,10 @@ def setting_of(
     read: Callable[..., ModelShape] = read_shape,
 ) -> Setting:
     """Raises the RlcliError that names a model or an algorithm that cannot be used."""
-    policy = read(config.model.path)  # before torch, which the algorithm needs
+    policy = read(config.model.path)
     from rlcli.algorithms.algorithm import Algorithm
 
-    algorithm = Algorithm.build(**config.algorithm.model_dump())
+    algorithm = Algorithm.build(**config.algorithm.model_dump(), tried=False)
     critic = None
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         critic = read(config.critic.path, "critic.path") if config.critic.path else policy

@@ -37,7 +37,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     from rlcli.algorithms.algorithm import Algorithm
 
     config = prepared.config
-    algorithm = Algorithm.build(**config.algorithm.model_dump())
+    algorithm = Algorithm.build(**config.algorithm.model_dump(), tried=False)
     rollout, train, workers = config.rollout, config.train, config.cluster.workers
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     epoch = len(prepared.prompts) / rollout.prompts_per_step

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlcli.model.logprobs import chunk_tokens, token_log_probs
+from rlcli.model.chunks import chunk_tokens
+from rlcli.model.logprobs import token_log_probs
 
 
 def reference(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor
 from rlcli.algorithms.named import Named
 
 

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from rlcli.algorithms.advantages.base import register
 from rlcli.algorithms.advantages.moments import Grouped, whiten
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.errors import ConfigError
 
 _EPSILON = 1e-6

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.ranks import ALONE, Ranks
 
 

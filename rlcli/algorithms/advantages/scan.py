@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from rlcli.algorithms.lazy import Tensor, torch
 
 
 def discounted_sums(values: Tensor, sequence: Tensor, decay: float | Tensor) -> Tensor:

@@ -15,12 +15,10 @@ over all tokens of the step: (A − mean) / √(var + 1e-8), var unbiased.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from rlcli.algorithms.advantages.base import TokenAdvantages, register
 from rlcli.algorithms.advantages.moments import whiten
 from rlcli.algorithms.advantages.scan import discounted_sums
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.ranks import ALONE, Ranks
 
 

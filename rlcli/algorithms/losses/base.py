@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.named import Named
 
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, unclipped
 from rlcli.algorithms.losses.clipped import ppo
 from rlcli.algorithms.named import Named

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, sequence_sums, unclipped
 
 
@@ -65,5 +62,5 @@ def implicit_reward_loss(
     tensor([0.3133, 0.3133, 1.3133])
     """
     scores = sequence_sums(process_rewards(log_probs, reference_log_probs, beta=beta), sequence, lengths)
-    losses = functional.binary_cross_entropy_with_logits(scores, rewards.double(), reduction="none")
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(scores, rewards.double(), reduction="none")
     return unclipped(losses.to(log_probs.dtype)[sequence])

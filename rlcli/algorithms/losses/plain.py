@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from rlcli.algorithms.lazy import Tensor
 from rlcli.algorithms.losses.base import TokenLoss, loss_functions, unclipped
 
 

@@ -6,10 +6,7 @@ sequences that the papers have. An empty response has no token and adds nothing.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
+from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, sequence_sums, unclipped
 from rlcli.algorithms.losses.clipped import clipped_surrogate
 
@@ -106,7 +103,7 @@ def dpo(
     margins = torch.zeros(labels.shape, dtype=torch.float64, device=log_probs.device)
     margins = margins.index_add(0, pair, sequence_sums(signed, sequence, lengths))
     speaking = torch.zeros_like(margins).index_add(0, pair, (lengths > 0).double()).clamp(min=1.0)
-    losses = -functional.logsigmoid(beta * margins) * 2.0 / speaking
+    losses = -torch.nn.functional.logsigmoid(beta * margins) * 2.0 / speaking
     return unclipped(losses.to(log_probs.dtype)[pair[sequence]])
 
 

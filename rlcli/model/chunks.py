@@ -1,0 +1,18 @@
+"""How many tokens' logits are held at one time. Apart from what computes them, so that a plan takes no torch."""
+
+from __future__ import annotations
+
+MOST_LOGITS = 2**26
+"""Held at one time (256 MiB in float32; two such buffers exist in the backward pass)."""
+
+CACHED_LOGITS = 2**18
+"""What a CPU's caches hold (1 MiB): several passes go over them."""
+
+CPU_TOKENS = 512
+"""Of a chunk on a CPU where the vocabulary is large: the head's weight is read once for each chunk, out of memory."""
+
+
+def chunk_tokens(vocabulary: int, on_gpu: bool) -> int:
+    """How many tokens are projected at once."""
+    most = max(1, MOST_LOGITS // vocabulary)
+    return most if on_gpu else max(CACHED_LOGITS // vocabulary, min(CPU_TOKENS, most))
