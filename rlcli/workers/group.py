@@ -18,6 +18,8 @@ DEATH_GRACE_S = 3.0
 LOST_PEER_GRACE_S = 40.0
 """Until Ray knows of a machine that is gone; what is connected to it notices at once."""
 UNAVAILABLE_PAUSE_S = 0.5
+PAUSE_PER_RANK_S = 2e-4
+"""What ranks answer within so long of each other is looked at together: a look costs as much as an answer."""
 LOG_TAIL_LINES = 8
 
 
@@ -237,13 +239,13 @@ class WorkerGroup:
 
 
 def _ready(waiting: list[Any], timeout: float | None) -> list[Any]:
-    """All that are ready, once any is, or nothing after `timeout` seconds. To look at n of them takes n steps: asking
-    for one at a time would take n² for what a call on n ranks returns."""
+    """All that are ready shortly after any is, or nothing after `timeout` seconds. To look at n of them takes n steps:
+    asking for one at a time would take n² for what a call on n ranks returns."""
     import ray
 
     first, _ = ray.wait(waiting, num_returns=1, timeout=timeout)
     if not first:
         return []
-    others, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
-    found: list[Any] = first + [other for other in others if other not in first]
+    found: list[Any]
+    found, _ = ray.wait(waiting, num_returns=len(waiting), timeout=len(waiting) * PAUSE_PER_RANK_S)
     return found
