@@ -135,11 +135,11 @@ def step_work(plan: Plan, chosen: Chosen, seed: int) -> Shared:
         )
         for mini in plan.minibatches
     ]
-    return Shared(StepWork(minibatches, chosen.columns, seed))
+    return Shared(StepWork(minibatches, chosen.columns, seed, chosen.shards))
 
 
 def rank_work(plan: Plan, chosen: Chosen, ranks: int) -> list[RankWork]:
-    """One RankWork for each rank. Only references and indexes: the tokens stay where they are."""
+    """One RankWork for each rank. Only indexes: the tokens stay where they are."""
     import numpy as np
 
     shard, row = chosen.samples.shard, chosen.samples.row
@@ -147,9 +147,8 @@ def rank_work(plan: Plan, chosen: Chosen, ranks: int) -> list[RankWork]:
     def of(rank: int) -> RankWork:
         bins = [mini.ranks[rank] for mini in plan.minibatches]
         samples = np.fromiter((sample for mini in bins for bin in mini for sample in bin), np.int64)
-        held, places = np.unique(shard[samples], return_inverse=True)
         counts = [[len(bin) for bin in mini] for mini in bins]
-        return RankWork([chosen.shards[place] for place in held], samples, places, row[samples], counts)
+        return RankWork(samples, shard[samples], row[samples], counts)
 
     return [of(rank) for rank in range(ranks)]
 

@@ -15,7 +15,7 @@ from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall, progress_every
 from rlcli.workers.samples import Samples
-from rlcli.workers.work import Begun, Progress, PromptTask, RolloutReport
+from rlcli.workers.work import Begun, PromptTask, RolloutReport
 
 OnProgress = Callable[[int, int], None]
 
@@ -130,11 +130,10 @@ def gather(
     sizes = sorted(task.responses for task in tasks)
     done, total = 0, sum(sizes[:until])
     for item in workers.rollout(per_rank, [call] * len(workers), *([] if queue is None else [Shared(queue)])):
-        if isinstance(item, Progress):
-            done += item.finished
-            on_progress(min(done, total), total)
-        else:
+        if isinstance(item, RolloutReport):
             reports.append(item)
+        done += item.finished
+        on_progress(min(done, total), total)
     came = sum(len(report.samples) + len(report.baselines) for report in reports)
     assert came == total or until is not None, f"of {total} responses {came} came back"
     return reports

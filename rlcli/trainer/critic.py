@@ -12,6 +12,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.trainer.choose import Chosen, plan_step, rank_work, step_work
 from rlcli.trainer.metrics import process_reward_metrics, value_metrics
+from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
 
 
@@ -35,12 +36,12 @@ class Critic:
         if self.needed:
             self.workers.infer_critic()
         if self.own is not None:
-            self.policy.import_tokens("values", self.own.export_tokens("values"))
+            self.policy.import_tokens("values", Shared(self.own.export_tokens("values")))
 
     def share_returns(self) -> None:
         """Give the critic the returns that were made in the policy's batch."""
         if self.own is not None:
-            self.own.import_tokens("returns", self.policy.export_tokens("returns"))
+            self.own.import_tokens("returns", Shared(self.policy.export_tokens("returns")))
 
     def update(self, minibatch: int, lr: float) -> dict[str, float]:
         """One optimizer step; sums over all ranks."""

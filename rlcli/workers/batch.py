@@ -42,17 +42,21 @@ class TrainBatch:
 
     def __init__(self, work: RankWork, step: StepWork, device: torch.device) -> None:
         """Fetch the shards that hold this rank's rows, and no others, and pack the rows."""
+        import numpy as np
         import ray
         import torch
 
         self.device = device
         self.seed = step.seed
-        shards = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for shard in work.shards]
+        held = np.unique(work.shards).tolist()
+        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
         self.works: list[MiniWork] = step.minibatches
         self.columns: dict[str, Tensor] = {
             name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
         self.minibatches = [[self._pack(micro, shards) for micro in micros] for micros in work.minibatches]
+        if "advantages" in self.columns:  # the rewards alone made them
+            self.spread("advantages", self.columns["advantages"])
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for minibatch in self.minibatches:
@@ -121,7 +125,7 @@ class TrainBatch:
         with replacing(path) as temporary:
             torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
 
-    def _pack(self, micro: MicroWork, shards: list[Any]) -> MicroBatch:
+    def _pack(self, micro: MicroWork, shards: dict[int, Any]) -> MicroBatch:
         import numpy as np
         import torch
 

@@ -104,9 +104,9 @@ class RolloutRole:
         generated = time.monotonic()
         report = round.report()
         verified = time.monotonic()
-        yield round.progress()
         self._texts, self._shard = round.rows, round.shard
-        yield replace(report, generate_s=generated - started, verify_s=verified - generated)
+        finished = round.progress().finished
+        yield replace(report, generate_s=generated - started, verify_s=verified - generated, finished=finished)
 
     def _turn(self, board: Board, round: _Round, *, counted: bool) -> Turn:
         """What the leader tells those that share its engine; nobody asks for their own. counted: whether so many groups

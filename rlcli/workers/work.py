@@ -67,7 +67,7 @@ class RolloutReport:
     """What one worker generated and verified; its tokens are asked for apart (`Worker.take_shard`). generate_s: until
     the last response was finished; verify_s: how long verdicts were still awaited after that. baselines: prompt →
     verdict on its greedy response, where one was asked for. begun: what was broken off. tokens: drawn in all. version:
-    of the engine's weights."""
+    of the engine's weights. finished: responses, since the last `Progress`."""
 
     rank: int
     samples: Samples
@@ -77,6 +77,7 @@ class RolloutReport:
     begun: list[Begun] = field(default_factory=list)
     tokens: int = 0
     version: int = 0
+    finished: int = 0
 
     @property
     def seconds(self) -> float:
@@ -114,25 +115,29 @@ class MiniWork:
 @dataclass(frozen=True)
 class StepWork:
     """What every rank is told of a step alike. columns: what is known of each of its N samples, by name: arrays
-    `[N, …]`. seed: of whatever is drawn at random for this step's samples."""
+    `[N, …]`. seed: of whatever is drawn at random for this step's samples. shards: references to what was generated.
+
+    Each rank needs some of the shards, and is sent all of them in this one object: a reference in the arguments of a
+    call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
+    """
 
     minibatches: list[MiniWork]
     columns: dict[str, Any]
     seed: int
+    shards: list[Any]
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """One rank's share of a step: its R rows, end to end. shards: references to what was generated, only to the shards
-    that hold its rows. samples: int64 `[R]`, which of the step's samples they are. places, rows: int64 `[R]`, in which
-    of `shards` each lies, and where there. counts: [minibatch][micro-batch] → rows.
+    """One rank's share of a step: its R rows, end to end. samples: int64 `[R]`, which of the step's samples they are.
+    shards, rows: int64 `[R]`, in which of the step's shards each lies, and where there. counts:
+    [minibatch][micro-batch] → rows.
 
     Some arrays, and not one for each micro-batch: a step of many ranks has thousands of these.
     """
 
-    shards: list[Any]
     samples: Any
-    places: Any
+    shards: Any
     rows: Any
     counts: list[list[int]]
 
@@ -147,7 +152,7 @@ class RankWork:
         return micros
 
     def _micro(self, at: slice) -> MicroWork:
-        return MicroWork(self.samples[at], self.places[at], self.rows[at])
+        return MicroWork(self.samples[at], self.shards[at], self.rows[at])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,7 @@ class FakeRank:
         report = self.report([*tasks, *(queue.tasks[self.rank :: self.ranks] if queue else ())])
         for _ in range(self.progress):
             yield Progress(len(report.samples) // self.progress)
-        yield Progress(len(report.samples) % self.progress)
-        yield report
+        yield replace(report, finished=len(report.samples) % self.progress)
 
     def report(self, tasks: Sequence[PromptTask]) -> RolloutReport:
         draw = np.random.default_rng([self.rank, self.length])

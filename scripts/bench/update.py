@@ -93,11 +93,11 @@ def train_batch(load: Workload, budget: int) -> Any:
     mini = plan.minibatches[0]
     samples = np.concatenate(mini.ranks[0])
     counts = [len(bin) for bin in mini.ranks[0]]
-    work = RankWork([builder.build()], samples, np.zeros_like(samples), samples, [counts])
+    work = RankWork(samples, np.zeros_like(samples), samples, [counts])
     denominators = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
     columns = {"advantages": load.advantages, "right": load.advantages > 0}
     ray.get = lambda reference, timeout: reference  # the shard lies here
-    batch = TrainBatch(work, StepWork([denominators], columns, 0), torch.device("cpu"))
+    batch = TrainBatch(work, StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
     batch.spread("advantages", batch.columns["advantages"])
     return batch
 

@@ -35,8 +35,8 @@ class Ranks:
         builder = ShardBuilder()
         rows = [builder.add(np.array([1, 2], np.int32), np.arange(3, dtype=np.int32), -np.ones(3, np.float32))]
         at = np.array(rows, np.int64)
-        work = RankWork([builder.build()], np.array([0]), np.zeros(1, np.int64), at, [[1]])
-        step = StepWork([MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0])}, 0)
+        work = RankWork(np.array([0]), np.zeros(1, np.int64), at, [[1]])
+        step = StepWork([MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0])}, 0, [builder.build()])
         self.worker: Any = object.__new__(Worker)
         self.worker.rank = 0
         self.worker.batch = TrainBatch(work, step, torch.device("cpu"))

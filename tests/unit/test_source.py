@@ -62,8 +62,7 @@ class Workers:
         self.calls.append(calls[0])
         for rank in reversed(range(self.count)):
             own = tasks[rank] if rank in leaders else []
-            yield Progress(sum(t.responses for t in own))
-            yield self.report(rank, own, calls[rank])
+            yield replace(self.report(rank, own, calls[rank]), finished=sum(t.responses for t in own))
 
     def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
         shard, samples = Shard([]), []
@@ -438,8 +437,8 @@ def test_a_worker_scores_the_greedy_response_and_keeps_it_out_of_samples_shard_a
     call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"))
     *progress, report = role.run(tasks, call)
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
-    assert sum(item.finished for item in progress if isinstance(item, Progress)) == 5
     assert isinstance(report, RolloutReport)
+    assert sum(item.finished for item in (*progress, report)) == 5
     assert report.baselines == {0: Verdict(0.0, Outcome.OK)}
     assert sorted((s.prompt, s.sample) for s in report.samples) == [(0, 0), (0, 1), (3, 0), (3, 1)]
     shard = role.take_shard()

@@ -133,14 +133,13 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
     assert chosen.active == [True, True, False, False]
     plan = planned(chosen.samples, chosen.columns["advantages"])
     work, step = rank_work(plan, chosen, 2), step_work(plan, chosen, seed=0).value
-    found = [(w, micro) for w in work for micros in w.minibatches for micro in micros]
+    found = [micro for own in work for micros in own.minibatches for micro in micros]
     rows = [
-        (int(sample), w.shards[place], int(row))
-        for w, micro in found
-        for sample, place, row in zip(micro.samples, micro.shards, micro.rows, strict=True)
+        (int(sample), step.shards[shard], int(row))
+        for micro in found
+        for sample, shard, row in zip(micro.samples, micro.shards, micro.rows, strict=True)
     ]
     assert sorted(rows) == [(0, "first", 0), (1, "second", 1)]
-    assert [len(w.shards) for w in work] == [1, 1]  # and no reference to a shard without a row for this rank
     assert [(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for m in step.minibatches] == [
         (20, 4, 2, 8, 4)
     ]
@@ -263,8 +262,8 @@ class OneWorkerAPrompt:
         self.tasks = tasks
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
-            yield Progress(len(made))
-            yield RolloutReport(rank, Samples.of(made[::-1]), 1.0 + rank, 0.0)
+            yield Progress(len(made) - 1)
+            yield RolloutReport(rank, Samples.of(made[::-1]), 1.0 + rank, 0.0, finished=1)
 
     def take_shard(self) -> list[list[str]]:
         return [["shard 0"], ["shard 1"]]
@@ -284,7 +283,7 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
     assert [(s.prompt, s.sample) for s in collected.samples] == [(p, i) for p in range(4) for i in range(2)]
     assert collected.shards == ["shard 0", "shard 1"]
     assert collected.generate_s == 2.0
-    assert heard == [(4, 8), (8, 8)]
+    assert heard == [(3, 8), (4, 8), (7, 8), (8, 8)]
 
 
 def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_it() -> None:

@@ -133,7 +133,7 @@ def test_what_is_worked_out_of_a_batch_is_the_same_on_any_number_of_ranks(name: 
 def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
     row: np.ndarray = np.zeros(1, np.int64)
     with pytest.raises(TimeoutError):
-        TrainBatch(RankWork([None], row, row, row, [[1]]), StepWork([], {}, 0), torch.device("cpu"))
+        TrainBatch(RankWork(row, row, row, [[1]]), StepWork([], {}, 0, [None]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae", "prime"])
