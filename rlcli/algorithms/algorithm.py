@@ -178,6 +178,11 @@ class Algorithm:
         return not self.is_token_level and not self.kl_in_reward
 
     @property
+    def works_on_tokens(self) -> bool:
+        """Whether something is to be made of the batch's tokens before the first update: advantages, or a selection."""
+        return not self.advantages_before_tokens or self.token_selector is not None
+
+    @property
     def skips_zero_advantages(self) -> bool:
         """Whether a response whose advantage is 0 has a gradient of exactly 0, so that it needs no forward pass."""
         others = self.kl.coef > 0 or self.entropy.coef > 0 or self.entropy.target is not None or self.nll_coef > 0

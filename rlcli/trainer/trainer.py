@@ -195,7 +195,8 @@ class Trainer:
         with clock.phase("critic"):
             self.critic.infer()
         with clock.phase("advantages"):
-            self.workers.compute_advantages(self.algorithm.kl.coef)
+            if self.algorithm.works_on_tokens:
+                self.workers.compute_advantages(self.algorithm.kl.coef)
         with clock.phase("update"):
             updates, lr = self.update(number, len(plan.minibatches))
         with clock.phase("wait_for_rollout"):

@@ -31,14 +31,15 @@ def all_ranks() -> Ranks:
 
 
 def fill_advantages(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
-    """Fill in `advantages` and, where there is a critic, `returns`. Collective.
+    """Fill in `advantages`, unless the rewards alone made them, so that the batch came with them, and, where there is a
+    critic, `returns`. Collective.
 
-    Needs of `batch` the column `advantages` where the rewards alone made them; else `rewards` and `groups`, and the
-    tokens' `values`, `process_rewards`, `old_log_probs` and `reference_log_probs` where the algorithm asks for them.
+    Needs of `batch` the columns `rewards` and `groups`, and the tokens' `values`, `process_rewards`, `old_log_probs`
+    and `reference_log_probs` where the algorithm asks for them.
     """
     if algorithm.advantages_before_tokens:
-        batch.spread("advantages", batch.columns["advantages"])
-    elif algorithm.is_token_level:
+        return
+    if algorithm.is_token_level:
         _token_level(algorithm, batch, ranks, kl_coef)
     else:
         batch.spread("advantages", _penalised_rewards(algorithm, batch, ranks, kl_coef))
