@@ -47,6 +47,18 @@ def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
     assert many[1] - few[1] < 60 * 2500
 
 
+def test_a_step_calls_each_rank_seven_times() -> None:
+    """To generate, give its tokens, free the engine's memory, load, update, sync, and tell its memory: with 256 ranks
+    each further call would be a tenth of a second."""
+    args = Namespace(rank_count=4, length=256, prompts=PROMPTS, samples=SAMPLES, minibatches=1)
+    workers = bench.Loopback([bench.FakeRank(rank, 4, 256, 1) for rank in range(4)])
+    with bench.trainer_over(workers, args, 9) as trainer:
+        trainer.advance(1)
+        workers.account.clear()
+        trainer.advance(2)
+    assert workers.account.calls == 7 * 4
+
+
 def test_nothing_that_steps_leave_behind_grows_with_them() -> None:
     args = Namespace(rank_count=4, length=1024, prompts=PROMPTS, samples=SAMPLES, minibatches=2)
     workers = bench.Loopback([bench.FakeRank(rank, 4, 1024, 1) for rank in range(4)])
