@@ -10,7 +10,8 @@ Of a random model, each setting in a process of its own, so that none finds what
     phase      what measuring one phase costs
     away, back train.offload = all: GiB/s to host memory and back (on GPUs alone)
 
-On CPUs memory is that of the process, and `offload` of activations is left out: they are in host memory as it is.
+On CPUs memory is that of the process, and `offload` of activations is left out: they are in host memory as it is. A
+setting that takes longer than --limit-s is ended, and told as such.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def child(model: str, setting: str, tokens: int, repeats: int) -> dict[str, floa
             torch.cuda.synchronize()
         if number >= 2:
             seconds.append(time.perf_counter() - started)
+            print(f"update {number - 1} of {repeats}: {seconds[-1]:.2f} s", file=sys.stderr, flush=True)
             peaks.append((gauge.peak() - held) / GIB)
     found = {"seconds": statistics.median(seconds), "peak_gib": max(peaks)}
     if device.type == "cuda":
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit-s", type=float, default=180.0, help="seconds that a setting may take")
     parser.add_argument("--json", default="", help="also write the figures here")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "SETTING"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -137,17 +140,23 @@ def main() -> None:
 
     settings = ["false", "true", *(['"offload"'] if torch.cuda.is_available() else [])]
     table = Table("gradient_checkpointing", "peak of an update, GiB", "seconds", "besides")
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         made = make_tiny_model(Path(folder) / "model", hidden=given.hidden, layers=given.layers)
         for setting in settings:
             sizes = ["--tokens", str(given.tokens), "--repeats", str(given.repeats)]
             words = [sys.executable, __file__, *sizes, "--child", str(made), setting]
-            done = subprocess.run(words, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-            one = found[setting.strip('"')] = json.loads(done.stdout.splitlines()[-1])
+            name = setting.strip('"')
+            print(f"gradient_checkpointing = {name} …", file=sys.stderr, flush=True)
+            try:
+                done = subprocess.run(words, stdout=subprocess.PIPE, check=True, text=True, timeout=given.limit_s)
+            except subprocess.TimeoutExpired:
+                found[name] = {"missing": f"not done after {given.limit_s:g} s"}
+                table.add_row(name, found[name]["missing"], "", "")
+                continue
+            one = found[name] = json.loads(done.stdout.splitlines()[-1])
             besides = ", ".join(f"{k} {v:.3g}" for k, v in one.items() if k not in ("seconds", "peak_gib"))
-            table.add_row(setting.strip('"'), f"{one['peak_gib']:.3f}", f"{one['seconds']:.2f}", besides)
+            table.add_row(name, f"{one['peak_gib']:.3f}", f"{one['seconds']:.2f}", besides)
     Console().print(table)
     write_json(given.json, {"arguments": vars(given), "settings": found})
 
