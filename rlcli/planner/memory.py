@@ -19,11 +19,12 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_RETAINED = 0.2, 1.2, 0.8
+HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_RETAINED, HEAP_REFILLED = 0.2, 1.2, 0.8, 0.5
 """On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as a share of what passes
-through and of the trained weights; and what it keeps of the passes for the rest of the run, where later phases find
-room. Fitted to updates of 10M and 100M parameters. Made to give back at once (a fixed mmap threshold) the heap takes
-what is predicted to 2%, and an update a quarter to a half as long again."""
+through (recomputed activations too) and of the trained weights; what it keeps of the passes for the rest of the run,
+where later phases find room; and the share of that room that a checkpoint's copy, in pieces of other sizes, can fill.
+Fitted to updates of 10M and 100M parameters. Made to give back at once (a fixed mmap threshold) the heap takes what is
+predicted to 2%, and an update a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
@@ -72,13 +73,30 @@ def phases(setting: Setting) -> list[PhaseMemory]:
 
 def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
     """On CPUs: with what the C library's heap wastes and retains, once there has been an update."""
-    passing = sum(_passes(setting).values())
     if phase.name == "update":
-        kept = HEAP_WASTE * passing + HEAP_WASTE_OF_WEIGHTS * FLOAT * setting.trained_parameters() / setting.ranks
+        kept = _heap_waste(setting)
     else:
         own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
-        kept = max(HEAP_RETAINED * passing - own, 0.0)
+        kept = max(_heap_retained(setting) - own, 0.0)
     return _phase(phase.name, phase.parts, {"heap": kept})
+
+
+def _heap_waste(setting: Setting) -> float:
+    weights = FLOAT * setting.trained_parameters() / setting.ranks
+    passing = sum(_passes(setting).values())
+    return HEAP_WASTE * passing + HEAP_WASTE_OF_WEIGHTS * weights + _recomputing_waste(setting)
+
+
+def _recomputing_waste(setting: Setting) -> float:
+    """What is recomputed is there for a moment only, but leaves as many holes as if it had stayed."""
+    whole = setting.with_keys(model={"gradient_checkpointing": False})
+    return HEAP_WASTE * (sum(_passes(whole).values()) - sum(_passes(setting).values()))
+
+
+def _heap_retained(setting: Setting) -> float:
+    room = HEAP_RETAINED * (sum(_passes(setting).values()) + _recomputing_waste(setting))
+    copy = sum(_copied(setting).values()) if setting.config.checkpoint.every else 0.0
+    return room + max(copy - HEAP_REFILLED * room, 0.0)
 
 
 def engine_worker(setting: Setting) -> PhaseMemory | None:

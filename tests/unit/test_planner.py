@@ -458,3 +458,24 @@ def test_what_memory_auto_chose_is_kept_in_the_run_s_configuration(tiny_run: lis
     again = read_run_config(tmp_path)
     assert again.config.train == chosen.config.train
     assert again.origins["train.tokens_per_microbatch"] == "--memory auto"
+
+
+def test_the_heap_keeps_a_checkpoints_copy_that_finds_no_room_in_it(shape: ModelShape) -> None:
+    """On CPUs: of few tokens the copy is more than the passes."""
+    few = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "data.max_prompt_tokens=16"]
+    few += ["rollout.max_response_tokens=16"]
+    kept, copied = (totals(setting(shape, "cpu", f"checkpoint.every={every}", *few)) for every in (0, 1))
+    assert copied["generate"] > kept["generate"]
+    assert copied["update"] == kept["update"]
+
+
+def test_recomputed_activations_leave_holes_in_the_heap(shape: ModelShape) -> None:
+    plain, recomputed = (
+        next(
+            phase.parts["heap"]
+            for phase in phases(setting(shape, "cpu", f"model.gradient_checkpointing={value}"))
+            if phase.name == "update"
+        )
+        for value in ("false", "true")
+    )
+    assert recomputed == pytest.approx(plain)
