@@ -26,6 +26,9 @@ checkpoints that are quantised already: releases before 0.32 take it for this to
 
 ADAPTER_ID = 1
 CPU_BATCHED_TOKENS = 4096
+CPU_BLOCK = 32
+"""Tokens in a block of the KV cache on CPUs, where vLLM's own default is 128: each response takes whole blocks, and
+only whole blocks of a prompt are shared by its samples."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class VllmEngine:
                 enforce_eager=spec.enforce_eager or spec.device == "cpu",
                 enable_sleep_mode=spec.device == "cuda",
                 enable_prefix_caching=True,
-                **(_whole_prompts(spec) if spec.device == "cpu" else {}),
+                **(_on_cpu(spec) if spec.device == "cpu" else {}),
                 logprobs_mode="processed_logprobs",
                 skip_tokenizer_init=True,
                 enable_lora=spec.lora_rank > 0,
@@ -274,10 +277,14 @@ def check_version() -> str:
     return str(version)
 
 
-def _whole_prompts(spec: EngineSpec) -> dict[str, Any]:
+def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
     """No prompt is prefilled in pieces: for each unfinished piece vLLM takes a random number back, which the CPU's
     generators cannot do (`CPU Generator does not use offset`)."""
-    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length)}
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length),
+        "block_size": CPU_BLOCK,
+    }
 
 
 def _allowed_rank(rank: int) -> int:

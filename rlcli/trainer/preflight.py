@@ -14,6 +14,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, ModelError
 from rlcli.hub import offline_unless_reachable
+from rlcli.rollout.vllm_engine import CPU_BLOCK
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.verifying import check_verifiers, part_weights
 from rlcli.types import Prompt
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from rlcli.algorithms.algorithm import Algorithm
     from rlcli.model.facts import ModelFacts
 
-CPU_BLOCK = 128
-"""Tokens in a block of vLLM's KV cache on CPUs: each response takes whole blocks."""
 MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 
 

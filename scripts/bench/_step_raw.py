@@ -133,7 +133,8 @@ class _Generation:
 
         on_cpu = spec.device == "cpu"
         longest = spec.work.prompt_tokens + spec.work.max_tokens
-        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)} if on_cpu else {}
+        # Blocks of 32, not 128: only whole blocks of a prompt are shared by its samples.
+        whole = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest), "block_size": 32}
         self.llm = LLM(
             spec.work.model,
             dtype="float32" if on_cpu else "bfloat16",
@@ -144,7 +145,7 @@ class _Generation:
             enforce_eager=on_cpu,
             skip_tokenizer_init=True,
             disable_log_stats=True,
-            **whole,
+            **(whole if on_cpu else {}),
         )
         prompts = [prompt_ids(spec.work, index) for index in range(spec.work.prompts)]
         self.prompts = [TokensPrompt(prompt_token_ids=prompts[index]) for index, _ in spec.lengths]

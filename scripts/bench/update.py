@@ -103,15 +103,21 @@ def train_batch(load: Workload, budget: int) -> Any:
 
 
 def ours(path: Path, batch: Any, compiled: bool = False) -> Callable[[], None]:
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
+
+    return role_update(path, batch, init_device_mesh("cpu", (1,)), compiled)
+
+
+def role_update(path: Path, batch: Any, mesh: Any, compiled: bool = False) -> Callable[[], None]:
+    """An update of the policy's role over `mesh`."""
+    import torch
 
     from rlcli.config.schema import RunConfig
     from rlcli.workers.policy_role import PolicyRole
     from rlcli.workers.work import Coefficients
 
     config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
-    role = PolicyRole(config, torch.float32, torch.device("cpu"), init_device_mesh("cpu", (1,)))
+    role = PolicyRole(config, torch.float32, torch.device("cpu"), mesh)
 
     def update() -> None:
         role.update(batch, 0, Coefficients(lr=1e-6, kl=0.0, entropy=0.0))

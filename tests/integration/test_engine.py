@@ -173,6 +173,7 @@ def main(model: str, out: str) -> None:
     found["quantizations"] = list(QUANTIZATION_METHODS)
     found["own_kernels"] = engine._llm.apply_model(cpu_kernels.install)
     found["layers"] = lm.config.num_hidden_layers
+    found["block"] = engine._engine.vllm_config.cache_config.block_size
     engine.close()
     Path(out).write_text(json.dumps(found))
 
@@ -200,6 +201,12 @@ def test_vllm_knows_what_quantizations_are_called(found: dict[str, Any]) -> None
     from rlcli.rollout.vllm_engine import QUANTIZED
 
     assert set(QUANTIZED.values()) <= set(found["quantizations"])
+
+
+def test_the_cache_is_laid_out_in_the_blocks_that_it_was_sized_by(found: dict[str, Any]) -> None:
+    from rlcli.rollout.vllm_engine import CPU_BLOCK
+
+    assert found["block"] == CPU_BLOCK
 
 
 def test_norms_and_gated_units_run_vllm_s_kernels(found: dict[str, Any]) -> None:
