@@ -97,9 +97,7 @@ def train_batch(load: Workload, budget: int) -> Any:
     denominators = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
     columns = {"advantages": load.advantages, "right": load.advantages > 0}
     ray.get = lambda reference, timeout: reference  # the shard lies here
-    batch = TrainBatch(work, StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
-    batch.spread("advantages", batch.columns["advantages"])
-    return batch
+    return TrainBatch(work, StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
 
 
 def ours(path: Path, batch: Any, compiled: bool = False) -> Callable[[], None]:
