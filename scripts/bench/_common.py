@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +52,20 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
     2.5
     """
     return statistics.median(above / below for above, below in zip(numerator, denominator, strict=True))
+
+
+def on_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Any:
+    """Run `work(rank, ranks, port, *arguments, out)` in that many processes; what it wrote to the file `out` as JSON.
+    port: free on this machine, for the ranks to meet at."""
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        out = Path(folder) / "found.json"
+        mp.spawn(work, (ranks, port, *arguments, str(out)), nprocs=ranks)
+        return json.loads(out.read_text())
 
 
 def machine() -> dict[str, Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,8 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from _common import interleaved, ratio, write_json
+from _common import interleaved, on_ranks, ratio, write_json
 from rich.console import Console
 from rich.table import Table
 from update import MODELS, bare, role_update, train_batch, workload
@@ -71,14 +69,9 @@ def measured(rank: int, world: int, port: int, path: str, longest: int, repeats:
 def measure(model: str, ranks: int, longest: int, repeats: int) -> dict[str, list[float]]:
     from rlcli.model.tiny import make_tiny_model
 
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as folder:
         path = make_tiny_model(Path(folder) / "model", **MODELS[model])
-        out = Path(folder) / "found.json"
-        mp.spawn(measured, (ranks, port, str(path), longest, repeats, str(out)), nprocs=ranks)
-        found: dict[str, list[float]] = json.loads(out.read_text())
+        found: dict[str, list[float]] = on_ranks(measured, ranks, str(path), longest, repeats)
     return found
 
 

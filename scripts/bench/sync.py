@@ -16,18 +16,14 @@ by turn.
 from __future__ import annotations
 
 import argparse
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from _common import interleaved, ratio, write_json
+from _common import interleaved, on_ranks, ratio, write_json
 from rich.console import Console
 from rich.table import Table
 
@@ -115,15 +111,7 @@ def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int],
 
 
 def measure(size: str, ranks: int, buckets_mb: list[int], repeats: int) -> dict[str, Any]:
-    import json
-
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        out = Path(folder) / "found.json"
-        mp.spawn(measured, (ranks, port, size, buckets_mb, repeats, str(out)), nprocs=ranks)
-        found: dict[str, Any] = json.loads(out.read_text())
+    found: dict[str, Any] = on_ranks(measured, ranks, size, buckets_mb, repeats)
     return {"size": size, "ranks": ranks} | {name: found[name] for name in ("device", "bytes", "tensors", "seconds")}
 
 
