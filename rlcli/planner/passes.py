@@ -149,14 +149,19 @@ def offloaded_activations(setting: Setting) -> float:
 def _gathered(setting: Setting, shape: ModelShape, layers: int | None = None) -> float:
     """The root and the layers that are whole at one time, in compute dtype."""
     if _gathered_whole(setting, shape):
-        adapter = setting.trained_parameters() if setting.config.lora.rank and shape == setting.policy else 0
-        return setting.bytes_each * (shape.parameters + adapter)
+        return _whole(setting, shape)
     at_once = layers if layers is not None else 1 if setting.device.is_cpu else 2
     return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
 
 
 def _gathered_whole(setting: Setting, shape: ModelShape) -> bool:
-    return setting.bytes_each * shape.parameters <= WHOLE_BYTES
+    return _whole(setting, shape) <= WHOLE_BYTES
+
+
+def _whole(setting: Setting, shape: ModelShape) -> float:
+    """A whole model, an adapter included, in compute dtype."""
+    adapter = setting.trained_parameters() if setting.config.lora.rank and shape == setting.policy else 0
+    return setting.bytes_each * (shape.parameters + adapter)
 
 
 LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 8), "backward": (4, 6), "backward with entropy": (8, 10)}
