@@ -1,8 +1,7 @@
 """On CPUs: vLLM's own kernels for the norm and the gated unit, in the place of what it leaves to a compiler.
 
-vLLM writes both as a handful of torch calls that torch.compile is to fuse, which on CPUs takes longer to start than a
-small model takes to train and so is off. The kernels for them are in its CPU build all the same, and run row by row:
-what a token gets does not hang on what else is in the batch.
+vLLM writes both as a handful of torch calls that torch.compile is to fuse, which is off on CPUs. The kernels for them
+are in its CPU build all the same, and run row by row: what a token gets does not hang on what else is in the batch.
 """
 
 from __future__ import annotations

@@ -46,6 +46,18 @@ def break_off(engine: Any, requests: list[Any]) -> tuple[dict[int, Any], dict[in
     return {one.key: told(one) for one in [*finished, *rest]}, gone_on
 
 
+def cached_tokens(engine: Any, prompt: Any) -> list[int]:
+    """Of two samples of one prompt: how many of its tokens were not computed again."""
+    from rlcli.rollout.engine import GenerationRequest, Sampling
+
+    engine.begin(Sampling(1.0, 1))
+    for key in (0, 1):
+        engine.add(GenerationRequest(key, prompt, seed=key))
+    found = [output.num_cached_tokens for output in engine._engine.step() if output.finished]
+    engine._keys.clear()
+    return found
+
+
 def main(model: str, out: str) -> None:
     """In the spawned process: drive the engine and write what it gives."""
     import numpy as np
@@ -173,7 +185,7 @@ def main(model: str, out: str) -> None:
     found["quantizations"] = list(QUANTIZATION_METHODS)
     found["own_kernels"] = engine._llm.apply_model(cpu_kernels.install)
     found["layers"] = lm.config.num_hidden_layers
-    found["block"] = engine._engine.vllm_config.cache_config.block_size
+    found["cached"] = cached_tokens(engine, prompts[2])
     engine.close()
     Path(out).write_text(json.dumps(found))
 
@@ -203,10 +215,11 @@ def test_vllm_knows_what_quantizations_are_called(found: dict[str, Any]) -> None
     assert set(QUANTIZED.values()) <= set(found["quantizations"])
 
 
-def test_the_cache_is_laid_out_in_the_blocks_that_it_was_sized_by(found: dict[str, Any]) -> None:
+def test_the_samples_of_a_prompt_share_its_whole_blocks(found: dict[str, Any]) -> None:
     from rlcli.rollout.vllm_engine import CPU_BLOCK
 
-    assert found["block"] == CPU_BLOCK
+    assert CPU_BLOCK < LENGTHS[2] < 2 * CPU_BLOCK
+    assert found["cached"] == [0, CPU_BLOCK]
 
 
 def test_norms_and_gated_units_run_vllm_s_kernels(found: dict[str, Any]) -> None:
