@@ -40,8 +40,8 @@ def test_what_crosses_is_some_hundred_bytes_a_sample() -> None:
 
 
 def test_ranks_beyond_the_first_are_told_only_of_their_own_share() -> None:
-    """What all ranks know of a step (columns of all samples, the queue of prompts) is sent once, the
-    references to the shards among it."""
+    """What all ranks know of a step (columns of all samples, the queue of prompts, references to the shards) is sent
+    once."""
     few, many = crossed(4, 1024), crossed(64, 1024)
     assert many[0] - few[0] < 60 * 2500
     assert many[1] - few[1] < 60 * 2500
