@@ -197,16 +197,15 @@ def test_kill_ends_it_at_once_and_may_be_repeated(sandbox: Sandbox) -> None:
 def test_nothing_is_left_of_many_programs(sandbox: Sandbox, folders: Path) -> None:
     run(sandbox, "")
     gc.collect()
-    before = open_fds(), threading.active_count()
+    files, threads = open_fds(), threading.active_count()
     for main in ["print(1)", "1/0", "while True: pass", "import os; os.close(1); os.close(2)"] * 3:
         run(sandbox, main, Limits(wall_s=0.2))
     sandbox.start("while True: pass", Limits(wall_s=60.0)).kill()
     with sandbox.start("while True: pass", Limits(wall_s=60.0)):
         pass
     gc.collect()
-    after = open_fds(), threading.active_count()
-    assert after[0] <= before[0]
-    assert after[1] == before[1]
+    assert until(lambda: open_fds() <= files)  # A thread of another test's may read a file for a moment.
+    assert until(lambda: threading.active_count() <= threads)
     assert not list(folders.iterdir())
 
 
