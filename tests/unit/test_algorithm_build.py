@@ -446,3 +446,21 @@ def test_an_advantage_that_is_no_number_a_response_is_refused(
     with pytest.raises(ConfigError, match=r"algorithm\.advantage = odd fails on two rewards") as refused:
         Algorithm.build(advantage="odd")
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("kind", "module"), [("loss", losses), ("advantage", advantages)])
+def test_without_trials_only_functions_of_others_are_tried(register: Register, kind: str, module: Any) -> None:
+    def ours() -> Tensor:
+        raise ArithmeticError
+
+    def theirs() -> Tensor:
+        raise ArithmeticError
+
+    ours.__module__ = module.__name__
+    register(module, "ours", ours)
+    register(module, "theirs", theirs)
+    Algorithm.build(**{kind: "ours"}, tried=False)
+    with pytest.raises(ConfigError, match="ours fails"):
+        Algorithm.build(**{kind: "ours"})
+    with pytest.raises(ConfigError, match="theirs fails"):
+        Algorithm.build(**{kind: "theirs"}, tried=False)
