@@ -205,6 +205,7 @@ def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, 
     assert "verifier.max_crash_rate" in done.stderr
 
 
+@pytest.mark.long
 def test_a_verifier_that_hangs_is_killed_and_stops_the_run(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     done = cli(
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "1", *SMALL),
