@@ -111,7 +111,7 @@ def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.exhaustive), 1])  # the quickstart's is 0
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_the_model_can_show_its_work_but_mostly_does_not(data: Path, tmp_path: Path, seed: int) -> None:
     made = warm_start(tmp_path, data, seed=seed)
     model = AutoModelForCausalLM.from_pretrained(made.path)
