@@ -621,5 +621,5 @@ def test_no_descriptor_and_no_thread_is_left(sandbox: Sandbox) -> None:
     for program in ("def f(x): return 2", "while True: pass", "import os; os._exit(1)"):
         judge(sandbox, program, check("assert candidate(1) == 2"), Limits(wall_s=0.5))
         scripts(sandbox, program, ("", ""), ("", ""), wall_s=0.5)
-    assert until(lambda: open_fds() <= files)  # A thread of another test's may read a file for a moment.
-    assert until(lambda: threading.active_count() <= threads)
+    assert threading.active_count() <= threads
+    assert until(lambda: open_fds() <= files, within_s=0.5)  # A thread of another test's may read a file for a moment.
