@@ -13,9 +13,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rlcli.model.decoder import Decoder
 
-WHOLE_BYTES = 64 << 20
+WHOLE_BYTES = 24 << 20
 """Up to here, in the dtype that it computes in, a model is gathered whole, once for a micro-batch: the messages of each
-layer, and the ranks' waiting for each other in all of them, would cost more than the memory is worth."""
+layer, and the ranks' waiting for each other in all of them, would cost more than the memory is worth. Above it, the
+gathering takes as long as it spares (`scripts/bench/sharding.py`)."""
 
 
 def shard(model: Decoder, mesh: DeviceMesh) -> None:

@@ -15,7 +15,7 @@ from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rota
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
-BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 64 << 20
+BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
 """Of `rlcli.model.buckets` and `rlcli.model.sharding`, which would bring half of torch along."""
 
 Parts = dict[str, float]

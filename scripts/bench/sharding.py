@@ -1,6 +1,6 @@
 """What FSDP2's messages cost an update: a model gathered whole, layer by layer, and one that is not sharded at all.
 
-    .venv/bin/python scripts/bench/sharding.py [--models 1m 10m] [--ranks 2] [--json sharding.json]
+    .venv/bin/python scripts/bench/sharding.py [--models 1m 4m 10m] [--ranks 2] [--json sharding.json]
 
 In turn, in the same processes over gloo, each rank with as many samples:
 
@@ -77,7 +77,7 @@ def measure(model: str, ranks: int, longest: int, repeats: int) -> dict[str, lis
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["1m", "10m"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["1m", "4m", "10m"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--longest", type=int, default=64, help="responses, in tokens")
     parser.add_argument("--repeats", type=int, default=7)
