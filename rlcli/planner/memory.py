@@ -19,11 +19,11 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_RETAINED, HEAP_REFILLED = 0.2, 1.2, 0.8, 0.5
+HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_WASTE_OF_ALL, HEAP_RETAINED = 0.2, 1.0, 80 * MIB, 0.6
 """On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as a share of what passes
-through (recomputed activations too) and of the trained weights; what it keeps of the passes for the rest of the run,
-where later phases find room; and the share of that room that a checkpoint's copy, in pieces of other sizes, can fill.
-Fitted to updates of 10M and 100M parameters. Made to give back at once (a fixed mmap threshold) the heap takes what is
+through (recomputed activations too) and of the weights (which leave holes when they are read and sent), and in any run;
+and what it keeps of all that comes and goes in an update for the rest of the run, where later phases find room. Fitted
+to 19 runs of models of 1M to 100M parameters. Made to give back at once (a fixed mmap threshold) the heap takes what is
 predicted to 2%, and an update a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
@@ -82,9 +82,13 @@ def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
 
 
 def _heap_waste(setting: Setting) -> float:
-    weights = FLOAT * setting.trained_parameters() / setting.ranks
-    passing = sum(_passes(setting).values())
-    return HEAP_WASTE * passing + HEAP_WASTE_OF_WEIGHTS * weights + _recomputing_waste(setting)
+    held = _trainer(setting, "update")
+    weights = held["weights"] + held.get("reference", 0.0) + held.get("critic", 0.0) / (1 + ADAM_MOMENTS)
+    return _wasted(sum(_passes(setting).values()), weights) + _recomputing_waste(setting)
+
+
+def _wasted(passing: float, weights: float) -> float:
+    return HEAP_WASTE * passing + HEAP_WASTE_OF_WEIGHTS * weights + HEAP_WASTE_OF_ALL
 
 
 def _recomputing_waste(setting: Setting) -> float:
@@ -94,9 +98,9 @@ def _recomputing_waste(setting: Setting) -> float:
 
 
 def _heap_retained(setting: Setting) -> float:
-    room = HEAP_RETAINED * (sum(_passes(setting).values()) + _recomputing_waste(setting))
-    copy = sum(_copied(setting).values()) if setting.config.checkpoint.every else 0.0
-    return room + max(copy - HEAP_REFILLED * room, 0.0)
+    """A checkpoint's copy finds room in it, or is itself what is kept."""
+    room = HEAP_RETAINED * (sum(_passes(setting).values()) + _heap_waste(setting))
+    return max(room, sum(_copied(setting).values()) if setting.config.checkpoint.every else 0.0)
 
 
 def engine_worker(setting: Setting) -> PhaseMemory | None:
@@ -119,7 +123,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     passing = max(
         passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
     )
-    heap = HEAP_WASTE * sum(passing.values()) + HEAP_WASTE_OF_WEIGHTS * weights if own.device.is_cpu else 0.0
+    heap = _wasted(sum(passing.values()), weights) if own.device.is_cpu else 0.0
     return _phase("update", held, passing, {"heap": heap})
 
 

@@ -2,10 +2,13 @@
 gradients, and the optimizer's step.
 
 FSDP2 gathers a small model whole: then all of it is there until its gradients, all of them too, are reduced in one go.
-A larger one it gathers layer by layer: on GPUs the next one comes in while one computes, so that two are there, on CPUs
-one. The root (embedding and head) stays from the first use to the end of the backward pass. In that pass layer j from
-the end holds, beside what the layers before it have kept: its own gathered weights and their gradients, the float32
-copy of the gradients of the layer after it that is being reduced, and the reduced gradients of all layers after it.
+A larger one it gathers layer by layer: what came in from other ranks stays until the next one comes in, beside the
+weights that are made of it, so that two layers are there, and three for the moment in which the next one is made; on
+GPUs the next one comes in while one computes. One rank on a CPU gathers nothing from others, and in float32 it is not
+sharded at all. The root (embedding and head) stays from the first use to the end of the backward pass. In that pass
+layer j from the end holds, beside what the layers before it have kept: its own gathered weights and their gradients,
+the float32 copy of the gradients of the layer after it that is being reduced, and the reduced gradients of all layers
+after it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     if setting.config.lora.rank and shape == setting.policy:
         working += pack.tokens * each * (shape.intermediate + setting.config.lora.rank)  # what an adapter adds
     ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
-    return {"gathered weights": _gathered(setting, shape), "activations": max(working, ending)}
+    between = pack.tokens * each * 2 * shape.hidden
+    computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending)}
+    gathering = {"gathered weights": _gathered(setting, shape, while_gathering=True), "activations": between}
+    return max(computing, gathering, key=lambda parts: sum(parts.values()))
 
 
 def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
@@ -40,7 +46,7 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     trained = _trained_per_layer(setting, shape, run)
     root = shape.root_parameters if not run.lora_rank else 0
     kept = kept_bytes(shape, run, setting.pack)
-    gathered = _gathered(setting, shape, layers=1)
+    gathered = _gathered(setting, shape)
     before = FLOAT * _trained(setting, shape, run) / setting.ranks * setting.accumulates
     entering = {
         "gathered weights": gathered,
@@ -54,7 +60,7 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
         "logits": _backward_of_head(setting, shape),
         "gradients": before + FLOAT * root,
     }
-    below = _undivided if _gathered_whole(setting, shape) else _layers
+    below = _undivided if setting.sharded and _gathered_whole(setting, shape) else _layers
     candidates = [entering, leaving, *below(setting, shape, run, trained, root)]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
@@ -80,16 +86,15 @@ def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, r
 def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
     """The highest point within each layer of the backward pass, from the last layer on."""
     each = setting.bytes_each
-    ahead = 0 if setting.device.is_cpu else 1
     found = []
     for done, activations in enumerate(_left_by_layer(setting, shape, run, trained)):
-        reducing = FLOAT * trained if done else 0
+        reducing = FLOAT * trained if done and setting.sharded else 0
         # From the second micro-batch on there are gradients of all layers, and new ones until they are added.
-        there = shape.layers + bool(done) if setting.accumulates else done
+        there = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
         reduced = there * FLOAT * trained / setting.ranks
         found.append(
             {
-                "gathered weights": _gathered(setting, shape, layers=1 + ahead),
+                "gathered weights": _gathered(setting, shape),
                 "activations": activations,
                 "gradients": reducing + reduced + each * root + FLOAT * root / setting.ranks * setting.accumulates,
             }
@@ -134,8 +139,12 @@ def sending(setting: Setting) -> Parts:
     packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.engine_here
     if setting.ranks == 1:
         return {"sync": largest + packing}
-    # Gathered and their own parts, two buckets at a time; never more than there is.
-    buckets = min(2 * max(BUCKET_BYTES, largest), shape.parameters * each) * (1 + 1 / setting.ranks)
+    # One bucket is copied out of what was gathered while the next one is under way, for which gloo has memory of its
+    # own; each with its rank's own part.
+    total = shape.parameters * each
+    one = min(max(BUCKET_BYTES, largest), total)
+    other = min(one, total - one)
+    buckets = (2 + 1 / setting.ranks) * one + (1 + setting.device.is_cpu + 1 / setting.ranks) * other
     return {"sync": buckets + packing}
 
 
@@ -146,11 +155,15 @@ def offloaded_activations(setting: Setting) -> float:
     return setting.pack.tokens * setting.bytes_each * setting.policy.layers * setting.policy.hidden
 
 
-def _gathered(setting: Setting, shape: ModelShape, layers: int | None = None) -> float:
-    """The root and the layers that are whole at one time, in compute dtype."""
+def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = False) -> float:
+    """The root and the layers that are whole at one time, in compute dtype; while_gathering: in the moment in which
+    one is put together."""
+    if not setting.sharded:
+        return 0.0
+    together = setting.ranks > 1 or not setting.device.is_cpu
     if _gathered_whole(setting, shape):
-        return _whole(setting, shape)
-    at_once = layers if layers is not None else 1 if setting.device.is_cpu else 2
+        return _whole(setting, shape) * (1 + (setting.ranks > 1))
+    at_once = 1 + together + (while_gathering and setting.ranks > 1)
     return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
 
 

@@ -57,6 +57,11 @@ class Setting:
         return self.config.cluster.workers
 
     @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 divides what trains: one rank in float32 has nothing to gather, to cast or to reduce."""
+        return self.ranks > 1 or self.bytes_each < FLOAT
+
+    @property
     def engine_here(self) -> bool:
         """Whether the workers that train host an engine too."""
         return self.has_engine and not self.config.rollout.workers

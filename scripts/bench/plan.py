@@ -45,6 +45,7 @@ COMMON = [
 FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "train.steps=2", "checkpoint.every=0"]
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "1m-full": ("1m", "grpo", []),
+    "1m-two-workers": ("1m", "grpo", ["cluster.workers=2"]),
     "10m-full": ("10m", "grpo", []),
     "10m-small": ("10m", "grpo", ["train.tokens_per_microbatch=1024"]),
     "10m-checkpointing": ("10m", "grpo", ["model.gradient_checkpointing=true"]),
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "10m-critic": ("10m", "ppo", ["algorithm.kl_coef=0"]),
     "10m-two-workers": ("10m", "grpo", ["cluster.workers=2"]),
     "100m-full": ("100m", "grpo", [*FEW]),
+    "100m-two-workers": ("100m", "grpo", [*FEW, "cluster.workers=2"]),
     "100m-lora": ("100m", "grpo", [*FEW, "lora.rank=16", "train.lr=1e-4"]),
     "100m-checkpointing": ("100m", "grpo", [*FEW, "model.gradient_checkpointing=true"]),
 }

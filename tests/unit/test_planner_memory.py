@@ -94,6 +94,7 @@ CASES = [
     for dtype in ("float32", "bfloat16")
     for checkpointing in (False, True)
     for rank in (0, 8)
+    if not (whole and dtype == "float32")
 ]
 
 
@@ -107,7 +108,7 @@ def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     whole: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """whole: the model is gathered in one, not layer by layer."""
+    """whole: the model is gathered in one, not layer by layer. One rank in float32 is not sharded at all."""
     config = config_of(vocabulary)
     if not whole:
         monkeypatch.setattr(passes, "WHOLE_BYTES", 0)
@@ -122,7 +123,8 @@ def test_passes_and_the_optimizer_s_step_take_what_is_predicted(
     model.train()
     if checkpointing:
         model.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    shard(model, init_device_mesh("cpu", (1,)))
+    if dtype != "float32":
+        shard(model, init_device_mesh("cpu", (1,)))
     optimizer = build_optimizer(model, 1e-3, (0.9, 0.999), 0.0)
     length = PROMPT + RESPONSE
     batch = pack([(np.arange(length) % 200 + 3 + i, PROMPT) for i in range(samples)], torch.device("cpu"))
