@@ -19,12 +19,12 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_WASTE_OF_ALL, HEAP_RETAINED = 0.2, 1.0, 80 * MIB, 0.6
+HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_WASTE_OF_ALL, HEAP_RETAINED = 0.2, 1.0, 80 * MIB, 0.95
 """On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as a share of what passes
 through (recomputed activations too) and of the weights (which leave holes when they are read and sent), and in any run;
-and what it keeps of all that comes and goes in an update for the rest of the run, where later phases find room. Fitted
-to 19 runs of models of 1M to 100M parameters. Made to give back at once (a fixed mmap threshold) the heap takes what is
-predicted to 2%, and an update a quarter to a half as long again."""
+and what it keeps of what passes for the rest of the run, where later phases find room: workers give back little of it,
+since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M to 100M parameters. Made
+to give back at once the heap takes what is predicted to 2%, and an update a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
@@ -99,7 +99,8 @@ def _recomputing_waste(setting: Setting) -> float:
 
 def _heap_retained(setting: Setting) -> float:
     """A checkpoint's copy finds room in it, or is itself what is kept."""
-    room = HEAP_RETAINED * (sum(_passes(setting).values()) + _heap_waste(setting))
+    passing = sum(_passes(setting).values())
+    room = HEAP_RETAINED * (passing + _wasted(passing, weights=0.0) + _recomputing_waste(setting))
     return max(room, sum(_copied(setting).values()) if setting.config.checkpoint.every else 0.0)
 
 
