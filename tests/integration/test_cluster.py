@@ -100,6 +100,22 @@ def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup]:
             workers.kill()
 
 
+def test_glibc_of_a_cpu_worker_begins_with_the_thresholds_that_keep_memory_unless_they_are_set(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glibc reads them when a process begins, and never again."""
+    import psutil
+
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    with ray_session(cluster, 2):
+        workers = start_group(toy(), TWO, tmp_path)
+        begun_with = [psutil.Process(pid).environ() for pid in workers.pid()]
+        workers.close()
+    assert [one["MALLOC_MMAP_THRESHOLD_"] for one in begun_with] == [str(32 << 20)] * 2
+    assert [one["MALLOC_TRIM_THRESHOLD_"] for one in begun_with] == ["4096"] * 2
+
+
 def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, tmp_path: Path) -> None:
     import psutil
     import ray
