@@ -14,6 +14,8 @@ from typing import Any
 
 from _step_work import Workload
 
+from rlcli.workers.cluster import HEAP_ENV
+
 BUDGETS = (2048, 4096, 8192, 16384)
 """Tokens a micro-batch, of which the fastest is kept."""
 
@@ -78,8 +80,9 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
     }
-    if device == "cpu":
+    if device == "cpu":  # as our workers have it: the floor keeps freed memory, too
         environment["TORCH_COMPILE_DISABLE"] = "1"
+        environment |= {name: os.environ.get(name, value) for name, value in HEAP_ENV.items()}
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     connections, processes = [], []
@@ -181,7 +184,7 @@ class _Training:
             spec.work.model, dtype=torch.float32, attn_implementation="sdpa"
         ).to(self.device)
         self.model.train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
         self.pack(spec.work.micro)
 
     def pack(self, budget: int) -> None:
