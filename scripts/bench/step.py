@@ -36,6 +36,8 @@ from _step_work import Workload, draw_lengths, make_model
 from rich.console import Console
 from rich.table import Table
 
+from rlcli.workers import cluster
+
 WARM_UP = 2
 """Steps that do not count, one of each kind: the first of either is slower."""
 
@@ -97,6 +99,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--equal-groups", type=float, default=0.5, help="share of them in every second step")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--kv-cache-mb", type=int, default=1024, help="of each engine, ours and the raw one")
+    parser.add_argument(
+        "--fresh-pages", action="store_true", help="our workers on CPUs give freed memory back, as glibc would"
+    )
     parser.add_argument("--compare", choices=["trl"])
     parser.add_argument("--trl-python", default="python", help="an interpreter that imports trl")
     parser.add_argument(
@@ -115,15 +120,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def resolve_device(options: argparse.Namespace) -> str:
-    from rlcli.workers.cluster import resolve_device as resolve
-
-    return resolve(options.device, "")
+    return cluster.resolve_device(options.device, "")
 
 
 def threads(workers: int) -> int:
-    from rlcli.workers.cluster import worker_threads
-
-    return worker_threads(workers)
+    return cluster.worker_threads(workers)
 
 
 class Contest:
@@ -156,6 +157,8 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
         if done % kinds == 0:
             contest.round()
 
+    if options.fresh_pages:
+        setattr(cluster, "HEAP_ENV", {})  # noqa: B010
     with run_ours(
         work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
     ) as run:
