@@ -42,7 +42,7 @@ COMMON = [
     *("rollout.max_response_tokens=104", "train.tokens_per_microbatch=4096", "train.lr=1e-5", "checkpoint.every=1"),
     *("checkpoint.keep=1", "train.steps=3", "cluster.device=cpu"),
 ]
-FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "train.steps=2", "checkpoint.every=0"]
+FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "checkpoint.every=0"]
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "1m-full": ("1m", "grpo", []),
     "1m-two-workers": ("1m", "grpo", ["cluster.workers=2"]),
