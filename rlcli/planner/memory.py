@@ -11,27 +11,31 @@ from rlcli.planner.setting import Setting
 
 MIB, GIB = 1 << 20, 1 << 30
 
-CPU_BASE_WITH_ENGINE, CPU_BASE = 668 * MIB, 515 * MIB
-"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32. Of
-other versions it is another, by some tens of MiB; a run tells its own as `memory/base_gb`."""
+CPU_BASE_WITH_ENGINE, CPU_BASE = 636 * MIB, 490 * MIB
+"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32: the
+middle of two machines, which had 32 MiB more and less. Of other versions it is another; a run tells its own as
+`memory/base_gb`."""
 
 CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE, HEAP_WASTE_OF_WEIGHTS, HEAP_WASTE_OF_ALL, HEAP_RETAINED = 0.2, 1.0, 80 * MIB, 0.95
-"""On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as a share of what passes
-through (recomputed activations too) and of the weights (which leave holes when they are read and sent), and in any run;
-and what it keeps of what passes for the rest of the run, where later phases find room: workers give back little of it,
-since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M to 100M parameters. Made
-to give back at once the heap takes what is predicted to 2%, and an update a quarter to a half as long again."""
+HEAP_WASTE = {"activations": 0.42, "adapter": 0.4, "gathered weights": 2.5, "weights": 0.6}
+HEAP_WASTE_OF_ALL = 30 * MIB
+"""On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as shares: of all that
+passes through, what is recomputed included; of it again where an adapter's small tensors lie between; of what is
+gathered for a moment; of the weights, which leave holes when they are read and sent; and in any run. After the sync all
+of it but the weights' share and tensors of 32 MiB or more stays for the rest of the run, where later phases find room:
+workers give back little, since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M
+to 100M parameters. Made to give back at once the heap takes what is predicted to 3%, and an update a quarter to a half
+as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
 
 ADAM_MOMENTS = 2
 
-COMING_AND_GOING = {"gathered weights", "activations", "logits", "checkpoint's copy", "engine's activations"}
+COMING_AND_GOING = {"gathered weights", "activations", "logits", "checkpoint's copy", "engine's activations", "sync"}
 """Parts of a phase that are gone after it, and find their room in what the heap has retained."""
 
 Parts = dict[str, float]
@@ -74,33 +78,42 @@ def phases(setting: Setting) -> list[PhaseMemory]:
 def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
     """On CPUs: with what the C library's heap wastes and retains, once there has been an update."""
     if phase.name == "update":
-        kept = _heap_waste(setting)
-    else:
-        own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
-        kept = max(_heap_retained(setting) - own, 0.0)
-    return _phase(phase.name, phase.parts, {"heap": kept})
+        return _phase(phase.name, phase.parts, {"heap": _heap_waste(setting)})
+    own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
+    room = _heap_after_update(setting) if phase.name == "sync" else _heap_retained(setting)
+    return _phase(phase.name, phase.parts, {"heap": max(room - own, 0.0)})
 
 
 def _heap_waste(setting: Setting) -> float:
     held = _trainer(setting, "update")
     weights = held["weights"] + held.get("reference", 0.0) + held.get("critic", 0.0) / (1 + ADAM_MOMENTS)
-    return _wasted(sum(_passes(setting).values()), weights) + _recomputing_waste(setting)
+    return _wasted_by_passing(setting) + HEAP_WASTE["weights"] * weights
 
 
-def _wasted(passing: float, weights: float) -> float:
-    return HEAP_WASTE * passing + HEAP_WASTE_OF_WEIGHTS * weights + HEAP_WASTE_OF_ALL
-
-
-def _recomputing_waste(setting: Setting) -> float:
+def _wasted_by_passing(setting: Setting) -> float:
     """What is recomputed is there for a moment only, but leaves as many holes as if it had stayed."""
-    whole = setting.with_keys(model={"gradient_checkpointing": False})
-    return HEAP_WASTE * (sum(_passes(whole).values()) - sum(_passes(setting).values()))
+    whole, parts = setting.with_keys(model={"gradient_checkpointing": False}), _passes(setting)
+    return _wasted(max(sum(_passes(whole).values()), sum(parts.values())), parts, bool(setting.config.lora.rank))
+
+
+def _given_back(setting: Setting) -> float:
+    """Of what passes through: tensors so large that they are mapped by themselves, and given back when freed."""
+    return min(_passes(setting).get("activations", 0.0), passes.mapped_apart(setting, setting.policy))
+
+
+def _wasted(passing: float, parts: Parts, adapter: bool) -> float:
+    share = HEAP_WASTE["activations"] + HEAP_WASTE["adapter"] * adapter
+    return share * passing + HEAP_WASTE["gathered weights"] * parts.get("gathered weights", 0.0) + HEAP_WASTE_OF_ALL
+
+
+def _heap_after_update(setting: Setting) -> float:
+    """In a sync: as much as in the update, but that half of what is given back has been, as measured."""
+    return sum(_passes(setting).values()) + _heap_waste(setting) - _given_back(setting) / 2
 
 
 def _heap_retained(setting: Setting) -> float:
     """A checkpoint's copy finds room in it, or is itself what is kept."""
-    passing = sum(_passes(setting).values())
-    room = HEAP_RETAINED * (passing + _wasted(passing, weights=0.0) + _recomputing_waste(setting))
+    room = sum(_passes(setting).values()) + _wasted_by_passing(setting) - _given_back(setting)
     return max(room, sum(_copied(setting).values()) if setting.config.checkpoint.every else 0.0)
 
 
@@ -124,8 +137,8 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     passing = max(
         passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
     )
-    heap = _wasted(sum(passing.values()), weights) if own.device.is_cpu else 0.0
-    return _phase("update", held, passing, {"heap": heap})
+    heap = _wasted(sum(passing.values()), passing, adapter=False) + HEAP_WASTE["weights"] * weights
+    return _phase("update", held, passing, {"heap": heap if own.device.is_cpu else 0.0})
 
 
 def _phase(name: str, *parts: Parts) -> PhaseMemory:
