@@ -20,22 +20,25 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE = {"activations": 0.42, "adapter": 0.4, "gathered weights": 2.5, "weights": 0.6}
+HEAP_WASTE = {"passing": 0.42, "recomputed": 0.7, "adapter": 0.4, "gathered weights": 2.5, "weights": 0.6}
 HEAP_WASTE_OF_ALL = 30 * MIB
 """On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as shares: of all that
-passes through, what is recomputed included; of it again where an adapter's small tensors lie between; of what is
-gathered for a moment; of the weights, which leave holes when they are read and sent; and in any run. After the sync all
-of it but the weights' share and tensors of 32 MiB or more stays for the rest of the run, where later phases find room:
-workers give back little, since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M
-to 100M parameters. Made to give back at once the heap takes what is predicted to 3%, and an update a quarter to a half
-as long again."""
+passes through; of what is recomputed, which is there for a moment, but leaves holes; of what passes, again, where an
+adapter's small tensors lie between; of what is gathered for a moment; of the weights, which leave holes when they are
+read and sent; and in any run. After the sync all of it but the weights' share and tensors of 32 MiB or more stays for
+the rest of the run, where later phases find room: workers give back little, since fresh pages cost time
+(`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M to 100M parameters. Made to give back at once the
+heap takes what is predicted to 3%, and an update a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
 
 ADAM_MOMENTS = 2
 
-COMING_AND_GOING = {"gathered weights", "activations", "logits", "checkpoint's copy", "engine's activations", "sync"}
+COMING_AND_GOING = {
+    *("gathered weights", "activations", "logits", "gradients", "sync"),
+    *("engine's activations", "checkpoint's copy"),
+}
 """Parts of a phase that are gone after it, and find their room in what the heap has retained."""
 
 Parts = dict[str, float]
@@ -76,12 +79,14 @@ def phases(setting: Setting) -> list[PhaseMemory]:
 
 
 def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
-    """On CPUs: with what the C library's heap wastes and retains, once there has been an update."""
-    if phase.name == "update":
-        return _phase(phase.name, phase.parts, {"heap": _heap_waste(setting)})
+    """On CPUs: with what the C library's heap wastes and retains, once there has been an update and a checkpoint."""
     own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
-    room = _heap_after_update(setting) if phase.name == "sync" else _heap_retained(setting)
-    return _phase(phase.name, phase.parts, {"heap": max(room - own, 0.0)})
+    kept = _heap_retained(setting) - own
+    if phase.name == "update":
+        kept = max(kept, _heap_waste(setting))
+    if phase.name == "sync":
+        kept = max(kept, _heap_after_update(setting) - own)
+    return _phase(phase.name, phase.parts, {"heap": max(kept, 0.0)})
 
 
 def _heap_waste(setting: Setting) -> float:
@@ -91,9 +96,9 @@ def _heap_waste(setting: Setting) -> float:
 
 
 def _wasted_by_passing(setting: Setting) -> float:
-    """What is recomputed is there for a moment only, but leaves as many holes as if it had stayed."""
     whole, parts = setting.with_keys(model={"gradient_checkpointing": False}), _passes(setting)
-    return _wasted(max(sum(_passes(whole).values()), sum(parts.values())), parts, bool(setting.config.lora.rank))
+    recomputed = max(sum(_passes(whole).values()) - sum(parts.values()), 0.0)
+    return HEAP_WASTE["recomputed"] * recomputed + _wasted(parts, bool(setting.config.lora.rank))
 
 
 def _given_back(setting: Setting) -> float:
@@ -101,9 +106,10 @@ def _given_back(setting: Setting) -> float:
     return min(_passes(setting).get("activations", 0.0), passes.mapped_apart(setting, setting.policy))
 
 
-def _wasted(passing: float, parts: Parts, adapter: bool) -> float:
-    share = HEAP_WASTE["activations"] + HEAP_WASTE["adapter"] * adapter
-    return share * passing + HEAP_WASTE["gathered weights"] * parts.get("gathered weights", 0.0) + HEAP_WASTE_OF_ALL
+def _wasted(parts: Parts, adapter: bool) -> float:
+    share = HEAP_WASTE["passing"] + HEAP_WASTE["adapter"] * adapter
+    gathered = HEAP_WASTE["gathered weights"] * parts.get("gathered weights", 0.0)
+    return share * sum(parts.values()) + gathered + HEAP_WASTE_OF_ALL
 
 
 def _heap_after_update(setting: Setting) -> float:
@@ -137,7 +143,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     passing = max(
         passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
     )
-    heap = _wasted(sum(passing.values()), passing, adapter=False) + HEAP_WASTE["weights"] * weights
+    heap = _wasted(passing, adapter=False) + HEAP_WASTE["weights"] * weights
     return _phase("update", held, passing, {"heap": heap if own.device.is_cpu else 0.0})
 
 
