@@ -466,16 +466,21 @@ def test_the_heap_keeps_a_checkpoints_copy_that_finds_no_room_in_it(shape: Model
     few += ["rollout.max_response_tokens=16"]
     kept, copied = (totals(setting(shape, "cpu", f"checkpoint.every={every}", *few)) for every in (0, 1))
     assert copied["generate"] > kept["generate"]
-    assert copied["update"] == kept["update"]
+    assert copied["update"] > kept["update"]  # what it took stays
 
 
-def test_recomputed_activations_leave_holes_in_the_heap(shape: ModelShape) -> None:
+def test_recomputed_activations_leave_more_holes_in_the_heap_than_those_that_stay(shape: ModelShape) -> None:
     plain, recomputed = (
         next(
-            phase.parts["heap"]
-            for phase in phases(setting(shape, "cpu", f"model.gradient_checkpointing={value}"))
+            phase.parts
+            for phase in phases(setting(shape, "cpu", f"model.gradient_checkpointing={value}", "checkpoint.every=0"))
             if phase.name == "update"
         )
         for value in ("false", "true")
     )
-    assert recomputed == pytest.approx(plain)
+    passing, passing_again = (
+        sum(parts.get(name, 0.0) for name in ("activations", "logits", "gradients", "gathered weights"))
+        for parts in (plain, recomputed)
+    )
+    assert recomputed["heap"] - plain["heap"] == pytest.approx((0.7 - 0.42) * (passing - passing_again))
+    assert passing > passing_again
