@@ -51,7 +51,7 @@ WORKER_ENV = {
 
 HEAP_ENV = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """On CPUs, unless they are set: glibc keeps what is freed between passes in place of giving it back and fetching fresh
-pages each time, which made an update longer by 1 to 30%. The peak was 1 to 5% lower so."""
+pages each time, which made an update longer by 1 to 30%. The peak was 1, 2 and 5% higher for it, in three cases."""
 
 DETERMINISTIC_ENV = {
     # vLLM's kernels then give a response the same bits whatever else is in the batch; it sets up NCCL likewise.
