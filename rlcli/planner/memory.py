@@ -12,9 +12,9 @@ from rlcli.planner.setting import Setting
 MIB, GIB = 1 << 20, 1 << 30
 
 CPU_BASE_WITH_ENGINE, CPU_BASE = 636 * MIB, 515 * MIB
-"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32: with
-one the middle of two machines, which had 32 MiB more and less, without of one of them. Of other versions it is another;
-a run tells its own as `memory/base_gb`."""
+"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32:
+then the middle of two machines, which had 32 MiB more and less, else of one of them. Of other versions it is another; a
+run tells its own as `memory/base_gb`."""
 
 CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their

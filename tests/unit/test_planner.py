@@ -14,6 +14,7 @@ from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError, SetupError
 from rlcli.model.plain_config import plain_config
+from rlcli.planner import passes
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.disk import disk
 from rlcli.planner.engine import full_responses, weights
@@ -484,3 +485,16 @@ def test_recomputed_activations_leave_more_holes_in_the_heap_than_those_that_sta
     )
     assert recomputed["heap"] - plain["heap"] == pytest.approx((0.7 - 0.42) * (passing - passing_again))
     assert passing > passing_again
+
+
+def test_tensors_that_are_mapped_by_themselves_do_not_stay(shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = setting(shape, "cpu", "checkpoint.every=0")
+    one = cpu.pack.tokens * cpu.bytes_each * shape.intermediate  # a tensor of the gated unit's width
+    found = {}
+    for name, least in (("none", 1 << 60), ("gated", int(one))):
+        monkeypatch.setattr(passes, "MAPPED_BYTES", least)
+        found[name] = totals(cpu)
+    gone = 4 * one * shape.layers
+    assert found["none"]["generate"] - found["gated"]["generate"] == pytest.approx(gone)
+    assert found["none"]["sync"] - found["gated"]["sync"] == pytest.approx(gone / 2)
+    assert found["none"]["update"] == found["gated"]["update"]
