@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlcli.attempt import is_supervised
 from rlcli.trainer.run_folder import RunFolder
-from rlcli.workers import startup
+from rlcli.workers import births, startup
 
 if TYPE_CHECKING:
     from rlcli.workers.group import WorkerGroup
@@ -60,4 +60,4 @@ def _began() -> float:
 
     process = psutil.Process()
     parent = process.parent() if is_supervised() else None
-    return float((parent or process).create_time())
+    return births.born(parent or process)

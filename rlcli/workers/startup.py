@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from rlcli.workers import births
+
 _moments: dict[str, float] = {}
 _steps = 0
 
@@ -25,4 +27,4 @@ def moments() -> dict[str, float]:
     """What was done → when, in seconds since 1970."""
     import psutil
 
-    return {"process": psutil.Process().create_time(), **_moments}
+    return {"process": births.born(psutil.Process()), **_moments}

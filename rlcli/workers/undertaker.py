@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 from rlcli.attempt import remove_leftovers
+from rlcli.workers import births
 
 GRACE_S = 2.0
 """How long the processes get to end by themselves once the driver is gone."""
@@ -48,7 +49,7 @@ class Undertaker:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):  # It has ended meanwhile.
                 if child.pid != self._process.pid and any(self._folder in word for word in child.cmdline()):
-                    found += [(p.pid, p.create_time()) for p in (child, *child.children(recursive=True))]
+                    found += [(p.pid, births.since_boot_s(p)) for p in (child, *child.children(recursive=True))]
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(found) + "\n")
@@ -75,7 +76,7 @@ def main(folder: str, group: str) -> None:
     for pid, started in watched:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            if process.create_time() == started:
+            if births.since_boot_s(process) == started:
                 left.append(process)
     _, alive = psutil.wait_procs(left, timeout=GRACE_S)
     for process in alive:
