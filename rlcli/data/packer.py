@@ -44,8 +44,6 @@ TRIES = 32
 
 Bin = tuple[int, ...]
 """Indexes of the samples that one rank forwards at once, ascending; may be empty."""
-Dealt = tuple[tuple[Bin, ...], ...]
-"""[rank][micro-batch]"""
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def plan_batches(
     stands alone). No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the
     same prompt, from 0 on (None: no two do).
     """
-    size = _Sizes(prompt_tokens, response_tokens, _sharing(prompt_tokens, response_tokens, prompts))
+    size = _Sizes.of(prompt_tokens, response_tokens, prompts)
     assert len(groups) == len(prompt_tokens) == len(response_tokens), "a prompt, a response and a group a sample"
     assert active is None or len(active) == len(groups), "one flag a sample"
     batches = list(_members(groups).values())
@@ -148,14 +146,14 @@ def plan_batches(
                 _dealt(units, size, tokens_per_microbatch, ranks)
                 for units in _units(samples, size, active, pairs, tokens_per_microbatch)
             ),
-            key=lambda dealt: _pace(dealt, size),
+            key=_Dealt.pace,
         )
         planned.append(
             MiniBatch(
-                ranks=dealt,
-                rank_tokens=tuple(sum(map(size, rank)) for rank in dealt),
-                slowest=sum(max(map(size.work, row)) for row in zip(*dealt, strict=True)),
-                work=sum(size.work(bin) for rank in dealt for bin in rank),
+                ranks=tuple(map(tuple, dealt.bins)),
+                rank_tokens=tuple(map(sum, dealt.tokens)),
+                slowest=dealt.slowest(),
+                work=sum(map(sum, dealt.work)),
                 tokens=sum(response_tokens[sample] for sample in samples),
                 sequences=len(samples),
                 groups=end - start,
@@ -177,21 +175,26 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How many tokens a micro-batch of some samples forwards. prompts: labels of those to compute once (see
-    `_sharing`)."""
+    """What a micro-batch of some samples forwards. Of each sample by itself: tokens, the prompt's and all, and work (what
+    it costs, in tokens × ATTENTION: tokens, and for attention the squares of the lengths). prompts: labels of those to
+    compute once (see `_sharing`)."""
 
     prompt_tokens: Sequence[int]
-    response_tokens: Sequence[int]
+    tokens: Sequence[int]
+    work: Sequence[int]
     prompts: Sequence[int] | None
 
-    def __call__(self, samples: Sequence[int]) -> int:
-        whole = sum([self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples])
-        return whole - sum([self._saved(group) for group in self.alike(samples) if len(group) > 1])
+    @classmethod
+    def of(cls, prompt_tokens: Sequence[int], response_tokens: Sequence[int], prompts: Sequence[int] | None) -> _Sizes:
+        tokens = [prompt + response for prompt, response in zip(prompt_tokens, response_tokens, strict=True)]
+        work = [ATTENTION * length + length * length for length in tokens]
+        return cls(prompt_tokens, tokens, work, _sharing(prompt_tokens, tokens, prompts))
 
-    def work(self, samples: Sequence[int]) -> int:
-        """What they cost, in tokens × ATTENTION: tokens, and for attention the squares of the lengths."""
-        lengths = [self.prompt_tokens[sample] + self.response_tokens[sample] for sample in samples]
-        return ATTENTION * self(samples) + sum([length * length for length in lengths])
+    def __call__(self, samples: Sequence[int]) -> tuple[int, int]:
+        """Tokens and work of `samples` together."""
+        saved = sum([(len(group) - 1) * self.prompt_tokens[group[0]] for group in self.alike(samples)])
+        tokens = sum([self.tokens[sample] for sample in samples]) - saved
+        return tokens, sum([self.work[sample] for sample in samples]) - ATTENTION * saved
 
     def alike(self, samples: Sequence[int]) -> list[list[int]]:
         """The samples by their prompt, where any two could have the same."""
@@ -203,19 +206,14 @@ class _Sizes:
         members = _members(labels)
         return [[samples[place] for place in places] for places in members.values()]
 
-    def _saved(self, group: Sequence[int]) -> int:
-        return (len(group) - 1) * self.prompt_tokens[group[0]]
 
-
-def _sharing(
-    prompt_tokens: Sequence[int], response_tokens: Sequence[int], prompts: Sequence[int] | None
-) -> list[int] | None:
+def _sharing(prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Sequence[int] | None) -> list[int] | None:
     """`prompts`, with a label of its own for each sample that is not worth sharing."""
     if prompts is None:
         return None
     return [
-        label if prompt >= WORTH_SHARING * (prompt + response) else -1 - sample
-        for sample, (label, prompt, response) in enumerate(zip(prompts, prompt_tokens, response_tokens, strict=True))
+        label if prompt >= WORTH_SHARING * length else -1 - sample
+        for sample, (label, prompt, length) in enumerate(zip(prompts, prompt_tokens, tokens, strict=True))
     ]
 
 
@@ -237,7 +235,7 @@ def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
     units: list[list[int]] = []
     room = 0
     for sample in group:
-        response = size.response_tokens[sample]
+        response = size.tokens[sample] - size.prompt_tokens[sample]
         if units and response <= room:
             units[-1].append(sample)
         else:
@@ -247,23 +245,36 @@ def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
     return units
 
 
-def _pace(dealt: Dealt, size: _Sizes) -> int:
-    """Work of the slowest rank of each micro-batch, together."""
-    return sum(max(map(size.work, row)) + MICROBATCH for row in zip(*dealt, strict=True))
+@dataclass(frozen=True)
+class _Dealt:
+    """Bins, their tokens and their work, each [rank][micro-batch]."""
+
+    bins: list[list[Bin]]
+    tokens: list[list[int]]
+    work: list[list[int]]
+
+    def slowest(self) -> int:
+        """Work of the slowest rank of each micro-batch, together."""
+        return sum(map(max, zip(*self.work, strict=True)))
+
+    def pace(self) -> int:
+        """What the step waits for, in work: it says which of two ways is the faster."""
+        return self.slowest() + MICROBATCH * len(self.work[0])
 
 
-def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> Dealt:
-    """[rank][micro-batch] → samples, each unit of which stays whole."""
-    sizes, work = list(map(size, units)), list(map(size.work, units))
+def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> _Dealt:
+    """Micro-batches for each rank, of units that stay whole."""
+    measured = [size(unit) for unit in units]
+    sizes, work = [tokens for tokens, _ in measured], [work for _, work in measured]
     assert max(sizes, default=0) <= budget, f"a sample of {max(sizes)} > {budget} tokens"
 
     def slowest(rows: Sequence[Sequence[list[int]]]) -> int:
-        return sum(max(sum([work[unit] for unit in bin]) for bin in row) + MICROBATCH for row in rows)
+        return sum(max([sum([work[unit] for unit in bin]) for bin in row]) + MICROBATCH for row in rows)
 
     rows = min((_rows(bins, sizes, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
-    rows.sort(key=lambda row: -max(sum([sizes[unit] for unit in bin]) for bin in row))
+    rows.sort(key=lambda row: -max([sum([sizes[unit] for unit in bin]) for bin in row]))
     return _deal(
-        [[sorted(sample for unit in bin for sample in units[unit]) for bin in row] for row in rows], size, ranks
+        [[sorted([sample for unit in bin for sample in units[unit]]) for bin in row] for row in rows], size, ranks
     )
 
 
@@ -307,19 +318,19 @@ def _spread(
     """`count` bins, of work as equal as possible; None where those with the least work have no room."""
     bins: list[list[int]] = [[] for _ in range(count)]
     rooms = [budget] * count
-    least = [(0, bin) for bin in range(count)]  # a heap of (work, bin)
+    least = list(range(count))  # a heap of work × count + bin: one number compares faster than two
     for unit in largest_first:
-        full = []
-        while least and rooms[least[0][1]] < sizes[unit]:
+        needed, full = sizes[unit], []
+        while least and rooms[least[0] % count] < needed:
             full.append(heapq.heappop(least))
             if len(full) > TRIES:
                 return None
         if not least:
             return None
-        done, chosen = least[0]
+        chosen = least[0] % count
         bins[chosen].append(unit)
-        rooms[chosen] -= sizes[unit]
-        heapq.heapreplace(least, (done + work[unit], chosen))
+        rooms[chosen] -= needed
+        heapq.heapreplace(least, least[0] + work[unit] * count)
         for entry in full:
             heapq.heappush(least, entry)
     return bins
@@ -338,13 +349,15 @@ def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], 
     return [ordered[start : start + ranks] for start in range(0, len(ordered), ranks)]
 
 
-def _deal(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> Dealt:
-    """[rank][micro-batch] of [micro-batch][bin]: of each micro-batch the larger to the rank that has less so far."""
+def _deal(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> _Dealt:
+    """Of each micro-batch's bins the larger to the rank that has less so far."""
     done = [(0, rank) for rank in range(ranks)]
-    dealt: list[list[Bin]] = [[] for _ in range(ranks)]
+    dealt = _Dealt([[] for _ in range(ranks)], [[] for _ in range(ranks)], [[] for _ in range(ranks)])
     for row in rows:
-        largest_first = sorted(((size.work(bin), bin) for bin in row), key=lambda entry: (-entry[0], entry[1]))
-        for (had, rank), (work, bin) in zip(sorted(done), largest_first, strict=True):
-            dealt[rank].append(tuple(bin))
-            done[rank] = (had + work, rank)
-    return tuple(map(tuple, dealt))
+        largest_first = sorted([(-work, bin, tokens) for bin in row for tokens, work in [size(bin)]])
+        for (had, rank), (less, bin, tokens) in zip(sorted(done), largest_first, strict=True):
+            dealt.bins[rank].append(tuple(bin))
+            dealt.tokens[rank].append(tokens)
+            dealt.work[rank].append(-less)
+            done[rank] = (had - less, rank)
+    return dealt
