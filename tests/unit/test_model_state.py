@@ -115,6 +115,28 @@ def test_what_is_loaded_is_what_was_saved_and_training_goes_on_alike(
     assert_same(whole(others), later)
 
 
+def test_a_checkpoint_of_the_optimizer_before_it_was_fused_goes_on_as_it_would_have(
+    mesh: Any, base: str, tmp_path: Path
+) -> None:
+    """Its `step` lay on the CPU, and its arithmetic rounds otherwise."""
+    former = Learning(mesh, base, seed=0)
+    former.optimizer = torch.optim.AdamW(
+        [{**group, "fused": False, "foreach": True} for group in former.optimizer.param_groups]
+    )
+    former.step()
+    save({"policy": former}, tmp_path / "policy")
+    fused = Learning(mesh, base, seed=7)
+    load_state(trained({"policy": fused}), tmp_path / "policy")
+    assert_same(whole({"policy": fused}), whole({"policy": former}))
+    for learning in (former, fused):
+        torch.manual_seed(1)
+        learning.step()
+    expected = whole({"policy": former})
+    for name, found in whole({"policy": fused}).items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-7)
+    assert all(group["fused"] for group in fused.optimizer.param_groups)
+
+
 def test_an_adapter_is_saved_without_its_base_and_tied_weights_are_saved_once(
     mesh: Any, base: str, tmp_path: Path
 ) -> None:
