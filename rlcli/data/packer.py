@@ -175,8 +175,8 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a micro-batch of some samples forwards. Of each sample by itself: tokens, the prompt's and all, and work (what
-    it costs, in tokens × ATTENTION: tokens, and for attention the squares of the lengths). prompts: labels of those to
+    """What a micro-batch of some samples forwards, as tokens and as work: what it costs, in tokens × ATTENTION, for
+    attention with the squares of the lengths. tokens, work: of each sample by itself. prompts: labels of those to
     compute once (see `_sharing`)."""
 
     prompt_tokens: Sequence[int]
