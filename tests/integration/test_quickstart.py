@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Cli
 
+from tests.warm_starts import assert_it_can_show_its_work_but_mostly_does_not
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 POINTS = 0.30
@@ -21,6 +23,8 @@ def test_a_tiny_model_learns_and_the_warm_start_is_kept(cli: Cli, tmp_path: Path
     assert before["high"] < after["low"]
     assert first["rewards"][-1] > first["rewards"][0]
     assert not first["warm_start_cached"]
+    (warm,) = (tmp_path / "cache").glob("warm-start-*")
+    assert_it_can_show_its_work_but_mostly_does_not(warm, tmp_path / "first-data")
     assert (tmp_path / "first" / "reward.png").stat().st_size > 10_000
 
     again = cli(*words[:-1], "--out", tmp_path / "again", "--steps", "1")
