@@ -14,29 +14,15 @@ from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError, SetupError
 from rlcli.model.plain_config import plain_config
-from rlcli.planner import passes
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.disk import disk
 from rlcli.planner.engine import full_responses, weights
 from rlcli.planner.forecast import forecast
 from rlcli.planner.memory import checkpoint_bytes, host_bytes, phases
-from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape, shape_of
 from rlcli.planner.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
 from rlcli.planner.timing import times
-
-QWEN_7B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 32768,
-}
+from tests.planner_settings import QWEN_7B, setting, totals
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +35,6 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shape(qwen: Path) -> ModelShape:
     return read_shape(str(qwen))
-
-
-def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> Setting:
-    device, count = parse_gpus(gpus)
-    kind = "cpu" if device.is_cpu else "cuda"
-    flags = {"model.path": "m", "cluster.workers": count, "cluster.device": kind}
-    cache = (64 << 20) if device.is_cpu else None
-    return setting_of(resolve(recipe, flags, sets).config, device, kv_cache_bytes=cache, read=lambda *_: shape)
-
-
-def totals(of: Setting) -> dict[str, float]:
-    return {phase.name: phase.total for phase in phases(of)}
 
 
 def test_gpus_are_named_counted_or_given_by_size() -> None:
@@ -459,66 +433,3 @@ def test_what_memory_auto_chose_is_kept_in_the_run_s_configuration(tiny_run: lis
     again = read_run_config(tmp_path)
     assert again.config.train == chosen.config.train
     assert again.origins["train.tokens_per_microbatch"] == "--memory auto"
-
-
-def test_the_heap_keeps_a_checkpoints_copy_that_finds_no_room_in_it(shape: ModelShape) -> None:
-    """On CPUs: of few tokens the copy is more than the passes."""
-    few = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "data.max_prompt_tokens=16"]
-    few += ["rollout.max_response_tokens=16"]
-    kept, copied = (totals(setting(shape, "cpu", f"checkpoint.every={every}", *few)) for every in (0, 1))
-    assert copied["generate"] > kept["generate"]
-    assert copied["update"] > kept["update"]  # what it took stays
-
-
-def test_recomputed_activations_leave_more_holes_in_the_heap_than_those_that_stay(shape: ModelShape) -> None:
-    plain, recomputed = (
-        next(
-            phase.parts
-            for phase in phases(setting(shape, "cpu", f"model.gradient_checkpointing={value}", "checkpoint.every=0"))
-            if phase.name == "update"
-        )
-        for value in ("false", "true")
-    )
-    passing, passing_again = (
-        sum(parts.get(name, 0.0) for name in ("activations", "logits", "gradients", "gathered weights"))
-        for parts in (plain, recomputed)
-    )
-    assert recomputed["heap"] - plain["heap"] == pytest.approx((0.7 - 0.42) * (passing - passing_again))
-    assert passing > passing_again
-
-
-def test_tensors_that_are_mapped_by_themselves_do_not_stay(shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = setting(shape, "cpu", "checkpoint.every=0")
-    one = cpu.pack.tokens * cpu.bytes_each * shape.intermediate  # a tensor of the gated unit's width
-    found = {}
-    for name, least in (("none", 1 << 60), ("gated", int(one))):
-        monkeypatch.setattr(passes, "MAPPED_BYTES", least)
-        found[name] = totals(cpu)
-    gone = 4 * one * shape.layers
-    assert found["none"]["generate"] - found["gated"]["generate"] == pytest.approx(gone)
-    assert found["none"]["sync"] - found["gated"]["sync"] == pytest.approx(gone / 2)
-    assert found["none"]["update"] == found["gated"]["update"]
-
-
-def passing_and_heap(of: Setting) -> tuple[dict[str, float], float]:
-    """What comes and goes in an update, and what the heap takes besides."""
-    parts = next(phase.parts for phase in phases(of) if phase.name == "update")
-    names = ("activations", "logits", "gradients", "gathered weights")
-    return {name: parts.get(name, 0.0) for name in names}, parts["heap"]
-
-
-def test_an_adapters_small_tensors_leave_as_much_again_in_the_heap(shape: ModelShape) -> None:
-    """An update's share: 0.42 of what passes, 0.4 more beside an adapter, 0.6 of the weights, 30 MiB."""
-    for rank, share in ((0, 0.42), (16, 0.82)):
-        cpu = setting(shape, "cpu", "checkpoint.every=0", f"lora.rank={rank}")
-        passing, heap = passing_and_heap(cpu)
-        assert heap == pytest.approx(share * sum(passing.values()) + 0.6 * cpu.weight_bytes() + (30 << 20))
-
-
-def test_weights_gathered_for_a_moment_leave_two_and_a_half_times_themselves(shape: ModelShape) -> None:
-    alone = setting(shape, "cpu:1", "checkpoint.every=0", "model.dtype=float32")
-    ranks = setting(shape, "cpu:2", "checkpoint.every=0", "model.dtype=float32")
-    (whole, _), (passing, heap) = map(passing_and_heap, (alone, ranks))
-    assert whole["gathered weights"] == 0 < passing["gathered weights"]
-    others = 0.42 * sum(passing.values()) + 0.6 * ranks.weight_bytes() / 2 + (30 << 20)
-    assert heap - others == pytest.approx(2.5 * passing["gathered weights"])

@@ -1,0 +1,34 @@
+"""A model, and settings of it, for the planner to plan."""
+
+from __future__ import annotations
+
+from rlcli.config.load import resolve
+from rlcli.planner.device import parse_gpus
+from rlcli.planner.memory import phases
+from rlcli.planner.setting import Setting, setting_of
+from rlcli.planner.shape import ModelShape
+
+QWEN_7B = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}
+
+
+def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> Setting:
+    device, count = parse_gpus(gpus)
+    kind = "cpu" if device.is_cpu else "cuda"
+    flags = {"model.path": "m", "cluster.workers": count, "cluster.device": kind}
+    cache = (64 << 20) if device.is_cpu else None
+    return setting_of(resolve(recipe, flags, sets).config, device, kv_cache_bytes=cache, read=lambda *_: shape)
+
+
+def totals(of: Setting) -> dict[str, float]:
+    return {phase.name: phase.total for phase in phases(of)}
