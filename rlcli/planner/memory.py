@@ -20,13 +20,13 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE = {"passing": 0.42, "recomputed": 0.7, "adapter": 0.4, "gathered weights": 2.5, "weights": 0.6}
+HEAP_WASTE = {"passing": 0.47, "adapter": 0.55, "gathered weights": 2.5, "weights": 0.55}
 HEAP_WASTE_OF_ALL = 30 * MIB
 """On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as shares: of all that
-passes through; of what is recomputed, which is there for a moment, but leaves holes; of what passes, again, where an
-adapter's small tensors lie between; of what is gathered for a moment; of the weights, which leave holes when they are
-read and sent; and in any run. After the sync all of it but the weights' share and tensors of 32 MiB or more stays for
-the rest of the run, where later phases find room: workers give back little, since fresh pages cost time
+passes through, also of what is recomputed, which is there for a moment, but leaves holes; of what passes, again, where
+an adapter's small tensors lie between; of what is gathered for a moment; of the weights, which leave holes when they
+are read and sent; and in any run. After the sync all of it but the weights' share and tensors of 32 MiB or more stays
+for the rest of the run, where later phases find room: workers give back little, since fresh pages cost time
 (`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M to 100M parameters. Made to give back at once the
 heap takes what is predicted to 3%, and an update a quarter to a half as long again."""
 
@@ -103,7 +103,7 @@ def _heap_waste(setting: Setting) -> float:
 def _wasted_by_passing(setting: Setting) -> float:
     whole, parts = setting.with_keys(model={"gradient_checkpointing": False}), _passes(setting)
     recomputed = max(sum(_passes(whole).values()) - sum(parts.values()), 0.0)
-    return HEAP_WASTE["recomputed"] * recomputed + _wasted(parts, bool(setting.config.lora.rank))
+    return HEAP_WASTE["passing"] * recomputed + _wasted(parts, bool(setting.config.lora.rank))
 
 
 def _given_back(setting: Setting) -> float:

@@ -34,8 +34,11 @@ from rlcli.trainer.planning import planned
 
 SIZES = {
     "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2},
+    "4m": {"hidden": 256, "layers": 3, "heads": 4, "kv-heads": 1},
     "10m": {"hidden": 384, "layers": 4, "heads": 6, "kv-heads": 2},
+    "20m": {"hidden": 512, "layers": 6, "heads": 8, "kv-heads": 8},
     "30m": {"hidden": 640, "layers": 5, "heads": 10, "kv-heads": 2},
+    "60m": {"hidden": 768, "layers": 8, "heads": 12, "kv-heads": 4},
     "100m": {"hidden": 1024, "layers": 6, "heads": 16, "kv-heads": 4},
 }
 COMMON = [
@@ -47,6 +50,7 @@ FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "checkpoint
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "1m-full": ("1m", "grpo", []),
     "1m-two-workers": ("1m", "grpo", ["cluster.workers=2"]),
+    "4m-full": ("4m", "grpo", ["rollout.max_response_tokens=200", "train.tokens_per_microbatch=2048"]),
     "10m-full": ("10m", "grpo", []),
     "10m-small": ("10m", "grpo", ["train.tokens_per_microbatch=1024"]),
     "10m-checkpointing": ("10m", "grpo", ["model.gradient_checkpointing=true"]),
@@ -54,10 +58,15 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "10m-reference": ("10m", "grpo", ["algorithm.kl_coef=0.01"]),
     "10m-critic": ("10m", "ppo", ["algorithm.kl_coef=0"]),
     "10m-two-workers": ("10m", "grpo", ["cluster.workers=2"]),
+    "20m-full": ("20m", "grpo", ["train.tokens_per_microbatch=2048"]),
+    "20m-lora": ("20m", "grpo", ["lora.rank=32", "train.lr=1e-4"]),
+    "20m-reference": ("20m", "grpo", ["algorithm.kl_coef=0.01", "cluster.workers=2"]),
     "30m-full": ("30m", "grpo", []),
     "30m-lora": ("30m", "grpo", ["lora.rank=8", "train.lr=1e-4"]),
     "30m-critic": ("30m", "ppo", ["algorithm.kl_coef=0", "model.gradient_checkpointing=true"]),
     "30m-two-workers": ("30m", "grpo", ["cluster.workers=2"]),
+    "60m-full": ("60m", "grpo", ["train.tokens_per_microbatch=1024"]),
+    "60m-checkpointing": ("60m", "grpo", ["model.gradient_checkpointing=true", "rollout.prompts_per_step=2"]),
     "100m-full": ("100m", "grpo", [*FEW]),
     "100m-two-workers": ("100m", "grpo", [*FEW, "cluster.workers=2"]),
     "100m-lora": ("100m", "grpo", [*FEW, "lora.rank=16", "train.lr=1e-4"]),

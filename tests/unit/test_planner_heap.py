@@ -29,21 +29,20 @@ def test_the_heap_keeps_a_checkpoints_copy_that_finds_no_room_in_it(shape: Model
     assert copied["update"] > kept["update"]  # what it took stays
 
 
-def test_recomputed_activations_leave_more_holes_in_the_heap_than_those_that_stay(shape: ModelShape) -> None:
-    plain, recomputed = (
-        next(
-            phase.parts
-            for phase in phases(setting(shape, "cpu", f"model.gradient_checkpointing={value}", "checkpoint.every=0"))
-            if phase.name == "update"
-        )
+def passing_and_heap(of: Setting) -> tuple[dict[str, float], float]:
+    """What comes and goes in an update, and what the heap takes besides."""
+    parts = next(phase.parts for phase in phases(of) if phase.name == "update")
+    names = ("activations", "logits", "gradients", "gathered weights")
+    return {name: parts.get(name, 0.0) for name in names}, parts["heap"]
+
+
+def test_recomputed_activations_leave_as_many_holes_in_the_heap_as_those_that_stay(shape: ModelShape) -> None:
+    (passing, heap), (passing_again, heap_again) = (
+        passing_and_heap(setting(shape, "cpu", f"model.gradient_checkpointing={value}", "checkpoint.every=0"))
         for value in ("false", "true")
     )
-    passing, passing_again = (
-        sum(parts.get(name, 0.0) for name in ("activations", "logits", "gradients", "gathered weights"))
-        for parts in (plain, recomputed)
-    )
-    assert recomputed["heap"] - plain["heap"] == pytest.approx((0.7 - 0.42) * (passing - passing_again))
-    assert passing > passing_again
+    assert sum(passing.values()) > 2 * sum(passing_again.values())
+    assert heap_again == pytest.approx(heap)
 
 
 def test_tensors_that_are_mapped_by_themselves_do_not_stay(shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,19 +58,12 @@ def test_tensors_that_are_mapped_by_themselves_do_not_stay(shape: ModelShape, mo
     assert found["none"]["update"] == found["gated"]["update"]
 
 
-def passing_and_heap(of: Setting) -> tuple[dict[str, float], float]:
-    """What comes and goes in an update, and what the heap takes besides."""
-    parts = next(phase.parts for phase in phases(of) if phase.name == "update")
-    names = ("activations", "logits", "gradients", "gathered weights")
-    return {name: parts.get(name, 0.0) for name in names}, parts["heap"]
-
-
 def test_an_adapters_small_tensors_leave_as_much_again_in_the_heap(shape: ModelShape) -> None:
-    """An update's share: 0.42 of what passes, 0.4 more beside an adapter, 0.6 of the weights, 30 MiB."""
-    for rank, share in ((0, 0.42), (16, 0.82)):
+    """An update's share: 0.47 of what passes, 0.55 more beside an adapter, 0.55 of the weights, 30 MiB."""
+    for rank, share in ((0, 0.47), (16, 1.02)):
         cpu = setting(shape, "cpu", "checkpoint.every=0", f"lora.rank={rank}")
         passing, heap = passing_and_heap(cpu)
-        assert heap == pytest.approx(share * sum(passing.values()) + 0.6 * cpu.weight_bytes() + (30 << 20))
+        assert heap == pytest.approx(share * sum(passing.values()) + 0.55 * cpu.weight_bytes() + (30 << 20))
 
 
 def test_weights_gathered_for_a_moment_leave_two_and_a_half_times_themselves(shape: ModelShape) -> None:
@@ -79,5 +71,5 @@ def test_weights_gathered_for_a_moment_leave_two_and_a_half_times_themselves(sha
     ranks = setting(shape, "cpu:2", "checkpoint.every=0", "model.dtype=float32")
     (whole, _), (passing, heap) = map(passing_and_heap, (alone, ranks))
     assert whole["gathered weights"] == 0 < passing["gathered weights"]
-    others = 0.42 * sum(passing.values()) + 0.6 * ranks.weight_bytes() / 2 + (30 << 20)
+    others = 0.47 * sum(passing.values()) + 0.55 * ranks.weight_bytes() / 2 + (30 << 20)
     assert heap - others == pytest.approx(2.5 * passing["gathered weights"])
