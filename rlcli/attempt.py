@@ -8,6 +8,8 @@ import shutil
 import uuid
 from pathlib import Path
 
+INTERRUPTED = 130
+"""Exit code of what was asked to leave, as a shell has it after Ctrl-C."""
 RETRY = 75
 """Exit code of an attempt that failed for a cause outside the run: going on from the last checkpoint may help."""
 

@@ -1,10 +1,59 @@
-"""The class of every group of commands."""
+"""The commands, and the classes of the groups that hold them."""
 
 from __future__ import annotations
 
-from typing import Any
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from typer.core import TyperGroup
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+command_line: ContextVar[list[str] | None] = ContextVar("command_line", default=None)
+"""The words after `rlcli` where they come from a shell; None where a program calls `main` with words of its own."""
+
+
+class Command(NamedTuple):
+    """A command of `rlcli`. place: `module:function` or `module:Typer`, below `rlcli.cli`. help: the first line of the
+    command's own, which `rlcli --help` shows without importing it."""
+
+    panel: str
+    place: str
+    help: str
+
+
+TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
+COMMANDS = {
+    "quickstart": Command(
+        TRAIN,
+        "quickstart:quickstart",
+        "Make a tiny model, warm it up, train it with GRPO and show what it learned. Minutes on two CPU cores.",
+    ),
+    "train": Command(TRAIN, "train:train", "Train a model by reinforcement learning with verifiable rewards."),
+    "plan": Command(
+        TRAIN,
+        "plan:plan",
+        "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
+    ),
+    "runs": Command(TRAIN, "runs:app", "List runs, show one, go on with one."),
+    "eval": Command(TRAIN, "eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."),
+    "export": Command(
+        TRAIN, "export:export", "Write a checkpoint as a folder that transformers, vLLM and the hub take."
+    ),
+    "prep": Command(DATA, "prep:app", "Make train.parquet and test.parquet from a dataset."),
+    "verifiers": Command(DATA, "verifiers:app", "List, show, run and audit the verifiers that score responses."),
+    "recipes": Command(DATA, "recipes:app", "List, show, compare, copy and explain training recipes."),
+    "doctor": Command(
+        MACHINE,
+        "doctor:doctor",
+        "Check this machine: a line for each thing that rlcli needs, with its mend where it is missing.",
+    ),
+    "tiny-model": Command(
+        MACHINE,
+        "tiny_model:tiny_model",
+        "Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.",
+    ),
+}
 
 
 class Group(TyperGroup):
@@ -20,3 +69,30 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return super().get_params(ctx) if getattr(self, "_has_options", True) else []
+
+
+class Root(Group):
+    """Lists `COMMANDS`, and imports the one that the line names: all of them, with their options, take longer than the
+    rest of `rlcli --help`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name, (panel, _, help) in COMMANDS.items():
+            self.commands[name] = TyperCommand(name, help=help, rich_help_panel=panel)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.commands[args[0]] = imported(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def imported(name: str) -> Any:
+    """The command of COMMANDS that is called so, with its options and with what is below it."""
+    module, _, attribute = COMMANDS[name].place.partition(":")
+    found = getattr(import_module(f"rlcli.cli.{module}"), attribute)
+    holder = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name)
+    else:
+        holder.command(name)(found)
+    return typer.main.get_group(holder).commands[name]

@@ -13,24 +13,10 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
-from rlcli.attempt import RETRY, is_supervised
-from rlcli.cli.doctor import doctor
-from rlcli.cli.eval import app as eval_app
-from rlcli.cli.export import export
-from rlcli.cli.group import Group
-from rlcli.cli.plan import plan
-from rlcli.cli.prep import app as prep_app
-from rlcli.cli.quickstart import quickstart
-from rlcli.cli.recipes import app as recipes_app
-from rlcli.cli.runs import app as runs_app
-from rlcli.cli.supervise import INTERRUPTED, command_line, supervised, train_folder
-from rlcli.cli.tiny_model import tiny_model
-from rlcli.cli.train import train
-from rlcli.cli.verifiers import app as verifiers_app
+from rlcli.attempt import INTERRUPTED, RETRY, is_supervised
+from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
-
-TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
 
 EPILOG = """Examples:
 
@@ -41,17 +27,6 @@ EPILOG = """Examples:
 """
 
 
-class Root(Group):
-    """Lists its commands panel by panel, where Typer would list those that are groups themselves last."""
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        place = {panel: number for number, panel in enumerate((TRAIN, DATA, MACHINE))}
-        return sorted(
-            self.commands,
-            key=lambda name: place.get(str(getattr(self.commands[name], "rich_help_panel", "")), len(place)),
-        )
-
-
 app = typer.Typer(
     name="rlcli",
     cls=Root,
@@ -60,17 +35,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
 )
-app.command("train", rich_help_panel=TRAIN)(supervised(train_folder)(train))
-app.command("plan", rich_help_panel=TRAIN)(plan)
-app.add_typer(runs_app, name="runs", rich_help_panel=TRAIN)
-app.add_typer(eval_app, name="eval", rich_help_panel=TRAIN)
-app.command("export", rich_help_panel=TRAIN)(export)
-app.command("quickstart", rich_help_panel=TRAIN)(quickstart)
-app.add_typer(prep_app, name="prep", rich_help_panel=DATA)
-app.add_typer(verifiers_app, name="verifiers", rich_help_panel=DATA)
-app.add_typer(recipes_app, name="recipes", rich_help_panel=DATA)
-app.command("doctor", rich_help_panel=MACHINE)(doctor)
-app.command("tiny-model", rich_help_panel=MACHINE)(tiny_model)
 
 
 def _print_version(wanted: bool) -> None:

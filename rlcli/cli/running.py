@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rlcli.attempt import INTERRUPTED
+
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
     from rlcli.trainer.preflight import Prepared
     from rlcli.trainer.resume import Resumption
     from rlcli.trainer.view import View
     from rlcli.workers.early import EarlyStart
-
-INTERRUPTED = 130
 
 
 def checked_run(

@@ -12,18 +12,17 @@ import time
 import tomllib
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, ParamSpec
 
 import typer
 
-from rlcli.attempt import RETRY, is_supervised, remove_leftovers, told
+from rlcli.attempt import INTERRUPTED, RETRY, is_supervised, remove_leftovers, told
+from rlcli.cli.group import command_line
 from rlcli.errors import RunFailed
 from rlcli.trainer.failing import Failure, go_on, last_failure, note_failure
 from rlcli.trainer.run_folder import add_event
 
-INTERRUPTED = 130
 GRACE_S = 5.0
 """How long what an attempt has left behind gets to end by itself."""
 PATIENCE_S, MOST_PATIENCE_S = 1.0, 60.0
@@ -33,9 +32,6 @@ LEAVING = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 
 P = ParamSpec("P")
 Options = Mapping[str, Any]
-
-command_line: ContextVar[list[str] | None] = ContextVar("command_line", default=None)
-"""The words after `rlcli` where they come from a shell; None where a program calls `main` with words of its own."""
 
 
 def supervised(folder_of: Callable[[Options], Path | None]) -> Callable[[Callable[P, None]], Callable[P, None]]:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.supervise import supervised, train_folder
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
 
 
+@supervised(train_folder)
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")

@@ -12,10 +12,11 @@ import pytest
 
 from rlcli import __version__
 from rlcli.cli import main as door
+from rlcli.cli.group import COMMANDS, imported
 from rlcli.errors import ConfigError, RunFailed
 from rlcli.extras import INSTALL, require
 
-COMMANDS = {
+PANELS = {
     "Train": ["train", "eval", "export", "quickstart"],
     "Data & rewards": ["prep", "verifiers", "recipes"],
     "Machine": ["doctor", "tiny-model"],
@@ -58,10 +59,10 @@ def test_help_imports_nothing_heavy_and_takes_less_than_half_a_second(words: lis
 def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert door.main(["--help"]) == 0
     printed = capsys.readouterr().out
-    places = [printed.index(f"─ {panel} ─") for panel in COMMANDS]
+    places = [printed.index(f"─ {panel} ─") for panel in PANELS]
     assert places == sorted(places)
     ends = [*places[1:], len(printed)]
-    for (_, commands), start, end in zip(COMMANDS.items(), places, ends, strict=True):
+    for (_, commands), start, end in zip(PANELS.items(), places, ends, strict=True):
         for command in commands:
             assert f"│ {command} " in printed[start:end]
 
@@ -69,7 +70,7 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(name for names in COMMANDS.values() for name in names if name not in ("verifiers", "recipes")),
+        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "recipes")),
         "eval compare",
         "prep list",
         "prep show",
@@ -84,6 +85,13 @@ def test_the_help_of_a_command_shows_an_example(command: str, capsys: pytest.Cap
     assert door.main([*command.split(), "--help"]) == 0
     examples = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(f"rlcli {command}")]
     assert examples
+
+
+def test_the_help_lists_each_command_as_the_command_itself_does() -> None:
+    listed = {name: " ".join(command.help.split()) for name, command in COMMANDS.items()}
+    told = {name: " ".join((imported(name).help or "").split("\n\n")[0].split()) for name in COMMANDS}
+    assert listed == told
+    assert {name: imported(name).name for name in COMMANDS} == {name: name for name in COMMANDS}
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,8 +22,8 @@ HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "accelerate", "datasets
 
 def paths(command, words):
     yield words
-    for name, below in getattr(command, "commands", {}).items():
-        yield from paths(below, [*words, name])
+    for name in list(getattr(command, "commands", {})):
+        yield from paths(command.resolve_command(None, [name])[1], [*words, name])
 
 found = {}
 for words in [*([*path, "--help"] for path in paths(get_command(app), [])), *json.loads(sys.argv[1])]:
