@@ -4,8 +4,8 @@ Samples of one optimizer update (a minibatch) are spread over ranks × micro-bat
 `tokens_per_microbatch` tokens. Ranks forward in lockstep (FSDP gathers weights layer by layer), so every rank needs the
 same number of micro-batches, and the slowest rank of each micro-batch sets the pace. Hence, in this order:
 
-1. as few micro-batches as possible: best-fit decreasing finds their number, which is nearly always the fewest (its
-   bound is 11/9 of the fewest bins, + 1);
+1. as few micro-batches as possible: as many as all tokens would fill, if what comes next finds room in them; else
+   best-fit decreasing tells their number, which is nearly always the fewest (its bound is 11/9 of the fewest, + 1);
 2. bins as equal as possible: the longest sample first, each into the bin with the least work (LPT), over all ranks'
    bins at once. That balances ranks and micro-batches together, where a partition by rank first (Karmarkar–Karp) would
    leave each rank to cut its share into as many bins as it happens to need. Where bins of equal work do not keep the
@@ -192,6 +192,8 @@ class _Sizes:
 
     def __call__(self, samples: Sequence[int]) -> tuple[int, int]:
         """Tokens and work of `samples` together."""
+        if len(samples) == 1:
+            return self.tokens[samples[0]], self.work[samples[0]]
         saved = sum([(len(group) - 1) * self.prompt_tokens[group[0]] for group in self.alike(samples)])
         tokens = sum([self.tokens[sample] for sample in samples]) - saved
         return tokens, sum([self.work[sample] for sample in samples]) - ATTENTION * saved
@@ -281,12 +283,15 @@ def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) ->
 def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
     """Ways to part the units into bins of at most `budget` tokens, as many as the ranks times the fewest micro-batches,
     or one more; some may be empty."""
-    longest_first = sorted(range(len(sizes)), key=lambda unit: (-sizes[unit], unit))
     most_first = sorted(range(len(sizes)), key=lambda unit: (-work[unit], unit))
+    fewest = -(-sum(sizes) // (budget * ranks)) * ranks
+    even = _spread(most_first, sizes, work, budget, fewest)
+    if even is not None:
+        return [even]
+    longest_first = sorted(range(len(sizes)), key=lambda unit: (-sizes[unit], unit))
     tight = _best_fit(longest_first, sizes, budget)
     count = -(-len(tight) // ranks) * ranks
-    even = _spread(most_first, sizes, work, budget, count)
-    if even is not None:
+    if count > fewest and (even := _spread(most_first, sizes, work, budget, count)) is not None:
         return [even]
     others = (
         _spread(longest_first, sizes, sizes, budget, count),

@@ -175,6 +175,14 @@ def test_samples_that_spreading_cannot_fit_are_packed_tightly_instead() -> None:
     assert case.plan().microbatches == 2
 
 
+def test_samples_that_best_fit_would_pack_into_more_micro_batches_are_spread_over_the_fewest() -> None:
+    plan = plan_batches(
+        [1] * 8, [3, 5, 3, 2, 4, 8, 4, 2], [0] * 8,
+        minibatches=1, ranks=1, tokens_per_microbatch=13, max_response_tokens=10,
+    )  # fmt: skip
+    assert plan.minibatches[0].ranks == (((2, 5), (0, 1, 7), (3, 4, 6)),)  # 39 tokens, in three full micro-batches
+
+
 def test_equal_samples_fill_the_budget_exactly() -> None:
     case = Case([10] * 12, [20] * 12, list(range(12)), minibatches=1, ranks=2, budget=90)
     (minibatch,) = case.plan().minibatches
