@@ -11,6 +11,8 @@ median of (c) ÷ ((a) + (b)), pair by pair, where every group's rewards differ, 
 about, of steps in which some groups' rewards are all equal, whose samples have no gradient and so need no forward pass
 (--equal-groups 0: of none, in half the time).
 
+`--no-floor` leaves (a) and (b) out, where memory or time does not suffice for all contestants at once.
+
 With W workers the floor is W processes of as many threads as a worker has. The floor of a row is that of the fastest
 layout.
 """
@@ -57,9 +59,10 @@ def main() -> None:
         device, cache = resolve_device(options), options.kv_cache_mb
         raw = {
             world: stack.enter_context(raw_group(work, world, threads(world), device, cache << 20))
-            for world in options.workers
+            for world in (options.workers if options.floor else ())
         }
-        console.print("… the floor's processes are ready")
+        if raw:
+            console.print("… the floor's processes are ready")
         tuned = {world: group.tune() for world, group in raw.items()}
         trl: dict[str, TrlGroup] = {}
         failed: dict[str, str] = {}
@@ -102,6 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--fresh-pages", action="store_true", help="our workers on CPUs give freed memory back, as glibc would"
     )
+    parser.add_argument("--no-floor", dest="floor", action="store_false", help="measure our steps and TRL's alone")
     parser.add_argument("--compare", choices=["trl"])
     parser.add_argument("--trl-python", default="python", help="an interpreter that imports trl")
     parser.add_argument(
@@ -112,7 +116,10 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--trl-limit-s", type=float, default=120, help="for TRL to start, and for its first step")
     parser.add_argument("--json", default="", help="write the figures here too")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.floor and not options.compare:
+        parser.error("--no-floor without --compare leaves nothing to compare with")
+    return options
 
 
 def _numbers(text: str) -> list[int]:
@@ -175,11 +182,13 @@ def kinds_of(options: argparse.Namespace) -> list[str]:
 
 
 def results(ours: dict[int, list[Step]], contest: Contest, names: Sequence[str]) -> dict[str, Any]:
-    """Medians in seconds, and ratios pair by pair to the fastest floor."""
+    """Medians in seconds, and ratios pair by pair to the fastest floor, where there is one."""
     medians = {name: statistics.median(times) for name, times in contest.times.items()}
-    floors = {world: medians[f"generate {world}"] + medians[f"train {world}"] for world in ours}
-    best = min(floors, key=floors.__getitem__)
-    floor = [a + b for a, b in zip(contest.times[f"generate {best}"], contest.times[f"train {best}"], strict=True)]
+    measured = [world for world in ours if f"train {world}" in medians]
+    floors = {world: medians[f"generate {world}"] + medians[f"train {world}"] for world in measured}
+    best = min(floors, key=floors.__getitem__, default=None)
+    parts = [contest.times[f"{part} {best}"] for part in ("generate", "train")] if floors else []
+    floor = [sum(pair) for pair in zip(*parts, strict=True)]
     layouts = {}
     for place, (world, steps) in enumerate(ours.items()):
         rounds = len(steps) // len(names)
@@ -188,7 +197,7 @@ def results(ours: dict[int, list[Step]], contest: Contest, names: Sequence[str])
         layouts[world] = {
             kind: {
                 "seconds": statistics.median(step.seconds for step in taken),
-                "to_floor": ratio([step.seconds for step in taken], floor[own]),
+                "to_floor": ratio([step.seconds for step in taken], floor[own]) if floor else None,
                 "trl_to_ours": {
                     name: ratio(times[own], [step.seconds for step in taken])
                     for name, times in contest.times.items()
@@ -215,7 +224,8 @@ def show(record: dict[str, Any]) -> None:
         mark = " (best)" if world == best else ""
         parts = (medians[f"generate {world}"], medians[f"train {world}"], floor)
         table.add_row(f"{world} × {threads(world)} threads{mark}", *(f"{value:.3f}" for value in parts))
-    console.print(table)
+    if record["floors"]:
+        console.print(table)
     trl = [name for name in medians if name.startswith("trl")]
     table = Table("ours", "step", "÷ floor", *(f"{name} ÷ ours" for name in trl), title="whole steps")
     fastest = min(record["ours"], key=lambda world: float(record["ours"][world]["all"]["seconds"]))
@@ -224,7 +234,8 @@ def show(record: dict[str, Any]) -> None:
             others = (f"{found['trl_to_ours'][name]:.2f}" for name in trl)
             mark = " (best)" if world == fastest else ""
             name = f"{world} × {threads(world)} threads{mark}, {kind.replace('_', ' ')}"
-            table.add_row(name, f"{found['seconds']:.3f}", f"{found['to_floor']:.3f}", *others)
+            to_floor = f"{found['to_floor']:.3f}" if record["floors"] else "–"
+            table.add_row(name, f"{found['seconds']:.3f}", to_floor, *others)
     console.print(table)
     names = {name: None for kinds in record["ours"].values() for found in kinds.values() for name in found["phases"]}
     columns = [f"{world} {kind.replace('_', ' ')}" for world, kinds in record["ours"].items() for kind in kinds]
