@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlcli.planner import passes
+from rlcli.planner import memory, passes
 from rlcli.planner.memory import phases
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape, read_shape
@@ -45,7 +45,9 @@ def test_recomputed_activations_leave_as_many_holes_in_the_heap_as_those_that_st
     assert heap_again == pytest.approx(heap)
 
 
-def test_tensors_that_are_mapped_by_themselves_do_not_stay(shape: ModelShape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_are_mapped_by_themselves_do_not_stay_and_leave_half_as_many_holes(
+    shape: ModelShape, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpu = setting(shape, "cpu", "checkpoint.every=0")
     one = cpu.pack.tokens * cpu.bytes_each * shape.intermediate  # a tensor of the gated unit's width
     found = {}
@@ -53,23 +55,29 @@ def test_tensors_that_are_mapped_by_themselves_do_not_stay(shape: ModelShape, mo
         monkeypatch.setattr(passes, "MAPPED_BYTES", least)
         found[name] = totals(cpu)
     gone = 4 * one * shape.layers
-    assert found["none"]["generate"] - found["gated"]["generate"] == pytest.approx(gone)
-    assert found["none"]["sync"] - found["gated"]["sync"] == pytest.approx(gone / 2)
-    assert found["none"]["update"] == found["gated"]["update"]
+    holes = memory.HEAP_WASTE["passing"] * gone / 2
+    assert found["none"]["generate"] - found["gated"]["generate"] == pytest.approx(gone + holes)
+    assert found["none"]["sync"] - found["gated"]["sync"] == pytest.approx(gone / 2 + holes)
+    assert found["none"]["update"] - found["gated"]["update"] == pytest.approx(holes)
 
 
-def test_an_adapters_small_tensors_leave_as_much_again_in_the_heap(shape: ModelShape) -> None:
-    """An update's share: 0.47 of what passes, 0.55 more beside an adapter, 0.55 of the weights, 30 MiB."""
-    for rank, share in ((0, 0.47), (16, 1.02)):
+@pytest.fixture
+def nothing_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MAPPED_BYTES", 1 << 60)
+
+
+def test_an_adapters_small_tensors_leave_as_much_again_in_the_heap(shape: ModelShape, nothing_mapped: None) -> None:
+    """An update's share: 0.49 of what passes, 0.61 more beside an adapter, 0.32 of the weights, 30 MiB."""
+    for rank, share in ((0, 0.49), (16, 1.10)):
         cpu = setting(shape, "cpu", "checkpoint.every=0", f"lora.rank={rank}")
         passing, heap = passing_and_heap(cpu)
-        assert heap == pytest.approx(share * sum(passing.values()) + 0.55 * cpu.weight_bytes() + (30 << 20))
+        assert heap == pytest.approx(share * sum(passing.values()) + 0.32 * cpu.weight_bytes() + (30 << 20))
 
 
-def test_weights_gathered_for_a_moment_leave_two_and_a_half_times_themselves(shape: ModelShape) -> None:
+def test_weights_gathered_for_a_moment_leave_twice_themselves_and_more(shape: ModelShape, nothing_mapped: None) -> None:
     alone = setting(shape, "cpu:1", "checkpoint.every=0", "model.dtype=float32")
     ranks = setting(shape, "cpu:2", "checkpoint.every=0", "model.dtype=float32")
     (whole, _), (passing, heap) = map(passing_and_heap, (alone, ranks))
     assert whole["gathered weights"] == 0 < passing["gathered weights"]
-    others = 0.47 * sum(passing.values()) + 0.55 * ranks.weight_bytes() / 2 + (30 << 20)
-    assert heap - others == pytest.approx(2.5 * passing["gathered weights"])
+    others = 0.49 * sum(passing.values()) + 0.32 * ranks.weight_bytes() / 2 + (30 << 20)
+    assert heap - others == pytest.approx(2.2 * passing["gathered weights"])
