@@ -20,15 +20,15 @@ CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
 
-HEAP_WASTE = {"passing": 0.49, "adapter": 0.61, "gathered weights": 2.2, "weights": 0.32}
+HEAP_WASTE = {"passing": 0.44, "gathered weights": 2.6, "weights": 0.4}
 HEAP_WASTE_OF_ALL = 30 * MIB
 """On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as shares: of all that
 passes through, of what is mapped by itself a half, also of what is recomputed, which is there for a moment, but leaves
-holes; of what passes, again, where an adapter's small tensors lie between; of what is gathered for a moment; of the
-weights, which leave holes when they are read and sent; and in any run. After the sync all of it but the weights' share
-and tensors of 32 MiB or more stays for the rest of the run, where later phases find room: workers give back little,
-since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to runs of models of 1M to 100M parameters. Made
-to give back at once the heap takes what is predicted to 3%, and an update a quarter to a half as long again."""
+holes; of what is gathered for a moment; of the weights, which leave holes when they are read and sent; and in any run.
+After the sync all of it but the weights' share and tensors of 32 MiB or more stays for the rest of the run, where later
+phases find room: workers give back little, since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to
+runs of models of 1M to 100M parameters. Made to give back at once the heap takes what is predicted to 3%, and an update
+a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
@@ -103,18 +103,19 @@ def _heap_waste(setting: Setting) -> float:
 def _wasted_by_passing(setting: Setting) -> float:
     parts, whole = _passes(setting), setting.with_keys(model={"gradient_checkpointing": False})
     passing = max(sum(parts.values()), sum(_passes(whole).values())) - _given_back(whole) / 2
-    return _wasted(passing, parts, bool(setting.config.lora.rank))
+    return _wasted(passing, parts)
 
 
 def _given_back(setting: Setting) -> float:
-    """Of what passes through: tensors so large that they are mapped by themselves, and given back when freed."""
-    return min(_passes(setting).get("activations", 0.0), passes.mapped_apart(setting, setting.policy))
+    """Of what passes through: tensors so large that they are mapped by themselves, and given back when freed; beside an
+    adapter half of them, as measured."""
+    mapped = min(_passes(setting).get("activations", 0.0), passes.mapped_apart(setting, setting.policy))
+    return mapped / 2 if setting.config.lora.rank else mapped
 
 
-def _wasted(passing: float, parts: Parts, adapter: bool) -> float:
-    share = HEAP_WASTE["passing"] + HEAP_WASTE["adapter"] * adapter
+def _wasted(passing: float, parts: Parts) -> float:
     gathered = HEAP_WASTE["gathered weights"] * parts.get("gathered weights", 0.0)
-    return share * passing + gathered + HEAP_WASTE_OF_ALL
+    return HEAP_WASTE["passing"] * passing + gathered + HEAP_WASTE_OF_ALL
 
 
 def _heap_after_update(setting: Setting) -> float:
@@ -148,7 +149,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     passing = max(
         passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
     )
-    heap = _wasted(sum(passing.values()), passing, adapter=False) + HEAP_WASTE["weights"] * weights
+    heap = _wasted(sum(passing.values()), passing) + HEAP_WASTE["weights"] * weights
     return _phase("update", held, passing, {"heap": heap if own.device.is_cpu else 0.0})
 
 

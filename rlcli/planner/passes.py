@@ -32,7 +32,7 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     # the residual, what the norm gave).
     working = pack.tokens * each * (3 * shape.intermediate + 4 * shape.hidden + 2 * shape.head_dim)
     if setting.config.lora.rank and shape == setting.policy:
-        working += pack.tokens * each * (shape.intermediate + setting.config.lora.rank)  # what an adapter adds
+        working += pack.tokens * each * setting.config.lora.rank
     ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
     between = pack.tokens * each * 2 * shape.hidden
     computing = {"gathered weights": _gathered(setting, shape), "activations": max(working, ending)}

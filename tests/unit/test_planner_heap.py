@@ -45,16 +45,17 @@ def test_recomputed_activations_leave_as_many_holes_in_the_heap_as_those_that_st
     assert heap_again == pytest.approx(heap)
 
 
+@pytest.mark.parametrize(("rank", "given_back"), [(0, 1.0), (16, 0.5)])
 def test_tensors_that_are_mapped_by_themselves_do_not_stay_and_leave_half_as_many_holes(
-    shape: ModelShape, monkeypatch: pytest.MonkeyPatch
+    shape: ModelShape, monkeypatch: pytest.MonkeyPatch, rank: int, given_back: float
 ) -> None:
-    cpu = setting(shape, "cpu", "checkpoint.every=0")
+    cpu = setting(shape, "cpu", "checkpoint.every=0", f"lora.rank={rank}")
     one = cpu.pack.tokens * cpu.bytes_each * shape.intermediate  # a tensor of the gated unit's width
     found = {}
     for name, least in (("none", 1 << 60), ("gated", int(one))):
         monkeypatch.setattr(passes, "MAPPED_BYTES", least)
         found[name] = totals(cpu)
-    gone = 4 * one * shape.layers
+    gone = given_back * 4 * one * shape.layers
     holes = memory.HEAP_WASTE["passing"] * gone / 2
     assert found["none"]["generate"] - found["gated"]["generate"] == pytest.approx(gone + holes)
     assert found["none"]["sync"] - found["gated"]["sync"] == pytest.approx(gone / 2 + holes)
@@ -66,12 +67,14 @@ def nothing_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "MAPPED_BYTES", 1 << 60)
 
 
-def test_an_adapters_small_tensors_leave_as_much_again_in_the_heap(shape: ModelShape, nothing_mapped: None) -> None:
-    """An update's share: 0.49 of what passes, 0.61 more beside an adapter, 0.32 of the weights, 30 MiB."""
-    for rank, share in ((0, 0.49), (16, 1.10)):
-        cpu = setting(shape, "cpu", "checkpoint.every=0", f"lora.rank={rank}")
-        passing, heap = passing_and_heap(cpu)
-        assert heap == pytest.approx(share * sum(passing.values()) + 0.32 * cpu.weight_bytes() + (30 << 20))
+@pytest.mark.parametrize("rank", [0, 16])
+def test_what_passes_through_and_the_weights_leave_holes_in_the_heap(
+    shape: ModelShape, nothing_mapped: None, rank: int
+) -> None:
+    """An update's share: 0.44 of what passes, 0.4 of the weights, 30 MiB."""
+    cpu = setting(shape, "cpu", "checkpoint.every=0", f"lora.rank={rank}")
+    passing, heap = passing_and_heap(cpu)
+    assert heap == pytest.approx(0.44 * sum(passing.values()) + 0.4 * cpu.weight_bytes() + (30 << 20))
 
 
 def test_weights_gathered_for_a_moment_leave_twice_themselves_and_more(shape: ModelShape, nothing_mapped: None) -> None:
@@ -79,5 +82,5 @@ def test_weights_gathered_for_a_moment_leave_twice_themselves_and_more(shape: Mo
     ranks = setting(shape, "cpu:2", "checkpoint.every=0", "model.dtype=float32")
     (whole, _), (passing, heap) = map(passing_and_heap, (alone, ranks))
     assert whole["gathered weights"] == 0 < passing["gathered weights"]
-    others = 0.49 * sum(passing.values()) + 0.32 * ranks.weight_bytes() / 2 + (30 << 20)
-    assert heap - others == pytest.approx(2.2 * passing["gathered weights"])
+    others = 0.44 * sum(passing.values()) + 0.4 * ranks.weight_bytes() / 2 + (30 << 20)
+    assert heap - others == pytest.approx(2.6 * passing["gathered weights"])
