@@ -85,20 +85,16 @@ def test_scaled_to_zero_it_gives_what_the_base_gives_bit_for_bit() -> None:
     assert not torch.equal(model(x), alone)
 
 
-class Widths(TorchDispatchMode):
-    """Counts the tensors of the layer's width that are new."""
+class Made(TorchDispatchMode):
+    """Keeps every tensor that is made, so that none takes the place of another."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[int] = set()
+        self.tensors: list[Tensor] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        if (
-            isinstance(made, Tensor) and made.shape[-1] == OUT and made.shape[0] not in (RANK, IN)
-        ):  # a weight, transposed
-            self.seen.add(made.untyped_storage().data_ptr())
-            self.kept = [*getattr(self, "kept", []), made]  # or the next one may take its place
+        self.tensors += [made] if isinstance(made, Tensor) else []
         return made
 
 
@@ -107,7 +103,8 @@ def test_nothing_of_the_layers_width_is_made_but_what_it_gives() -> None:
     x = torch.randn(1, 9, IN, dtype=torch.float64)
     counts = []
     for forward in (layer, lambda x: type(layer).forward(layer, x)):
-        with torch.no_grad(), Widths() as widths:
+        with torch.no_grad(), Made() as made:
             forward(x)
-        counts.append(len(widths.seen))
+        wide = [tensor for tensor in made.tensors if tensor.numel() == x.shape[1] * OUT]
+        counts.append(len({tensor.untyped_storage().data_ptr() for tensor in wide}))
     assert counts == [1, 4]
