@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import tempfile
+from pathlib import Path
+
 from rlcli.config.load import resolve
 from rlcli.planner.device import parse_gpus
 from rlcli.planner.memory import phases
 from rlcli.planner.setting import Setting, setting_of
-from rlcli.planner.shape import ModelShape
+from rlcli.planner.shape import ModelShape, read_shape
 
 QWEN_7B = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -20,6 +25,13 @@ QWEN_7B = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 32768,
 }
+
+
+@functools.cache
+def qwen_7b() -> ModelShape:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(QWEN_7B))
+        return read_shape(folder)
 
 
 def setting(shape: ModelShape, gpus: str, *sets: str, recipe: str = "grpo") -> Setting:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlcli.planner import passes
 from rlcli.planner.activations import FLOAT
 from rlcli.planner.engine import asleep_bytes, engine_parts
+from rlcli.planner.heap import wasted
 from rlcli.planner.setting import Setting
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -19,16 +20,6 @@ run tells its own as `memory/base_gb`."""
 CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
 """What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
 buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
-
-HEAP_WASTE = {"passing": 0.44, "gathered weights": 2.6, "weights": 0.4}
-HEAP_WASTE_OF_ALL = 30 * MIB
-"""On CPUs: what the C library's heap takes in an update besides, having no hole that fits, as shares: of all that
-passes through, of what is mapped by itself a half, also of what is recomputed, which is there for a moment, but leaves
-holes; of what is gathered for a moment; of the weights, which leave holes when they are read and sent; and in any run.
-After the sync all of it but the weights' share and tensors of 32 MiB or more stays for the rest of the run, where later
-phases find room: workers give back little, since fresh pages cost time (`rlcli.workers.cluster.HEAP_ENV`). Fitted to
-runs of models of 1M to 100M parameters. Made to give back at once the heap takes what is predicted to 3%, and an update
-a quarter to a half as long again."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
 """On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
@@ -84,49 +75,14 @@ def phases(setting: Setting) -> list[PhaseMemory]:
 
 
 def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
-    """On CPUs: with what the C library's heap wastes and retains, once there has been an update and a checkpoint."""
+    """On CPUs: with what the heap wastes and keeps, once there has been an update and a checkpoint. The checkpoint's
+    copy finds room in what an update took, or the other way round."""
     own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
-    kept = _heap_retained(setting) - own
-    if phase.name == "update":
-        kept = max(kept, _heap_waste(setting))
-    if phase.name == "sync":
-        kept = max(kept, _heap_after_update(setting) - own)
-    return _phase(phase.name, phase.parts, {"heap": max(kept, 0.0)})
-
-
-def _heap_waste(setting: Setting) -> float:
-    held = _trainer(setting, "update")
-    weights = held["weights"] + held.get("reference", 0.0) + held.get("critic", 0.0) / (1 + ADAM_MOMENTS)
-    return _wasted_by_passing(setting) + HEAP_WASTE["weights"] * weights
-
-
-def _wasted_by_passing(setting: Setting) -> float:
-    parts, whole = _passes(setting), setting.with_keys(model={"gradient_checkpointing": False})
-    passing = max(sum(parts.values()), sum(_passes(whole).values())) - _given_back(whole) / 2
-    return _wasted(passing, parts)
-
-
-def _given_back(setting: Setting) -> float:
-    """Of what passes through: tensors so large that they are mapped by themselves, and given back when freed; beside an
-    adapter half of them, as measured."""
-    mapped = min(_passes(setting).get("activations", 0.0), passes.mapped_apart(setting, setting.policy))
-    return mapped / 2 if setting.config.lora.rank else mapped
-
-
-def _wasted(passing: float, parts: Parts) -> float:
-    gathered = HEAP_WASTE["gathered weights"] * parts.get("gathered weights", 0.0)
-    return HEAP_WASTE["passing"] * passing + gathered + HEAP_WASTE_OF_ALL
-
-
-def _heap_after_update(setting: Setting) -> float:
-    """In a sync: as much as in the update, but that half of what is given back has been, as measured."""
-    return sum(_passes(setting).values()) + _heap_waste(setting) - _given_back(setting) / 2
-
-
-def _heap_retained(setting: Setting) -> float:
-    """A checkpoint's copy finds room in it, or is itself what is kept."""
-    room = sum(_passes(setting).values()) + _wasted_by_passing(setting) - _given_back(setting)
-    return max(room, sum(_copied(setting).values()) if setting.config.checkpoint.every else 0.0)
+    passing, held = _passes(setting), _trainer(setting, "update")
+    copied = _copied(setting) if setting.config.checkpoint.every else {}
+    moments = held["optimizer"] + held.get("critic", 0.0) * ADAM_MOMENTS / (1 + ADAM_MOMENTS)
+    taken = max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
+    return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
 
 
 def engine_worker(setting: Setting) -> PhaseMemory | None:
@@ -149,8 +105,8 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     passing = max(
         passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
     )
-    heap = _wasted(sum(passing.values()), passing) + HEAP_WASTE["weights"] * weights
-    return _phase("update", held, passing, {"heap": heap if own.device.is_cpu else 0.0})
+    heap = wasted(own, critic, passing, ADAM_MOMENTS * weights) if own.device.is_cpu else 0.0
+    return _phase("update", held, passing, {"heap": heap})
 
 
 def _phase(name: str, *parts: Parts) -> PhaseMemory:

@@ -18,9 +18,8 @@ from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rota
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
-BUCKET_BYTES, WHOLE_BYTES, MAPPED_BYTES = 32 << 20, 24 << 20, 32 << 20
-"""Of `rlcli.model.buckets` and `rlcli.model.sharding`, which would bring half of torch along, and what
-`rlcli.workers.cluster.HEAP_ENV` has the C library map by itself."""
+BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
+"""Of `rlcli.model.buckets` and `rlcli.model.sharding`, which would bring half of torch along."""
 
 Parts = dict[str, float]
 
@@ -147,17 +146,6 @@ def sending(setting: Setting) -> Parts:
     other = min(one, total - one)
     buckets = (2 + 1 / setting.ranks) * one + (1 + setting.device.is_cpu + 1 / setting.ranks) * other
     return {"sync": buckets + packing}
-
-
-def mapped_apart(setting: Setting, shape: ModelShape) -> float:
-    """On CPUs, of the activations of a forward pass: those in tensors of MAPPED_BYTES and more."""
-    tokens, each = setting.pack.tokens, setting.bytes_each
-    run = setting.passing(trained_whole=shape != setting.policy)
-    if tokens * each * shape.hidden >= MAPPED_BYTES:
-        return kept_bytes(shape, run, setting.pack)
-    if tokens * each * shape.intermediate < MAPPED_BYTES:
-        return 0.0
-    return 4 * tokens * each * shape.intermediate * (1 if run.checkpointing else shape.layers)  # of each gated unit
 
 
 def offloaded_activations(setting: Setting) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -107,17 +108,18 @@ class Setting:
 
     @cached_property
     def pack(self) -> Pack:
-        """The most that a rank forwards at once, every response as long as it may be: as many samples as
-        train.tokens_per_microbatch takes and a minibatch has for a rank. Samples are dealt out over the micro-batches
-        one by one, so that a micro-batch has most prompts of its minibatch."""
-        train, rollout = self.config.train, self.config.rollout
+        """The most that a rank forwards at once: as many samples as train.tokens_per_microbatch takes and a minibatch
+        has for a rank, every response as long as it may be. Those of one prompt lie together, and it counts once.
+        (Where all are that long micro-batches may be less than full; with some shorter ones they are.)"""
+        train, longest = self.config.train, self.config.rollout.max_response_tokens
+        room, prompt = train.tokens_per_microbatch, self.prompt_tokens
         a_rank = self.samples / train.minibatches / self.ranks
-        samples = min(a_rank, train.tokens_per_microbatch / self.sample_tokens)
-        prompts = min(samples, rollout.prompts_per_step / train.minibatches)
-        places = samples * self.sample_tokens
-        worth = self.prompt_tokens >= SHARED_FROM * self.sample_tokens
-        shared = (samples - prompts) * self.prompt_tokens if worth else 0.0
-        return Pack(places - shared, places, samples * rollout.max_response_tokens)
+        shared = prompt >= SHARED_FROM * self.sample_tokens
+        of_a_prompt = self.samples / self.config.rollout.prompts_per_step if shared else 1.0
+        together = min(of_a_prompt, max(1.0, (room - prompt) / longest))
+        prompts = min(math.ceil(a_rank / together), room / (prompt + together * longest))
+        samples = prompts * together
+        return Pack(prompts * prompt + samples * longest, samples * self.sample_tokens, samples * longest)
 
     @property
     def accumulates(self) -> bool:

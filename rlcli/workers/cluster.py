@@ -21,6 +21,7 @@ from typing import Any
 from rlcli.attempt import group_id, is_restart
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
+from rlcli.workers import heap
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel, OnLost, leave
 from rlcli.workers.undertaker import Undertaker
@@ -48,10 +49,6 @@ WORKER_ENV = {
     "PYTHONWARNINGS": "ignore",
     "PYTHONUNBUFFERED": "1",
 }
-
-HEAP_ENV = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""On CPUs, unless they are set: glibc keeps what is freed between passes in place of giving it back and fetching fresh
-pages each time, which made an update longer by 1 to 30%. The peak was 1, 2 and 5% higher for it, in three cases."""
 
 DETERMINISTIC_ENV = {
     # vLLM's kernels then give a response the same bits whatever else is in the batch; it sets up NCCL likewise.
@@ -318,7 +315,7 @@ def place(worker: type, pool: Pool, *args: Any) -> Placed:
     if pool.device == "cpu":
         # Inductor costs half a minute of compilation and gains nothing on the models that fit a CPU.
         environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
-        environment |= {name: os.environ.get(name, value) for name, value in HEAP_ENV.items()}
+        environment |= heap.environment()
     elif pool.deterministic:
         environment |= DETERMINISTIC_ENV
     actor = ray.remote(worker)

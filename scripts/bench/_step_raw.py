@@ -15,7 +15,7 @@ from typing import Any
 
 from _step_work import Workload
 
-from rlcli.workers.cluster import HEAP_ENV
+from rlcli.workers import heap
 
 BUDGETS = (2048, 4096, 8192, 16384)
 """Tokens a micro-batch, of which the fastest is kept."""
@@ -84,7 +84,7 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
     }
     if device == "cpu":  # as our workers have it: the floor keeps freed memory, too
         environment["TORCH_COMPILE_DISABLE"] = "1"
-        environment |= {name: os.environ.get(name, value) for name, value in HEAP_ENV.items()}
+        environment |= heap.environment()
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     connections, processes = [], []
@@ -125,10 +125,19 @@ def _serve(connection: Connection, spec: RawSpec) -> None:
         if what == "budget":
             training.pack(*arguments)
             if spec.device == "cpu":  # what larger micro-batches left behind is not the floor's
-                ctypes.CDLL(None).malloc_trim(0)
+                _give_back()
         else:
             {"generate": generation.run, "train": training.run}[what]()
         connection.send("done")
+
+
+def _give_back() -> None:
+    """All memory that nothing is in, whichever heap this is."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallctl"):
+        library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))  # 4096: all arenas
+    else:
+        library.malloc_trim(0)
 
 
 class _Generation:

@@ -38,7 +38,10 @@ from _step_work import Workload, draw_lengths, make_model
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.workers import cluster
+from rlcli.workers import cluster, heap
+
+HEAPS: dict[str, dict[str, str]] = {"jemalloc": heap.environment(), "glibc": heap.GLIBC, "fresh": {}}
+"""Of our workers: as it is, glibc's made to keep what is freed, and as it comes."""
 
 WARM_UP = 2
 """Steps that do not count, one of each kind: the first of either is slower."""
@@ -102,9 +105,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--equal-groups", type=float, default=0.5, help="share of them in every second step")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--kv-cache-mb", type=int, default=1024, help="of each engine, ours and the raw one")
-    parser.add_argument(
-        "--fresh-pages", action="store_true", help="our workers on CPUs give freed memory back, as glibc would"
-    )
+    parser.add_argument("--heap", choices=HEAPS, default="jemalloc", help="of our workers on CPUs")
     parser.add_argument("--no-floor", dest="floor", action="store_false", help="measure our steps and TRL's alone")
     parser.add_argument("--compare", choices=["trl"])
     parser.add_argument("--trl-python", default="python", help="an interpreter that imports trl")
@@ -164,8 +165,7 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
         if done % kinds == 0:
             contest.round()
 
-    if options.fresh_pages:
-        setattr(cluster, "HEAP_ENV", {})  # noqa: B010
+    setattr(heap, "environment", lambda: HEAPS[options.heap])  # noqa: B010
     with run_ours(
         work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
     ) as run:

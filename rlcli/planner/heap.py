@@ -1,0 +1,58 @@
+"""What the heap of a worker on a CPU takes beside the tensors that are alive: holes, and room that it keeps.
+
+Nothing that was taken is given back (`rlcli.workers.heap`), so that the most that ever passed through, in an update or
+as a checkpoint's copy, stays for the rest of the run, and later phases find room in it. The shares are fitted to runs
+of models of 1M to 100M parameters (docs/planning.md), with jemalloc.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from rlcli.planner.activations import kept_bytes
+from rlcli.planner.setting import Setting
+from rlcli.planner.shape import ModelShape
+
+PASSING, ROUNDED, MOMENTS, GATHERED = 0.115, 0.69, 0.17, 1.6
+"""Holes, as shares: of all that passes through; of what its tensors are rounded up by; of the optimizer's moments,
+which come when the first update has passed; of weights that are gathered for a moment."""
+
+ALWAYS = 31 << 20
+"""Holes in any run."""
+
+CLASSES = 4
+"""jemalloc has so many sizes between two powers of two."""
+
+
+def wasted(setting: Setting, shape: ModelShape, parts: dict[str, float], moments: float) -> float:
+    """Holes in an update of `shape`, in which `parts` come and go. moments: bytes of the optimizer's."""
+    gathered = GATHERED * parts.get("gathered weights", 0.0)
+    return PASSING * sum(parts.values()) + ROUNDED * _rounded(setting, shape) + MOMENTS * moments + gathered + ALWAYS
+
+
+def _rounded(setting: Setting, shape: ModelShape) -> float:
+    """What the activations of a pass are rounded up by: as if the model were so much wider."""
+    pack, run = setting.pack, setting.passing(trained_whole=shape != setting.policy)
+
+    def width(own: int, tokens: float) -> float:
+        return size_class(tokens * run.bytes_each * own) / (tokens * run.bytes_each)
+
+    wider = replace(
+        shape,
+        hidden=round(width(shape.hidden, pack.tokens)),
+        intermediate=round(width(shape.intermediate, pack.tokens)),
+        head_dim=round(width(shape.query, pack.places) / shape.heads),
+    )
+    return kept_bytes(wider, run, pack) - kept_bytes(shape, run, pack)
+
+
+def size_class(size: float) -> int:
+    """What jemalloc takes for a large tensor of `size` bytes.
+
+    >>> size_class(5 << 20) / (1 << 20), size_class((5 << 20) + 1) / (1 << 20)
+    (5.0, 6.0)
+    """
+    power = (math.ceil(size) - 1).bit_length()  # of two that is no smaller
+    step = max(1, (1 << power) // 2 // CLASSES)
+    return -(-math.ceil(size) // step) * step
