@@ -48,7 +48,7 @@ class StateWriter:
             self._group = dist.new_group(backend="gloo", timeout=WRITE_TIMEOUT)
         self._done, self._folder = futures.Future(), folder
         # A daemon: a process that is told to end does not wait for a slow disk.
-        threading.Thread(target=_write, args=(self._done, state, own, folder, self._group), daemon=True).start()
+        threading.Thread(target=_write, args=(self._done, [state], own, folder, self._group), daemon=True).start()
 
     def wait(self) -> None:
         """Until nothing is being written, which is progress as long as the folder grows."""
@@ -68,12 +68,13 @@ class StateWriter:
 
 
 def _write(
-    done: futures.Future[Files], state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: Any
+    done: futures.Future[Files], states: list[Mapping[str, Tensor]], own: Mapping[str, Any], folder: Path, group: Any
 ) -> None:
+    """states: holds the one to write, and nothing once `done` tells: a next copy must not come beside it."""
     from rlcli.model.state import save_state
 
     try:
-        files = save_state(state, own, folder, group)
+        files = save_state(states.pop(), own, folder, group)
         done.set_result({f"{folder.name}/{name}": facts for name, facts in files.items()})
     except BaseException as error:
         traceback.print_exc()  # to the rank's log

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,25 @@ def test_another_save_waits_for_the_one_before(
     assert slow.go.is_set()
     assert (tmp_path / "first" / ".metadata").is_file()
     assert writer.files(wait=True)
+
+
+def test_the_copy_is_gone_by_when_it_is_written(
+    mesh: Any, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or whoever waited to copy again would have two in memory."""
+    owners, slow, writer = build("full", mesh, base, 0), Slow(monkeypatch), StateWriter()
+    owners["policy"].step()
+    state = copied(trained_state(trained(owners)))
+    copies = [weakref.ref(tensor) for tensor in state.values()]
+    writer.start(state, rng_state(), tmp_path / "policy")
+    del state
+    assert writer._done is not None
+    left: list[int] = []
+    writer._done.add_done_callback(lambda _: left.append(sum(copy() is not None for copy in copies)))
+    assert all(copy() is not None for copy in copies)
+    slow.go.set()
+    writer.wait()
+    assert left == [0]
 
 
 def test_every_file_is_listed_with_its_size_and_hash(mesh: Any, base: str, tmp_path: Path) -> None:
