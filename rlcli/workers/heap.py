@@ -8,14 +8,19 @@ import re
 import resource
 from pathlib import Path
 
-JEMALLOC = {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0,narenas:1"}
-"""Nothing is given back, also of large tensors (which by default have an arena that gives all back at once), and one
-arena serves all threads: what one frees another can use."""
-
-PAGE = 4096
+JEMALLOC = {
+    "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0,lg_extent_max_active_fit:30,narenas:1"
+}
+"""Nothing is given back, also of large tensors (which by default have an arena that gives all back at once). What is
+free serves tensors of any size: by default a piece that is more than 64 times as large is left whole, and a
+checkpoint's copy, which is many small tensors, found no room where an update had been. One arena serves all threads:
+what one frees another can use."""
 
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 """The most that glibc's heap can be made to keep."""
+
+PAGE = 4096
+"""For which Ray's jemalloc is built; with larger ones it would not start."""
 
 
 def environment() -> dict[str, str]:
@@ -32,8 +37,8 @@ def environment() -> dict[str, str]:
 
 
 def _library() -> str:
-    """Ray's jemalloc; empty where there is none, or it would not run here: it is built for pages of 4 KiB, and in
-    LD_PRELOAD white space and colons part names."""
+    """Ray's jemalloc; empty where there is none, or it would not run: in LD_PRELOAD white space and colons part
+    names."""
     ray = importlib.util.find_spec("ray")
     path = Path(ray.origin).with_name("core") / "libjemalloc.so" if ray is not None and ray.origin else Path()
     runs = path.is_file() and resource.getpagesize() == PAGE and not re.search(r"[\s:]", str(path))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rlcli.errors import DataError, RunFailed, SetupError
+from rlcli.workers import heap
 from rlcli.workers.cluster import Pool, ray_session, start_group
 from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
@@ -100,20 +101,26 @@ def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup]:
             workers.kill()
 
 
-def test_glibc_of_a_cpu_worker_begins_with_the_thresholds_that_keep_memory_unless_they_are_set(
-    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("own", [{}, {"LD_PRELOAD": "", "MALLOC_TRIM_THRESHOLD_": "4096"}], ids=["jemalloc", "glibc"])
+def test_a_cpu_worker_begins_with_a_heap_that_keeps_memory_unless_the_user_has_set_another(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
 ) -> None:
-    """glibc reads them when a process begins, and never again."""
+    """A heap reads what it is told when a process begins, and never again."""
     import psutil
 
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    for name in ("LD_PRELOAD", *heap.JEMALLOC, *heap.GLIBC):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
     with ray_session(cluster, 2):
         workers = start_group(toy(), TWO, tmp_path)
-        begun_with = [psutil.Process(pid).environ() for pid in workers.pid()]
+        pids = workers.pid()
+        mapped = ["libjemalloc" in Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+        begun_with = [psutil.Process(pid).environ() for pid in pids]
         workers.close()
-    assert [one["MALLOC_MMAP_THRESHOLD_"] for one in begun_with] == [str(32 << 20)] * 2
-    assert [one["MALLOC_TRIM_THRESHOLD_"] for one in begun_with] == ["4096"] * 2
+    assert mapped == [not own] * 2
+    expected = heap.GLIBC | {"MALLOC_TRIM_THRESHOLD_": "4096"} if own else heap.JEMALLOC
+    assert [{name: one.get(name) for name in expected} for one in begun_with] == [expected] * 2
 
 
 def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, tmp_path: Path) -> None:
