@@ -32,7 +32,9 @@ def environment() -> dict[str, str]:
     on Linux, keeps them and takes a tenth more.
     """
     library = _library()
-    found = {"LD_PRELOAD": library} | JEMALLOC if library and "LD_PRELOAD" not in os.environ else GLIBC
+    found = GLIBC  # also beside jemalloc, which ignores it: on another machine Ray may lie elsewhere
+    if library and "LD_PRELOAD" not in os.environ:
+        found = GLIBC | JEMALLOC | {"LD_PRELOAD": library}
     return {name: os.environ.get(name, value) for name, value in found.items()}
 
 
