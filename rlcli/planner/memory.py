@@ -71,18 +71,24 @@ def phases(setting: Setting) -> list[PhaseMemory]:
         engine = engine_parts(setting, idle=True) if setting.engine_here else {}
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
     found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), _engine_beside(setting)))
-    return [_with_heap(setting, phase) for phase in found] if setting.device.is_cpu else found
+    if not setting.device.is_cpu:
+        return found
+    taken = _heap_taken(setting)
+    return [_with_heap(phase, taken) for phase in found]
 
 
-def _with_heap(setting: Setting, phase: PhaseMemory) -> PhaseMemory:
-    """On CPUs: with what the heap wastes and keeps, once there has been an update and a checkpoint. The checkpoint's
-    copy finds room in what an update took, or the other way round."""
+def _with_heap(phase: PhaseMemory, taken: float) -> PhaseMemory:
+    """On CPUs: with what the heap holds beyond the phase's own, once there has been an update and a checkpoint."""
     own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
+    return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
+
+
+def _heap_taken(setting: Setting) -> float:
+    """By all that comes and goes. The checkpoint's copy finds room in what an update took, or the other way round."""
     passing, held = _passes(setting), _trainer(setting, "update")
     copied = _copied(setting) if setting.config.checkpoint.every else {}
     moments = held["optimizer"] + held.get("critic", 0.0) * ADAM_MOMENTS / (1 + ADAM_MOMENTS)
-    taken = max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
-    return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
+    return max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
 
 
 def engine_worker(setting: Setting) -> PhaseMemory | None:
