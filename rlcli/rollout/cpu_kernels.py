@@ -1,7 +1,7 @@
-"""On CPUs: vLLM's own kernels for the norm and the gated unit, in the place of what it leaves to a compiler.
+"""On CPUs: the norm and the gated unit of vLLM's models, which it leaves to a compiler that is off there.
 
-vLLM writes both as a handful of torch calls that torch.compile is to fuse, which is off on CPUs. The kernels for them
-are in its CPU build all the same, and run row by row: what a token gets does not hang on what else is in the batch.
+vLLM writes both as a handful of torch calls that torch.compile is to fuse. For the norm a kernel is in its CPU build
+all the same; the gated unit needs but two calls.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-KERNELS = ("rms_norm", "fused_add_rms_norm", "silu_and_mul")
+KERNELS = ("rms_norm", "fused_add_rms_norm")
 
 
 def install(model: Any) -> int:
-    """Have the layers of `model` that fit call the kernels; how many do. Called in the worker through `apply_model`.
-    None where this build of vLLM has no such kernels or its layers no such seam."""
+    """Have the layers of `model` that fit run these; how many do. Called in the worker through `apply_model`.
+    0 where this build of vLLM has no such kernels or its layers no such seam."""
     import torch
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
@@ -49,9 +49,9 @@ def _norm(layer: Any, x: Any, residual: Any = None) -> Any:
 
 
 def _silu_and_mul(layer: Any, x: Any) -> Any:
-    """x [..., 2 · D] → silu of its first half times its second, [..., D]."""
+    """x [..., 2 · D] → silu of its first half times its second, [..., D]. By torch, whose silu computes several numbers
+    at once, where vLLM's kernel takes one by one; in place, where vLLM's own way takes a tensor more."""
     import torch
 
-    gated = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-    torch.ops._C.silu_and_mul(gated, x.contiguous())
-    return gated
+    width = x.shape[-1] // 2
+    return torch.nn.functional.silu(x[..., :width]).mul_(x[..., width:])

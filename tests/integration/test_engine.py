@@ -222,7 +222,7 @@ def test_the_samples_of_a_prompt_share_its_whole_blocks(found: dict[str, Any]) -
     assert found["cached"] == [0, CPU_BLOCK]
 
 
-def test_norms_and_gated_units_run_vllm_s_kernels(found: dict[str, Any]) -> None:
+def test_norms_and_gated_units_are_not_left_to_a_compiler(found: dict[str, Any]) -> None:
     assert found["own_kernels"] == [3 * found["layers"] + 1]
 
 

@@ -173,10 +173,10 @@ def test_wandb_whose_service_is_killed_costs_the_run_nothing(
         trackers.log(step, {"reward/mean": 0.5})
     trackers.close()
     assert len(metrics_lines(folder)) == 3
-    # wandb may notice while it writes, or only when it ends and nothing answers; its error then depends on which of its
-    # threads met the closed connection first.
-    failed = r"wandb failed at (step \d|the end): (ConnectionResetError|BrokenPipeError|HandleAbandonedError)"
-    assert re.match(f"{failed}|wandb is off for", warnings[0])
+    # wandb may notice while it writes, or only when it ends and nothing answers. Which error it then has hangs on which
+    # of its threads met the closed connection first, and is not ours: that there is one, and where it was met, is said.
+    assert re.match(r"wandb failed at (step [123]|the end): \w+Error:|wandb is off for", warnings[0])
+    assert all(warning.startswith("wandb ") for warning in warnings)
     assert not running("wandb")
 
 
