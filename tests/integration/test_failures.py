@@ -75,6 +75,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
     assert_gone(family)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [AGAIN(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_before_the_first_step_leaves_at_once_and_the_folder_can_be_used_again(
     number: signal.Signals, tiny: Path, sums: Path, tmp_path: Path
@@ -194,6 +195,7 @@ def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path
     family.assert_nothing_left()
 
 
+@pytest.mark.long
 def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     done = cli(
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "2", *SMALL),
