@@ -217,6 +217,7 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_ends_as_if_nothing_ha
     assert json.loads(cli(*words("killed"), timeout=60).stdout)["generated"] == 0
 
 
+@pytest.mark.long
 def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
