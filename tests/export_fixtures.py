@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
 from rlcli.model.loading import load_policy, load_value
 from rlcli.model.lora import LoraSpec
@@ -19,8 +20,10 @@ from rlcli.model.packed import pack
 from rlcli.model.state import save_state, trained_state
 from rlcli.model.stored import Stored
 from rlcli.trainer.checkpoint import Checkpoints
+from tests.model_fixtures import padded_log_probs, save_tiny
 
 CPU = torch.device("cpu")
+LORA = ("lora.rank=4", "lora.alpha=8")
 PROBE = [7, 3, 50, 12, 99, 4, 61, 8]
 
 
@@ -93,3 +96,46 @@ def save_evaluation(run: Path, step: int, mean: float) -> None:
     folder.mkdir(exist_ok=True)
     report = {"prompts": 64, "pass": {"pass@1": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}}
     (folder / f"step-{step:06d}.json").write_text(json.dumps(report))
+
+
+def save_runs(root: Path) -> Path:
+    """Runs of one checkpoint or more each below `root`, named for what they are."""
+    base = save_tiny(root / "base")
+    untied = save_tiny(root / "untied-base", tie_word_embeddings=False)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    save_run(root / "full", base, step=2)
+    save_run(root / "full", base, step=5)
+    save_run(root / "untied", untied)
+    save_run(root / "lora", base, *LORA)
+    save_run(root / "half", base, dtype=torch.bfloat16)
+    save_run(root / "unmoved", base, moved_by=0.0)
+    save_run(root / "swapped", base, swap=True)
+    save_run(root / "ppo", base, recipe="ppo", critic=base)
+    save_run(root / "prime", base, recipe="prime", critic=base)
+    dist.destroy_process_group()
+    for step, mean in ((0, 0.2), (2, 0.7), (5, 0.6)):
+        save_evaluation(root / "full", step, mean)
+    return root
+
+
+def export(*words: object, expect: int = 0) -> None:
+    assert main(["export", *map(str, words)]) == expect
+
+
+def stored_log_probs(run: Path) -> list[float]:
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    found: list[float] = state["probe"]["log_probs"]
+    return found
+
+
+def log_probs(folder: Path) -> list[float]:
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        found: list[float] = padded_log_probs(lm, [(np.array(PROBE), 1)])[0].tolist()
+    return found
+
+
+def nothing_beside(out: Path) -> None:
+    assert not [entry for entry in out.parent.iterdir() if entry.name.startswith(f".{out.name}")]

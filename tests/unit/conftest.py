@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,3 +36,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
     from tests.model_fixtures import save_tiny
 
     return str(save_tiny(tmp_path_factory.mktemp("base")))
+
+
+@pytest.fixture(scope="session")
+def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that export something, by `save_runs`: to be read, not changed."""
+    from tests.export_fixtures import save_runs
+
+    return save_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def run_of(saved_runs: Path, tmp_path: Path) -> Any:
+    """A copy of a run, to do something to."""
+    return lambda name: Path(shutil.copytree(saved_runs / name, tmp_path / "runs" / name, symlinks=True))
