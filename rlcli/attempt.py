@@ -12,6 +12,9 @@ INTERRUPTED = 130
 """Exit code of what was asked to leave, as a shell has it after Ctrl-C."""
 RETRY = 75
 """Exit code of an attempt that failed for a cause outside the run: going on from the last checkpoint may help."""
+TOLD = 76
+"""Exit code of an attempt that failed and has said why, in the place of 1: with that Ray ends a driver, without a word,
+that asks a dead raylet for something before a sentinel has seen it die."""
 
 _SUPERVISED, _GROUP, _RESTARTS = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS"
 

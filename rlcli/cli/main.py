@@ -13,7 +13,7 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
-from rlcli.attempt import INTERRUPTED, RETRY, is_supervised
+from rlcli.attempt import INTERRUPTED, RETRY, TOLD, is_supervised
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
     0: done. 1: a run failed after it had started, or a defect. 2: something the user can mend, before any work was
-    done. 130: interrupted. 75, to a supervisor alone: begin again from the last checkpoint.
+    done. 130: interrupted. 75, to a supervisor alone: begin again from the last checkpoint; `_leave` tells it 76 for 1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command_line.set(words if arguments is None else None)
@@ -75,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_supervised() and isinstance(error, RunFailed) and error.retry:
             return RETRY  # The supervisor tells why: the run has noted it.
         if debug and not isinstance(error, TyperException):
+            if is_supervised():
+                sys.excepthook(type(error), error, error.__traceback__)
+                return 1  # by way of `_leave`, not of the interpreter's end: this one has been told
             raise
         mendable = _mendable(error)
         _say("error:", *str(mendable or _defect(error)).split())
@@ -111,7 +114,7 @@ def _leave(code: int) -> NoReturn:
             atexit._run_exitfuncs()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        os._exit(code)
+        os._exit(TOLD if code == 1 else code)
     sys.exit(code)
 
 

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec
 
 import typer
 
-from rlcli.attempt import INTERRUPTED, RETRY, is_supervised, remove_leftovers, told
+from rlcli.attempt import INTERRUPTED, RETRY, TOLD, is_supervised, remove_leftovers, told
 from rlcli.cli.group import command_line
 from rlcli.errors import RunFailed
 from rlcli.trainer.failing import Failure, go_on, last_failure, note_failure
@@ -27,6 +27,8 @@ GRACE_S = 5.0
 """How long what an attempt has left behind gets to end by itself."""
 PATIENCE_S, MOST_PATIENCE_S = 1.0, 60.0
 """Pause before the first restart, and the longest: each is twice as long as the one before."""
+SILENT = 1
+"""How a child ends that a library has ended: what failed by itself ends with TOLD."""
 LEAVING = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 """How a child ends that was asked to leave before it listened."""
 
@@ -114,7 +116,9 @@ def supervise(
             since, group = time.time(), uuid.uuid4().hex[:8]
             status = children.run(words, {**os.environ, **told(group, restarts)})
             remove_leftovers(group)
-            if status >= 0 and status != RETRY:
+            if status == TOLD:
+                return 1
+            if status >= 0 and status not in (RETRY, SILENT):
                 return status
             _show_cursor()
             if children.asked > 1 or (children.asked and status in LEAVING):
@@ -156,6 +160,8 @@ def _failure(folder: Path | None, status: int, since: float) -> Failure:
     if folder and (failure := last_failure(folder, since)):
         return failure
     message, mend, killed_by = "the run failed without a word", "", ""
+    if status == SILENT:
+        message = "the driver was ended without a word, as Ray does where the raylet is gone"
     if status < 0:
         killed_by = signal.Signals(-status).name
         message = f"the driver died of {killed_by}"

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from rlcli.attempt import TOLD, is_supervised
+
 OnLost = Callable[[str, str], NoReturn]
 """Is told who died and a message, in a thread while the main one may hang, and ends the process."""
 
@@ -26,7 +28,7 @@ HEAD_LOST_S = 40.0
 def leave(who: str, message: str) -> NoReturn:
     """For a command that has no run to go on with."""
     print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(TOLD if is_supervised() else 1)
 
 
 class DaemonSentinel:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlcli import __version__
+from rlcli.attempt import TOLD
 from rlcli.cli import main as door
 from rlcli.cli.group import COMMANDS, imported
 from rlcli.errors import ConfigError, RunFailed
@@ -185,6 +186,20 @@ def test_debug_lets_the_traceback_through(words: list[str], boom: Callable[[Base
     boom(ConfigError("train.lr = -1"))
     with pytest.raises(ConfigError, match=r"train\.lr = -1"):
         door.main(words)
+
+
+def test_to_a_supervisor_too_and_then_its_end_is_that_of_one_who_has_told(
+    boom: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    boom(ConfigError("train.lr = -1"))
+    monkeypatch.setattr(door, "is_supervised", lambda: True)
+    ends: list[int] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
+    with pytest.raises(SystemExit):  # the one thing that ends where nothing is ended
+        door._leave(door.main(["boom", "--debug"]))
+    assert ends == [TOLD]
+    assert "ConfigError: train.lr = -1" in capsys.readouterr().err
 
 
 def test_an_interrupt_is_exit_code_130(

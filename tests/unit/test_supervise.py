@@ -109,7 +109,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 130])
 def test_exit_codes_of_the_run_are_those_of_the_command_and_begin_nothing_again(run: Run, code: int) -> None:
-    run.start(f"began(3); say('ran'); sys.exit({code})")
+    run.start(f"began(3); say('ran'); from rlcli.cli.main import _leave; _leave({code})")
     assert run.end(code) == ("ran\n", "")
     assert run.events("restarted") == []
 
@@ -133,6 +133,22 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(run: Run) -> None:
     assert (failed["who"], failed["step"], failed["phase"]) == ("the driver", 7, "update")
     assert failed["signal"] == "SIGKILL"
     assert (restarted["restart"], restarted["of"], restarted["step"]) == (1, 3, 5)
+
+
+def test_a_driver_that_ray_ends_without_a_word_goes_on(run: Run) -> None:
+    """With exit code 1, by which no command of ours ends under a supervisor: nothing was told."""
+    run.start("began(3); place(4, 'generate'); os._exit(1)")
+    stdout, stderr = run.end(0)
+    assert stdout == "went on\n"
+    assert stderr == (
+        "step 4, generate: the driver was ended without a word, as Ray does where the raylet is gone: "
+        "restart 1 of 3 from the start\n"
+    )
+
+
+def test_who_died_is_told_though_ray_ends_the_driver_before_it_can_leave(run: Run) -> None:
+    run.start("began(3); note_failure(run, 'the Ray head', 'the Ray head (raylet) died', retry=True); os._exit(1)")
+    assert "the Ray head (raylet) died: restart 1 of 3 from the start" in run.end(0)[1]
 
 
 def test_a_run_tells_its_supervisor_who_died(run: Run) -> None:
