@@ -63,6 +63,8 @@ class VllmEngine:
         check_version()
         if spec.device == "cpu" and spec.tensor_parallel > 1:
             _unique_shared_memory_names(spec.group_id)
+        if spec.tensor_parallel > 1:
+            _sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
         with _global_state_kept():
             from vllm import LLM
 
@@ -308,6 +310,12 @@ def _unique_shared_memory_names(group_id: str) -> None:
         return shared_memory_prefix(group_id) + str(original(communicator)).strip("/").replace(":", "-")
 
     _CPUSHMDistributed.make_group_name = staticmethod(unique)
+
+
+def _sockets_in(folder: Path) -> None:
+    """vLLM's workers of one engine talk through sockets, which it would leave in the temporary folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ layout."""
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 import subprocess
@@ -221,7 +222,11 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_ends_as_if_nothing_ha
 def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
-    out, before = tmp_path / "run", set(Path("/dev/shm").glob("rlcli-*cpushm*"))
+    def left() -> set[Path]:
+        named = (Path("/dev/shm").glob(f"rlcli-*{what}") for what in ("cpushm*", "sockets"))
+        return {*itertools.chain(*named), *Path("/tmp").glob("-".join("?" * n for n in (8, 4, 4, 4, 12)))}
+
+    out, before = tmp_path / "run", left()
     cli(
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "2", "--workers", "2", *SMALL),
         *("--set", "rollout.tensor_parallel=2", "--set", "verifier.name=test-even"),
@@ -234,4 +239,4 @@ def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path
     # Both generate the same; the first of the two keeps the samples.
     assert {path.name for path in (out / "samples").iterdir()} == {f"step-00000{n}.rank-0.parquet" for n in (1, 2)}
     assert 16 <= len(pq.read_table(out / "samples" / "step-000001.rank-0.parquet")) <= 24
-    assert set(Path("/dev/shm").glob("rlcli-*cpushm*")) <= before
+    assert left() <= before
