@@ -154,7 +154,7 @@ def run_training(
 
     target = out or default_out(resolved.recipe.header.name)
     with View(show_samples=show_samples) as view:
-        view.phase("check model and data")
+        view.phase("check the run folder")
         RunFolder.check(target, force)
         # Noted in the run as they are found now: the newest checkpoint of another run may soon be another.
         resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
