@@ -16,7 +16,7 @@ REST = 512 * MIB
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
-"""Tokens of a prefill at most: on CPUs `rlcli.rollout.vllm_engine` gives them, on GPUs they are vLLM's."""
+"""Tokens of a prefill at most, as `rlcli.rollout.vllm_engine` gives them."""
 
 SAMPLER_COPIES = 3
 """Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
@@ -80,6 +80,7 @@ def activations(setting: Setting) -> float:
     samples = math.ceil(begun * rollout.samples_per_prompt / setting.engines)
     asked = min(rollout.max_concurrent, samples)
     most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
+    most = max(most, rollout.max_concurrent)
     tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most
     # Gate and up in one, and their product; queries, keys, values; hidden states.
     prefill = tokens * each * (3 * shape.intermediate + shape.query + 2 * shape.key + 3 * shape.hidden)

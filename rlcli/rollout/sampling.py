@@ -91,6 +91,11 @@ def install(worker: Any) -> bool:
     return True
 
 
+def draws_by_place(worker: Any) -> bool:
+    """Whether this vLLM worker's own draws hang on (seed, place) alone, as those of its second model runner do."""
+    return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
+
+
 class _Sampler:
     """In the place of `TopKTopPSampler.forward`: the same arguments, the same results."""
 

@@ -26,6 +26,9 @@ checkpoints that are quantised already: releases before 0.32 take it for this to
 
 ADAPTER_ID = 1
 CPU_BATCHED_TOKENS = 4096
+GPU_BATCHED_TOKENS = 8192
+"""Tokens of a prefill at most. vLLM's own number hangs on the GPU; a given one is what `rlcli plan` counts on."""
+
 CPU_BLOCK = 32
 """Tokens in a block of the KV cache on CPUs, where vLLM's own default is 128: each response takes whole blocks, and
 only whole blocks of a prompt are shared by its samples."""
@@ -80,9 +83,8 @@ class VllmEngine:
                 kv_cache_memory_bytes=spec.kv_cache_bytes,
                 gpu_memory_utilization=spec.gpu_memory_utilization,
                 enforce_eager=spec.enforce_eager or spec.device == "cpu",
-                enable_sleep_mode=spec.device == "cuda",
                 enable_prefix_caching=True,
-                **(_on_cpu(spec) if spec.device == "cpu" else {}),
+                **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
                 logprobs_mode="processed_logprobs",
                 skip_tokenizer_init=True,
                 enable_lora=spec.lora_rank > 0,
@@ -100,6 +102,7 @@ class VllmEngine:
         self._keys: dict[str, int] = {}
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
+        self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
         if spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.install)
 
@@ -229,9 +232,10 @@ class VllmEngine:
 
         begun, sampling = 0 if request.begun is None else len(request.begun), self._sampling
         seed: dict[str, Any] = {"extra_args": {own_sampling.SEED: request.seed}}
-        if not self._by_counter:  # A generator would begin anew: what goes on gets a stream of its own.
-            keys = own_sampling.draw_keys(np.array([request.seed]), np.array([begun]))
-            seed = {"seed": int(keys[0]) if begun else request.seed}
+        if not self._by_counter:
+            seed = {"seed": request.seed}
+            if begun and not self._by_place:  # A generator would begin anew: what goes on gets a stream of its own.
+                seed = {"seed": int(own_sampling.draw_keys(np.array([request.seed]), np.array([begun]))[0])}
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
             top_p=sampling.top_p,
@@ -279,13 +283,38 @@ def check_version() -> str:
     return str(version)
 
 
+def check_trains_beside(capability: tuple[int, int]) -> None:
+    """SetupError where nothing could be trained in a process whose vLLM is in its batch-invariant mode.
+
+    On GPUs of compute capability 8.x it gives the whole process its own kernels for `aten::linear` and `aten::matmul`.
+    With a kernel in their place torch asks for `aten::linear_backward`, which there is none of on GPUs."""
+    if capability[0] == 8 and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+        raise SetupError(
+            "train.deterministic: on GPUs of compute capability 8.x (A100, A10, L4 and the like) vLLM's kernels for it "
+            "take the place of torch's in the whole process, and have no derivative by which a model could be trained",
+            "give the engines workers of their own (--set rollout.workers=1), or leave it out",
+        )
+
+
 def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
     """No prompt is prefilled in pieces: for each unfinished piece vLLM takes a random number back, which the CPU's
     generators cannot do (`CPU Generator does not use offset`)."""
     return {
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length),
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length, spec.max_concurrent),
         "block_size": CPU_BLOCK,
+    }
+
+
+def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
+    """Ray shows each worker its own GPU alone. vLLM's all-reduces that write into each other's memory look for the
+    others' GPUs among those that this process sees, and fail: NCCL does it."""
+    if spec.tensor_parallel > 1:
+        os.environ |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
+    return {
+        "enable_sleep_mode": True,
+        "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent),
+        "disable_custom_all_reduce": spec.tensor_parallel > 1,
     }
 
 

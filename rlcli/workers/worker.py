@@ -124,6 +124,10 @@ class Worker:
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(self.config.train.seed)
         roles = self.spec.roles
+        if self.device.type == "cuda" and "engine" in roles and roles != {"engine"}:
+            from rlcli.rollout.vllm_engine import check_trains_beside
+
+            check_trains_beside(torch.cuda.get_device_capability())
         self.residence = Residence()
         with memory.base():
             if roles != {"engine"}:
@@ -325,6 +329,7 @@ class Worker:
         assert self.incoming is not None, "no weights were received"
         self.incoming.end()
         self.incoming = None
+        self._await_device()
         engine.wake_cache()
         self._rollout.version = version
         return largest(np.asarray(log_probs) - engine.prompt_log_probs(probe))

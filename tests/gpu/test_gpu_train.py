@@ -26,7 +26,7 @@ SMALL = [
     *("--set", "rollout.prompts_per_step=8", "--set", "rollout.samples_per_prompt=8"),
     *("--set", "rollout.max_response_tokens=64", "--set", "data.max_prompt_tokens=32"),
     *("--set", "train.tokens_per_microbatch=2048", "--set", "train.lr=1e-3", "--set", "verifier.name=test-even"),
-    *("--set", "rollout.gpu_memory_utilization=0.3"),
+    *("--set", "rollout.gpu_memory_utilization=0.3", "--set", "train.warmup_steps=0"),
 ]
 CANARY = 0.3
 """Engine and trainer compute in bfloat16 with kernels of their own; a stale weight shows as whole nats."""

@@ -165,3 +165,4 @@ def test_what_is_copied_from_other_modules_is_what_they_say() -> None:
     assert (passes.BUCKET_BYTES, passes.WHOLE_BYTES) == (buckets.BUCKET_BYTES, sharding.WHOLE_BYTES)
     assert setting.SHARED_FROM == packed.WORTH_SHARING
     assert engine.CPU_BATCHED_TOKENS == vllm_engine.CPU_BATCHED_TOKENS
+    assert engine.GPU_BATCHED_TOKENS == vllm_engine.GPU_BATCHED_TOKENS

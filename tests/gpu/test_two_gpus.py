@@ -1,4 +1,4 @@
-"""Engines on GPUs of their own, beside those that train: it takes two."""
+"""What takes two GPUs: engines of their own beside those that train, and an engine that both share."""
 
 from __future__ import annotations
 
@@ -36,3 +36,9 @@ def test_weights_reach_an_engine_on_another_gpu_while_it_generates_ahead(
     for line in steps:
         assert line["canary/max_abs_diff"] < CANARY
         assert line["update/grad_norm"] > 0
+
+
+def test_two_gpus_share_one_engine(tiny: Path, sums: Path, tmp_path: Path) -> None:
+    steps = train(tiny, sums, tmp_path / "run", "--workers", "2", "--set", "rollout.tensor_parallel=2")
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert all(line["canary/max_abs_diff"] < CANARY for line in steps)

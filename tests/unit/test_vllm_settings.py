@@ -1,0 +1,79 @@
+"""What vLLM is asked for, by device; and what is refused beside a trainer."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+
+from rlcli.errors import SetupError
+from rlcli.rollout import vllm_engine
+from rlcli.rollout.sampling import draws_by_place
+from rlcli.rollout.vllm_engine import EngineSpec, check_trains_beside
+
+
+def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, max_length: int = 512) -> EngineSpec:
+    return EngineSpec(
+        model="m",
+        dtype="float32",
+        device=device,
+        max_length=max_length,
+        max_concurrent=max_concurrent,
+        tensor_parallel=tensor_parallel,
+        lora_rank=0,
+        weights_follow=True,
+        kv_cache_bytes=None,
+        gpu_memory_utilization=0.5,
+        enforce_eager=False,
+        stop_token_ids=(),
+        group_id="g",
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        (spec("cpu"), 4096),
+        (spec("cpu", max_length=9000), 9000),
+        (spec("cpu", max_concurrent=5000), 5000),
+        (spec("cuda"), 8192),
+        (spec("cuda", max_length=9000), 8192),
+        (spec("cuda", max_concurrent=9000), 9000),
+    ],
+)
+def test_a_prefill_holds_whole_prompts_on_cpus_and_a_token_of_each_request_anywhere(
+    given: EngineSpec, tokens: int
+) -> None:
+    settings = vllm_engine._on_cpu(given) if given.device == "cpu" else vllm_engine._on_gpu(given)
+    assert settings["max_num_batched_tokens"] == tokens
+
+
+def test_gpus_that_do_not_see_each_other_reduce_through_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER"):
+        monkeypatch.setenv(name, "1")
+    assert not vllm_engine._on_gpu(spec("cuda"))["disable_custom_all_reduce"]
+    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "1"
+    assert vllm_engine._on_gpu(spec("cuda", tensor_parallel=2))["disable_custom_all_reduce"]
+    assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] == "0"
+
+
+def test_batch_invariant_kernels_without_a_derivative_are_refused_beside_a_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    check_trains_beside((8, 0))
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    check_trains_beside((9, 0))
+    with pytest.raises(SetupError, match="no derivative"):
+        check_trains_beside((8, 9))
+
+
+def test_the_second_model_runner_of_vllm_is_known_by_where_it_lives() -> None:
+    second, first = "vllm.v1.worker.gpu.model_runner", "vllm.v1.worker.gpu_model_runner"
+    assert find_spec(second)
+    assert find_spec(first)
+    assert draws_by_place(SimpleNamespace(model_runner=type("Runner", (), {"__module__": second})()))
+    assert not draws_by_place(SimpleNamespace(model_runner=type("Runner", (), {"__module__": first})()))
+    assert not draws_by_place(SimpleNamespace())
