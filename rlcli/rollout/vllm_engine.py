@@ -29,6 +29,9 @@ CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
 """Tokens of a prefill at most. vLLM's own number hangs on the GPU; a given one is what `rlcli plan` counts on."""
 
+NO_SHARE = 0.01
+"""Of the GPU's memory, where the cache's size is given: vLLM would begin only where the whole share is free."""
+
 CPU_BLOCK = 32
 """Tokens in a block of the KV cache on CPUs, where vLLM's own default is 128: each response takes whole blocks, and
 only whole blocks of a prompt are shared by its samples."""
@@ -81,7 +84,6 @@ class VllmEngine:
                 max_model_len=spec.max_length,
                 max_num_seqs=spec.max_concurrent,
                 kv_cache_memory_bytes=spec.kv_cache_bytes,
-                gpu_memory_utilization=spec.gpu_memory_utilization,
                 enforce_eager=spec.enforce_eager or spec.device == "cpu",
                 enable_prefix_caching=True,
                 **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
@@ -303,6 +305,7 @@ def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length, spec.max_concurrent),
         "block_size": CPU_BLOCK,
+        "gpu_memory_utilization": spec.gpu_memory_utilization,
     }
 
 
@@ -315,6 +318,7 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
         "enable_sleep_mode": True,
         "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent),
         "disable_custom_all_reduce": spec.tensor_parallel > 1,
+        "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,
     }
 
 

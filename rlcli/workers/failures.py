@@ -26,7 +26,15 @@ HELPS = {
 """What to change where a method runs out of memory; TRAINS for those that are not named."""
 
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch's by name: the command line has no torch
-_OOM_TEXT = re.compile(r"out of memory|DefaultCPUAllocator|bad_alloc|cannot allocate memory|_ALLOC_FAILED", re.I)
+_OOM_TEXT = re.compile(
+    r"out of memory|DefaultCPUAllocator|bad_alloc|cannot allocate memory|_ALLOC_FAILED"
+    # What vLLM says before it allocates.
+    r"|free memory on device|no available memory for the cache|larger than the available KV cache memory",
+    re.I,
+)
+_GPU_TEXT = re.compile(
+    r"\bECC\b|NVLink|GPU is lost|fallen off the bus|unspecified launch failure|busy or unavailable", re.I
+)
 _PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "GetTimeoutError", "ObjectLostError"}
 _PEER_TEXT = re.compile(
     r"connection (was )?(closed|reset)|broken pipe|timed out waiting|gloo.*(timeout|timed out)", re.I
@@ -46,6 +54,12 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def lost_a_peer(error: BaseException) -> bool:
     """Whether `error` says that another process is gone: the one to name is that other."""
     return type(error).__name__ in _PEER_TYPES or bool(_PEER_TEXT.search(str(error)))
+
+
+def lost_a_gpu(error: BaseException) -> bool:
+    """Whether `error` is of a GPU that failed, after which another process may do better. What a wrong index does to a
+    kernel (`illegal memory access`, `device-side assert`) would happen again."""
+    return type(error).__name__ == "AcceleratorError" and bool(_GPU_TEXT.search(str(error)))
 
 
 def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:

