@@ -71,6 +71,7 @@ def test_a_gpu_that_tells_no_memory_is_asked_for_by_name(tmp_path: Path, monkeyp
     program.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA GB10" || echo "NVIDIA GB10, [N/A]"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("rlcli.workers.cluster._built_for", lambda: "cuda")
     with pytest.raises(SetupError, match="--gpus"):
         own_device(resolve("grpo").config)
 
