@@ -80,7 +80,6 @@ def activations(setting: Setting) -> float:
     samples = math.ceil(begun * rollout.samples_per_prompt / setting.engines)
     asked = min(rollout.max_concurrent, samples)
     most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
-    most = max(most, rollout.max_concurrent)
     tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most
     # Gate and up in one, and their product; queries, keys, values; hidden states.
     prefill = tokens * each * (3 * shape.intermediate + shape.query + 2 * shape.key + 3 * shape.hidden)
