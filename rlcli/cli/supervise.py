@@ -105,12 +105,15 @@ def supervise(
     """Run the command `first` to train in `folder`, then `again` as often as the run's configuration allows, where a
     cause outside the run has ended it. Returns the exit code of the last; 130 where it was asked to leave at once.
 
+    What counts are restarts without progress: a failure after a newer checkpoint than at any failure before starts the
+    count again. A run that fails at the same step each time comes to an end.
+
     goes_on: `first` too goes on with a run that the folder holds.
     Raises `RunFailed`, which says what failed, where, and how to go on, when there is to be no further attempt.
     """
     from rlcli.cli.child import Children  # which brings psutil
 
-    before, restarts, words = _stamp(folder), 0, first
+    before, restarts, reached, words = _stamp(folder), 0, 0, first
     with Children(grace_s) as children:
         while True:
             since, group = time.time(), uuid.uuid4().hex[:8]
@@ -128,6 +131,8 @@ def supervise(
             # RETRY: of two threads that noted why, the one that left has the say.
             retry = begun and (failure.retry or status == RETRY) and not children.asked
             most = _max_restarts(folder) if retry else 0
+            if retry and (newest := last_checkpoint(folder)) > reached:
+                restarts, reached = 0, newest
             if restarts >= most:
                 raise _gave_up(failure, restarts, folder if begun else None)
             restarts, words, goes_on = restarts + 1, again, True
@@ -181,7 +186,8 @@ def _announce(failure: Failure, folder: Path, restart: int, most: int) -> None:
 
 
 def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
-    spent = f"given up after {restarts} restarts (fault_tolerance.max_restarts)" if restarts else ""
+    spent = f"given up after {restarts} restarts without a newer checkpoint" if restarts else ""
+    spent += " (fault_tolerance.max_restarts)" if restarts else ""
     further = go_on(folder) if folder else "nothing was done yet"
     mend = "; ".join(part for part in (failure.mend, spent, further) if part)
     return RunFailed(failure.where + failure.message, mend)

@@ -289,7 +289,9 @@ class Checkpoint(Section):
 
 class FaultTolerance(Section):
     max_restarts: Annotated[int, Field(ge=0)] = Field(
-        default=3, description="How often a run that a process or machine has failed goes on from its last checkpoint."
+        default=3,
+        description="Most automatic restarts, after a process or machine has failed, without a newer checkpoint in "
+        "between.",
     )
     stall_s: Annotated[float, Field(ge=1.0)] = Field(
         default=1800.0,

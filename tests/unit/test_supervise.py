@@ -180,11 +180,39 @@ def test_beyond_the_bound_one_message_names_the_dead_the_place_and_how_to_go_on(
     run.start(f"began(2); {die}", die)
     _, stderr = run.end(1)
     assert stderr.splitlines()[-1] == (
-        "error: step 4, sync: worker 0 died in sync; mend it; given up after 2 restarts "
+        "error: step 4, sync: worker 0 died in sync; mend it; given up after 2 restarts without a newer checkpoint "
         f"(fault_tolerance.max_restarts); go on with: rlcli train --resume {run.path}"
     )
     assert len(run.events("failed")) == 3
     assert [event["restart"] for event in run.events("restarted")] == [1, 2]
+
+
+DIE_AFTER = """
+attempt = len(list((run / "checkpoints").glob("attempt-*")))
+(run / "checkpoints" / f"attempt-{{attempt}}").mkdir(parents=True)
+step = {steps}[attempt]
+(run / "checkpoints" / f"step-{{step:06d}}").mkdir(exist_ok=True)
+if attempt + 1 < len({steps}):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "counts", "code"),
+    [
+        pytest.param([1, 2, 3, 4, 5], [1, 1, 1, 1], 0, id="each attempt gets further"),
+        pytest.param([3, 3, 3, 3, 3], [1, 2], 1, id="the same step each time"),
+        pytest.param([3, 3, 4, 4, 4, 5], [1, 2, 1, 2], 1, id="twice the same, then further, then no more"),
+        pytest.param([5, 4, 5, 6], [1, 2], 1, id="what was reached before is no progress"),
+    ],
+)
+def test_the_restart_budget_is_renewed_by_a_newer_checkpoint(
+    run: Run, checkpoints: list[int], counts: list[int], code: int
+) -> None:
+    program = DIE_AFTER.format(steps=checkpoints)
+    run.start("began(2)" + program, program)
+    run.end(code)
+    assert [event["restart"] for event in run.events("restarted")] == counts
 
 
 def test_a_death_before_the_run_has_begun_begins_nothing_again(run: Run) -> None:
