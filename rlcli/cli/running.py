@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,11 +129,11 @@ def train_in_folder(
             result = launch(prepared, folder, trackers, view, checkpoint, profile=profile, early=early)
         at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
         try:
-            if result.rewards:
+            if any(map(math.isfinite, result.rewards)):
                 reward_curve_png(
                     folder.path / "reward.png",
-                    range(1, len(result.rewards) + 1),
-                    result.rewards,
+                    [step for step, reward in enumerate(result.rewards, 1) if math.isfinite(reward)],
+                    [reward for reward in result.rewards if math.isfinite(reward)],
                     {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()},
                 )
         except OSError as error:  # a picture of what is on record
@@ -143,12 +144,12 @@ def train_in_folder(
 def finished(resumed: Resumption) -> dict[str, Any]:
     """What there is to say of a run that has nothing left to do."""
     from rlcli.cli.console import stderr
-    from rlcli.trainer.record import evaluations_of, metrics_of
+    from rlcli.trainer.record import evaluations_of, rewards_of
 
     total = resumed.resolved.config.train.steps
     stderr().print(f"all {total} steps of {resumed.run} are done: nothing to do; go on with --steps N", soft_wrap=True)
     assert resumed.checkpoint is not None, "a run without a checkpoint has steps to do"
-    rewards = [line["reward/mean"] for line in metrics_of(resumed.run) if line["step"]]
+    rewards = rewards_of(resumed.run)
     newest = str(resumed.checkpoint.path)
     return _outcome(resumed.run, resumed.step, False, newest, rewards, evaluations_of(resumed.run))
 
@@ -161,13 +162,14 @@ def _outcome(
     rewards: list[float],
     evaluations: Mapping[int, dict[str, Any]],
 ) -> dict[str, Any]:
+    found = [reward if math.isfinite(reward) else None for reward in rewards]
     return {
         "out": str(target),
         "steps": steps,
         "stopped": stopped,
         "checkpoint": checkpoint,
-        "reward_first": rewards[0] if rewards else None,
-        "reward_last": rewards[-1] if rewards else None,
-        "rewards": rewards,
+        "reward_first": found[0] if found else None,
+        "reward_last": found[-1] if found else None,
+        "rewards": found,
         "evaluations": dict(evaluations),
     }

@@ -218,6 +218,11 @@ class Train(Section):
     max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
         default=1.0, description="Gradients are clipped to this global norm."
     )
+    truncated: Literal["keep", "mask", "zero_reward"] = Field(
+        default="keep",
+        description="Responses cut off at rollout.max_response_tokens: keep trains on them as they are scored, mask "
+        "leaves them out of the loss and of their group's statistics, zero_reward sets their reward to 0.",
+    )
     offload: Literal["none", "optimizer", "all"] = Field(
         default="none",
         description="What of the trainer moves to host memory while the engine generates on the same GPUs: the "

@@ -47,11 +47,13 @@ def sample_row(
     finish_reason: str,
     log_probs: LogProbSummary | None = None,
     version: int | None = None,
+    left_out: str = "",
 ) -> dict[str, Any]:
     """One row. What nobody knows of a served model's response (its log-probs, the tokens of its prompt) is None.
 
     sample: index within the prompt's group; -1 is the greedy response. version: how many weight syncs the engine had
-    seen. The perplexity is exp(-mean log-prob).
+    seen. The perplexity is exp(-mean log-prob). left_out: why this response counts neither in the loss nor in its
+    group's statistics (timeout, crash, truncated); empty, and so None in the row: it does, as far as it goes by itself.
     """
     import math
 
@@ -74,6 +76,7 @@ def sample_row(
         "mean_log_prob": log_probs and log_probs.mean,
         "min_log_prob": log_probs and log_probs.least,
         "perplexity": log_probs and math.exp(-log_probs.mean),
+        "left_out": left_out or None,
     }
 
 
@@ -104,6 +107,7 @@ def schema() -> Any:
             ("mean_log_prob", number),
             ("min_log_prob", number),
             ("perplexity", number),
+            ("left_out", text),
         ]
     )
 

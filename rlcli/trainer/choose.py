@@ -1,4 +1,5 @@
-"""From verified samples to those that are trained on: rewards are shaped, samples selected, advantages made of rewards.
+"""From verified samples to those that are trained on: what does not count is left out, rewards are shaped, samples
+selected, advantages made of rewards.
 
 All of it needs scores and lengths alone, so it happens on the controller.
 """
@@ -14,6 +15,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
 from rlcli.trainer.collect import Collected
+from rlcli.trainer.usable import compares_group, left_out, rewarded
 from rlcli.types import Outcome
 from rlcli.workers.dispatch import Shared
 from rlcli.workers.samples import Samples
@@ -28,7 +30,8 @@ class Chosen:
     """The N samples that a step trains on, maybe some of them twice. groups: dense labels. columns: what is known of
     each, `[N, …]` by name: `rewards` (shaped), `groups`, `lengths`, `right`, `group_tokens`, and where they apply
     `advantages`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: mean of all
-    samples of the step, shaped, the unselected included."""
+    samples of the step that count, shaped, the unselected included; NaN where none does. left_out: of every sample of
+    the step why it does not count, int8, as `usable.left_out` has it."""
 
     samples: Samples
     groups: list[int]
@@ -36,20 +39,24 @@ class Chosen:
     shards: list[Any]
     active: list[bool] | None
     reward: float
+    left_out: Any
 
 
 def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> Chosen:
     """The samples to train on and what is known of them. seed: of whatever is drawn."""
     import torch
 
-    samples = batch.samples
+    rule = config.train.truncated
+    reasons = left_out(batch.samples, rule, batch.baselines, compared=compares_group(algorithm))
+    samples = rewarded(batch.samples, rule)
+    samples = samples.take(reasons == 0) if reasons.any() else samples
     groups = torch.tensor(samples.prompt)
     rewards = shaped_rewards(samples, groups, config)
     known = {
         "rewards": rewards,
         "groups": groups,
         "lengths": torch.tensor(samples.response_tokens),
-        "right": torch.tensor(samples.is_(Outcome.OK)),
+        "right": torch.tensor(right_of(samples, config)),
     }
     known["parts"], weights = _parts(samples, rewards, batch.part_weights)
     if algorithm.needs_baselines:
@@ -73,7 +80,14 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
         shards=batch.shards,
         active=(chosen["advantages"] != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
+        left_out=reasons,
     )
+
+
+def right_of(samples: Samples, config: RunConfig) -> Any:
+    """Which are right, bool `[N]`: not those whose reward was set to 0 because they were cut off."""
+    right = samples.is_(Outcome.OK)
+    return right & ~samples.truncated if config.train.truncated == "zero_reward" else right
 
 
 def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tensor:
@@ -93,16 +107,17 @@ def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tenso
             penalty=shaping.overlong_penalty,
         )
     if shaping.length_weight:
-        right = torch.tensor(samples.is_(Outcome.OK))
+        right = torch.tensor(right_of(samples, config))
         rewards += length_reward(right, lengths, groups, weight=shaping.length_weight)
     if shaping.format_weight:
         formats = samples.parts.get("format")
-        if formats is None or np.isnan(formats).all():
+        if len(samples) and (formats is None or np.isnan(formats).all()):
             raise RunFailed(
                 f"shaping.format_weight = {shaping.format_weight:g}, but no verdict has a part named format",
                 "give a verifier that judges the format, or 0",
             )
-        rewards += soft_format(torch.tensor(np.nan_to_num(formats, nan=0.0)), weight=shaping.format_weight)
+        judged = np.zeros(len(samples)) if formats is None else np.nan_to_num(formats, nan=0.0)
+        rewards += soft_format(torch.tensor(judged), weight=shaping.format_weight)
     return rewards
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.errors import RunFailed
 from rlcli.trainer.keeper import restore
 from rlcli.trainer.record import rewind
 from rlcli.trainer.run_folder import RunFolder, events_of
+from rlcli.trainer.usable import REASONS
 from rlcli.workers.group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -72,6 +73,19 @@ class Health:
             raise RollBack(f"{why}{where}")
         self.note(f"{why}; it is left out{where}")
         return sums
+
+    def counted(self, step: int, reasons: Any) -> None:
+        """Report a step in which no sample counts: it has nothing to train on, and its update is skipped. reasons: int8
+        `[N]`, as `usable.left_out` has them."""
+        import numpy as np
+
+        if not len(reasons) or not reasons.all():
+            return
+        counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()
+        by_reason = {name: count for name, count in zip(REASONS, counts, strict=True) if count}
+        self.folder.event("step_skipped", step=step, samples=len(reasons), left_out=by_reason)
+        why = ", ".join(f"{count} {name}" for name, count in by_reason.items())
+        self.note(f"step {step} is skipped: all {len(reasons)} samples are left out ({why}); the weights stay")
 
     def state(self) -> dict[str, int]:
         """For `restore`, in a checkpoint."""

@@ -14,7 +14,7 @@ from rlcli.data.cursor import PromptCursor
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.groups import as_groups, as_plain
-from rlcli.trainer.record import evaluations_of, metrics_of, rewind, sync
+from rlcli.trainer.record import evaluations_of, metrics_of, rewards_of, rewind, sync
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.workers.group import WorkerGroup
 
@@ -190,7 +190,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.alarms.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
     rewind(trainer.folder.path, checkpoint.step, sampled=trainer.ahead.step)
-    trainer.rewards = [line["reward/mean"] for line in metrics_of(trainer.folder.path) if line["step"]]
+    trainer.rewards = rewards_of(trainer.folder.path)
     trainer.evaluations = evaluations_of(trainer.folder.path)
     keeper.resumed(checkpoint)
 

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlcli.algorithms.correction import mismatch_metrics
 from rlcli.data.packer import Plan
 from rlcli.trainer.collect import Collected
+from rlcli.trainer.usable import REASONS
 from rlcli.workers.samples import OUTCOMES, Samples
 from rlcli.workers.transfer import Synced
 
@@ -55,24 +57,46 @@ def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
         metrics[f"time/{name}_s"] = time.perf_counter() - started
 
 
-def sample_metrics(samples: Samples) -> dict[str, float]:
-    """Rewards, outcomes and lengths. `reward/equal_groups`: share of groups whose rewards are all equal, which teach
-    nothing under a group baseline."""
+def reward_metrics(samples: Samples) -> dict[str, float]:
+    """Of the samples that count; NaN where none does. `reward/equal_groups`: share of groups whose rewards are all
+    equal, which teach nothing under a group baseline."""
     import numpy as np
 
-    rewards, lengths, n = samples.score, samples.response_tokens, len(samples)
+    rewards, n = samples.score, len(samples)
+    if not n:
+        return dict.fromkeys(("reward/mean", "reward/std", "reward/equal_groups"), math.nan)
     mean = math.fsum(rewards) / n
     by_group = np.lexsort((rewards, samples.prompt))
     starts = np.flatnonzero(np.diff(samples.prompt[by_group], prepend=-1))
     ordered = rewards[by_group]
     equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
     told = {name: values[~np.isnan(values)] for name, values in sorted(samples.parts.items())}
-    counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
     return {
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
         "reward/equal_groups": float(equal.mean()),
         **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in told.items() if len(values)},
+    }
+
+
+def left_out_metrics(reasons: Any) -> dict[str, float]:
+    """How many samples do not count, in all and by reason. reasons: int8 `[N]`, as `usable.left_out` has them."""
+    import numpy as np
+
+    counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()
+    return {
+        "samples/left_out": float(sum(counts)),
+        **{f"samples/left_out/{name}": float(count) for name, count in zip(REASONS, counts, strict=True)},
+    }
+
+
+def sample_metrics(samples: Samples) -> dict[str, float]:
+    """Outcomes and lengths of all samples, those that do not count included."""
+    import numpy as np
+
+    lengths, n = samples.response_tokens, len(samples)
+    counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
+    return {
         **{f"outcome/{outcome}": count / n for outcome, count in zip(OUTCOMES, counts, strict=True)},
         "response_tokens/mean": int(lengths.sum()) / n,
         "response_tokens/max": float(lengths.max()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,12 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(OSError):
         return _read_metrics(run)
     return []
+
+
+def rewards_of(run: Path) -> list[float]:
+    """The mean reward of each step, oldest first; NaN of a step in which no sample counted."""
+    means = [line.get("reward/mean") for line in metrics_of(run) if line["step"]]
+    return [math.nan if mean is None else mean for mean in means]
 
 
 def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:

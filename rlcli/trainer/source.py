@@ -16,11 +16,12 @@ from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
 from rlcli.trainer.groups import Group, Open, Source, batch_of, by_prompt, task_of
 from rlcli.trainer.supervised import SupervisedSource
+from rlcli.trainer.usable import left_out, rewarded
 from rlcli.trainer.verifying import Failures, part_weights
 from rlcli.types import Prompt
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.rollout_role import RolloutCall
-from rlcli.workers.samples import Samples
+from rlcli.workers.samples import Samples, TruncatedRule
 from rlcli.workers.work import Begun
 
 NONE = Samples.of([])
@@ -28,13 +29,14 @@ NONE = Samples.of([])
 
 @dataclass
 class _Rounds:
-    """What the rounds of one step have given so far. drawn: how often each prompt. generated, score: how many samples,
-    and the sum of their scores."""
+    """What the rounds of one step have given so far. drawn: how often each prompt. generated: how many samples.
+    counting, score: how many of them count, and the sum of their scores."""
 
     drawn: Counter[int] = field(default_factory=Counter)
     failures: Failures = field(default_factory=Failures)
     count: int = 0
     generated: int = 0
+    counting: int = 0
     score: float = 0.0
     asked: int = 0
     tokens: int = 0
@@ -46,11 +48,13 @@ class _Rounds:
     verify_s: float = 0.0
     idle_s: float = 0.0
 
-    def add(self, round: Collected, prompts: Sequence[Prompt]) -> None:
-        """prompts: those of this round, as `Sample.prompt` counts them."""
+    def add(self, round: Collected, prompts: Sequence[Prompt], truncated: TruncatedRule) -> None:
+        """prompts: those of this round, as `Sample.prompt` counts them. truncated: as `train.truncated`."""
+        counting = rewarded(round.samples, truncated).score[round.samples.excluded(truncated) == 0]
         self.count += 1
         self.generated += len(round.samples)
-        self.score += math.fsum(round.samples.score)
+        self.counting += len(counting)
+        self.score += math.fsum(counting)
         self.failures.add_samples(prompts, round.samples)
         for prompt, verdict in round.baselines.items():
             self.failures.add(prompts[prompt], verdict)
@@ -63,7 +67,7 @@ class _Rounds:
 
     @property
     def mean_score(self) -> float:
-        return self.score / max(self.generated, 1)
+        return self.score / max(self.counting, 1)
 
 
 def source_of(
@@ -194,13 +198,14 @@ class RolloutSource:
                 "train",
                 step,
                 _of_round(self.save_as(step), rounds.count + 1),
+                truncated=self.config.train.truncated,
             ),
             tensor_parallel=rollout.tensor_parallel,
             slots=rollout.max_concurrent,
             until=wanted if started > wanted else None,
             on_progress=lambda done, total: self.on_progress(before + done, before + total),
         )
-        rounds.add(collected, [task.source for task in tasks])
+        rounds.add(collected, [task.source for task in tasks], self.config.train.truncated)
         rounds.failures.check(self.config.verifier.max_crash_rate)
         whole, still = self._sorted_out(groups, collected, step, rounds)
         kept = self._kept(whole)
@@ -239,7 +244,8 @@ class RolloutSource:
         return whole, still
 
     def _kept(self, groups: list[Group]) -> list[Group]:
-        """Those that are worth training on."""
+        """Those that are worth training on, judged by the samples that count; of a group that has lost all but one,
+        nothing can be judged."""
         rules = self.config.dynamic_sampling
         if rules.keep == "all" or not groups:
             return groups
@@ -247,7 +253,9 @@ class RolloutSource:
 
         from rlcli.algorithms.selection import keep_groups
 
-        samples = batch_of(groups).samples
+        batch, rule = batch_of(groups), self.config.train.truncated
+        reasons = left_out(batch.samples, rule, batch.baselines, compared=True)
+        samples = rewarded(batch.samples, rule).take(reasons == 0)
         scores, labels = torch.tensor(samples.score), torch.tensor(samples.prompt)
         kept = keep_groups(scores, labels, keep=rules.keep, low=rules.low, high=rules.high)
         return [groups[position] for position in sorted(set(samples.prompt[kept.numpy()].tolist()))]

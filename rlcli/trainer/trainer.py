@@ -27,7 +27,9 @@ from rlcli.trainer.keeper import CANARY_TOLERANCE, Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
+    left_out_metrics,
     plan_metrics,
+    reward_metrics,
     sample_metrics,
     source_metrics,
     sync_metrics,
@@ -38,6 +40,7 @@ from rlcli.trainer.metrics import (
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.trainer.source import by_rank, source_of
 from rlcli.trainer.tracking import Trackers
+from rlcli.trainer.usable import rewarded
 from rlcli.trainer.view import SampleText, View
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.memory import largest
@@ -183,6 +186,7 @@ class Trainer:
                 self.engines.release_memory()
             chosen = choose(batch, self.algorithm, self.config, seed)
             plan = plan_step(chosen, self.config, len(self.workers))
+            self.health.counted(number, chosen.left_out)
         with clock.phase("load"):
             self.workers.load(rank_work(plan, chosen, len(self.workers)), step_work(plan, chosen, seed))
             self.critic.load(chosen, seed)
@@ -239,7 +243,9 @@ class Trainer:
     def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics, which the coefficients then follow."""
         metrics = {
+            **reward_metrics(rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)),
             **sample_metrics(batch.samples),
+            **left_out_metrics(chosen.left_out),
             "reward/shaped": chosen.reward,
             **source_metrics(batch),
             "rollout/staleness": self.behind(batch),

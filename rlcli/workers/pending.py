@@ -5,11 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.rollout.engine import Generation
 from rlcli.types import FinishReason, Verdict
+from rlcli.workers.samples import TruncatedRule, exclusion
 from rlcli.workers.watch import progress
 from rlcli.workers.work import PromptTask
 
@@ -45,29 +46,32 @@ def pending(
     return Pending(task, sample, row, text, tokens, generation.finish_reason, summary, verdict, version)
 
 
-def _record(item: Pending) -> dict[str, Any]:
+def _record(item: Pending, rule: TruncatedRule | Literal[""]) -> dict[str, Any]:
     """The row of a response, once its verdict is there."""
+    verdict = awaited(item.verdict)
+    left_out = exclusion(verdict.outcome, item.finish_reason == "length", rule) if rule else ""
     return sample_row(
         item.task.source,
         item.sample,
         item.text,
-        awaited(item.verdict),
+        verdict,
         prompt_tokens=len(item.task.tokens),
         response_tokens=item.tokens,
         finish_reason=item.finish_reason,
         log_probs=item.log_probs,
         version=item.version,
+        left_out=left_out,
     )
 
 
 class Saver:
     """Writes a rollout's samples: in parts as they finish, or all at the end. rows: those that nothing has taken away;
-    of samples that went out in parts, none. save_as: as `RolloutCall` has it."""
+    of samples that went out in parts, none. save_as, truncated: as `RolloutCall` has them."""
 
-    def __init__(self, save_as: str, rank: int, step: int) -> None:
+    def __init__(self, save_as: str, rank: int, step: int, truncated: TruncatedRule | Literal[""] = "") -> None:
         path = save_as.replace("{rank}", str(rank))
         self.rows: list[dict[str, Any]] = []
-        self._step = step
+        self._step, self._truncated = step, truncated
         self._whole = "" if "{part}" in path else path
         self._parts = PartWriter(path, step) if "{part}" in path else None
         self._waiting: list[Pending] = []
@@ -82,7 +86,7 @@ class Saver:
         still = []
         for item in self._waiting:
             if item.verdict.done():
-                self._parts.add(_record(item))
+                self._parts.add(_record(item, self._truncated))
             else:
                 still.append(item)
         self._waiting = still
@@ -91,9 +95,9 @@ class Saver:
         """Wait for the verdicts that are missing, and save everything."""
         if self._parts is not None:
             for item in self._waiting:
-                self._parts.add(_record(item))
+                self._parts.add(_record(item, self._truncated))
             self._parts.flush()
             return
-        self.rows = [_record(item) for item in self._waiting]
+        self.rows = [_record(item, self._truncated) for item in self._waiting]
         if self._whole and self.rows:
             write_samples(Path(self._whole), self._step, self.rows)

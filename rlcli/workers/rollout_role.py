@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
@@ -16,7 +16,7 @@ from rlcli.types import Sample, Verdict, VerifyRequest
 from rlcli.workers.batch import FETCH_TIMEOUT_S
 from rlcli.workers.board import Board, Counters, Queue, Turn, counters
 from rlcli.workers.pending import Pending, Saver, awaited, pending
-from rlcli.workers.samples import Samples
+from rlcli.workers.samples import Samples, TruncatedRule
 from rlcli.workers.watch import progress
 from rlcli.workers.work import Begun, Progress, PromptTask, RolloutReport, sample_seed
 
@@ -37,7 +37,8 @@ class RolloutCall:
     """What is asked of every worker alike. purpose, step, seed: what the seeds of the samples derive from. save_as:
     where this worker's samples go, as parquet, with `{rank}` in the name; empty: nowhere. With `{part}` in the name as
     well they go there as they finish, each time in a new part. keep_tokens: the tokens will be asked for. progress_s:
-    between two times that a worker tells of its progress (see `progress_every`)."""
+    between two times that a worker tells of its progress (see `progress_every`). truncated: as `train.truncated`, for
+    the record of what is left out; empty: nothing is left out, as in an evaluation."""
 
     sampling: Sampling
     seed: int
@@ -46,6 +47,7 @@ class RolloutCall:
     save_as: str = ""
     keep_tokens: bool = True
     progress_s: float = PROGRESS_EVERY_S
+    truncated: TruncatedRule | Literal[""] = ""
 
 
 def progress_every(workers: int) -> float:
@@ -163,7 +165,7 @@ class _Round:
         self._pending: list[Pending] = []
         self._begun: list[Begun] = []
         self._builder = ShardBuilder()
-        self._saver = Saver(call.save_as, role.rank, call.step)
+        self._saver = Saver(call.save_as, role.rank, call.step, call.truncated)
         self._tokens = self._unsaid = 0
 
     def begin(self, task: PromptTask) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlcli.types import Outcome, Sample, Verdict
 
@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 OUTCOMES = tuple(Outcome)
 """What `Samples.outcome` counts."""
+
+TruncatedRule = Literal["keep", "mask", "zero_reward"]
+"""`train.truncated`."""
+
+
+def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
+    """Why a response by itself counts neither in the loss nor in its group's statistics; empty where it does.
+
+    >>> exclusion("crash", False, "keep"), exclusion("wrong", True, "mask"), exclusion("wrong", True, "keep")
+    ('crash', 'truncated', '')
+    """
+    if outcome in (Outcome.TIMEOUT, Outcome.CRASH):
+        return str(outcome)
+    return "truncated" if truncated and rule == "mask" else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +129,16 @@ class Samples(Sequence[Sample]):
         import numpy as np
 
         found: np.ndarray = np.isin(self.outcome, [OUTCOMES.index(outcome) for outcome in outcomes])
+        return found
+
+    def excluded(self, rule: TruncatedRule) -> np.ndarray:
+        """Why each is left out by itself (see `exclusion`): int8 `[N]`; 0: it is not, 1: its verification timed out, 2:
+        it crashed, 3: the response was cut off."""
+        import numpy as np
+
+        cut = self.truncated & (rule == "mask")
+        conditions = [self.is_(Outcome.TIMEOUT), self.is_(Outcome.CRASH), cut]
+        found: np.ndarray = np.select(conditions, [1, 2, 3], 0).astype(np.int8)
         return found
 
     def verdict(self, place: int) -> Verdict:

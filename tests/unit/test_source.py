@@ -25,6 +25,7 @@ from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.source import RolloutSource
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
+from rlcli.workers.pending import Saver, pending
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.samples import Samples
 from rlcli.workers.work import Progress, PromptTask, RolloutReport, sample_seed
@@ -278,6 +279,28 @@ def test_more_than_half_killed_end_the_run_whatever_rate_of_crashes_is_allowed()
         source_of(workers, crashes=1.0).take(1)
 
 
+def test_groups_are_judged_by_the_samples_that_count() -> None:
+    """A failed verification is no zero beside a one: a group that is otherwise equal, or has one left, is no good."""
+
+    class Failing(Workers):
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
+            report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
+            failed = [
+                replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
+                for s in report.samples
+            ]
+            return replace(report, samples=Samples.of(failed))
+
+    workers = Failing(unequal_where(lambda row: row != 3))
+    batch = source_of(workers, keep="unequal", prompts_per_step=2).take(1)
+    assert rows_of(batch) == [0, 2]
+    assert batch.generated_score == pytest.approx(3 / 5)  # of six samples
+    accuracy = source_of(Failing(workers.score), keep="accuracy", low=0.4, high=1.0, prompts_per_step=2)
+    assert rows_of(accuracy.take(1)) == [0, 2]
+    kept = source_of(Failing(workers.score), prompts_per_step=2).take(1)
+    assert rows_of(kept) == [0, 1]  # whole groups: what does not count is left out when the step is trained on
+
+
 def test_few_failures_are_weighed_against_all_samples_of_the_step_not_of_their_round() -> None:
     class LateCrash(Workers):
         def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
@@ -285,7 +308,7 @@ def test_few_failures_are_weighed_against_all_samples_of_the_step_not_of_their_r
             return super().report(rank, tasks, call)
 
     workers = LateCrash(unequal_where(lambda row: row != 0))
-    assert source_of(workers, keep="unequal", crashes=0.2).take(1).rounds == 2  # 2 of 10
+    assert source_of(workers, keep="unequal", crashes=0.2).take(1).rounds == 3  # 2 of 10, then 2 of 12
     with pytest.raises(RunFailed, match="2 of 10"):
         source_of(LateCrash(workers.score), keep="unequal", crashes=0.19).take(1)
 
@@ -448,4 +471,24 @@ def test_a_worker_scores_the_greedy_response_and_keeps_it_out_of_samples_shard_a
     for s in report.samples:
         drawn, prompt_length, _ = shard.row(s.row)
         assert (drawn[prompt_length:].tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
-    assert len(role.texts(9)) == len(pq.read_table(tmp_path / "rank-0.parquet")) == 4
+    table = pq.read_table(tmp_path / "rank-0.parquet")
+    assert len(role.texts(9)) == len(table) == 4
+    assert table.column("left_out").to_pylist() == [None] * 4
+
+
+def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
+    task = PromptTask(0, np.array([7, 8], np.int32), source, 3)
+    found = {}
+    for rule in ("mask", "keep", ""):
+        saver = Saver(str(tmp_path / f"{rule}.parquet"), 0, 1, rule)  # type: ignore[arg-type]
+        for index, (outcome, finish) in enumerate([("crash", "stop"), ("wrong", "length"), ("ok", "stop")]):
+            verdict: Future[Verdict] = Future()
+            verdict.set_result(Verdict(0.0, Outcome(outcome)))
+            one = Generation(index, np.array([1], np.int32), np.array([-0.5], np.float32), finish)  # type: ignore[arg-type]
+            saver.wait_for(pending(task, index, 0, "1", one, verdict, 1))
+        saver.save_rest()
+        found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
+    assert found == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}

@@ -25,7 +25,7 @@ from rlcli.trainer.critic import Critic
 from rlcli.trainer.engines import Engines
 from rlcli.trainer.health import Health
 from rlcli.trainer.launch import check_shared
-from rlcli.trainer.metrics import Clock, Updates, sample_metrics, time_metrics, update_metrics
+from rlcli.trainer.metrics import Clock, Updates, reward_metrics, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.preflight import _roles, prepare
 from rlcli.trainer.trainer import Trainer
 from rlcli.types import Outcome, Prompt, Sample, Verdict
@@ -53,7 +53,7 @@ def samples() -> list[Sample]:
     return [
         sample(0, 0, 1.0, 4),
         sample(0, 1, 0.0, 8, Outcome.WRONG, shard=1),
-        sample(1, 0, 0.0, 2, Outcome.TIMEOUT),
+        sample(1, 0, 0.0, 2, Outcome.WRONG),
         sample(1, 1, 0.0, 6, Outcome.NO_ANSWER, shard=1),
     ]
 
@@ -72,13 +72,12 @@ def planned(samples: Sequence[Sample], advantages: Sequence[float]) -> Plan:
 
 
 def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample]) -> None:
-    metrics = sample_metrics(Samples.of(samples))
+    metrics = reward_metrics(Samples.of(samples)) | sample_metrics(Samples.of(samples))
     assert metrics["reward/mean"] == 0.25
     assert metrics["reward/equal_groups"] == 0.5
     assert metrics["reward/part/form"] == 0.125
-    assert [metrics[f"outcome/{name}"] for name in ("ok", "wrong", "no_answer", "timeout", "crash")] == [0.25] * 4 + [
-        0.0
-    ]
+    shares = [metrics[f"outcome/{name}"] for name in ("ok", "wrong", "no_answer", "timeout", "crash")]
+    assert shares == [0.25, 0.5, 0.25, 0.0, 0.0]
     assert metrics["response_tokens/mean"] == 5.0
     assert metrics["response_tokens/truncated"] == 0.25
 

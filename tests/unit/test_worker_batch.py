@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,18 +66,19 @@ class Together:
         return Ranks(lambda tensor: torch.stack(all_of(tensor)).sum(0), lambda tensor: torch.cat(all_of(tensor)))
 
 
-def worked_out(world: int, name: str, **changes: Any) -> dict[int, list[float]]:
-    """Sample → what is filled in under `name`, on `world` ranks."""
+def worked_out(world: int, name: str, of: Collected | None = None, **changes: Any) -> dict[int, list[float]]:
+    """Row → what is filled in under `name`, on `world` ranks. of: the step's samples; None: all of `collected`."""
+    train = {"minibatches": 1, "truncated": "keep"}
     config = RunConfig.model_validate(
         {
-            "algorithm": {key: value for key, value in changes.items() if key != "minibatches"},
-            "train": {"minibatches": changes.get("minibatches", 1), "tokens_per_microbatch": 16},
+            "algorithm": {key: value for key, value in changes.items() if key not in train},
+            "train": {**{key: changes.get(key, value) for key, value in train.items()}, "tokens_per_microbatch": 16},
             "data": {"max_prompt_tokens": 2},
             "rollout": {"prompts_per_step": 4, "samples_per_prompt": 2, "max_response_tokens": 6},
         }
     )
     algorithm = Algorithm.build(**config.algorithm.model_dump())
-    chosen = choose(collected(), algorithm, config, seed=3)
+    chosen = choose(of or collected(), algorithm, config, seed=3)
     plan = plan_step(chosen, config, world)
     work, step = rank_work(plan, chosen, world), step_work(plan, chosen, seed=3).value
     together, found, failed = Together(world), [{} for _ in range(world)], []
@@ -91,7 +93,8 @@ def worked_out(world: int, name: str, **changes: Any) -> dict[int, list[float]]:
             fill_advantages(algorithm, batch, together.ranks(rank), kl_coef=0.5)
             if algorithm.token_selector is not None:
                 fill_selected(algorithm, batch, together.ranks(rank))
-            found[rank] = {sample: values.tolist() for sample, values in batch.export(name).items()}
+            rows = chosen.samples.row
+            found[rank] = {int(rows[sample]): values.tolist() for sample, values in batch.export(name).items()}
         except BaseException as error:
             failed.append(error)
             together.barrier.abort()
@@ -134,6 +137,43 @@ def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
     row: np.ndarray = np.zeros(1, np.int64)
     with pytest.raises(TimeoutError):
         TrainBatch(RankWork(row, row, row, [[1]]), StepWork([], {}, 0, [None]), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("advantages", {}),
+        ("advantages", {"advantage": "rloo", "kl_in": "reward", "kl_coef": 0.5}),
+        ("advantages", {"advantage": "gae", "lam": 0.9}),
+        ("returns", {"advantage": "vapo"}),
+        ("advantages", {"advantage": "reinforce_pp"}),
+        ("advantages", {"advantage": "prime"}),
+        ("selected", {"loss": "kl_cov", "options": {"cov_share": 0.2}}),
+    ],
+)
+@pytest.mark.parametrize("reason", ["timeout", "crash", "truncated"])
+def test_samples_left_out_count_nowhere_on_any_rank(name: str, changes: dict[str, Any], reason: str) -> None:
+    """The same as if they had never been sampled: of the first group one of two is lost, of the third both."""
+    whole, lost = collected(), (0, 4, 5)
+    cut = reason == "truncated"
+    outcome = Outcome.WRONG if cut else Outcome(reason)
+    failed = [
+        replace(s, finish_reason="length" if cut else "stop", verdict=replace(s.verdict, outcome=outcome))
+        if place in lost
+        else s
+        for place, s in enumerate(whole.samples)
+    ]
+    compares = changes.get("advantage") not in ("gae", "vapo", "reinforce_pp")
+    gone = {*lost, 1} if compares else set(lost)  # the only one left of its group has nothing to be compared with
+    kept = replace(whole, samples=whole.samples.take([place for place in range(len(failed)) if place not in gone]))
+    rule = {"truncated": "mask"} if cut else {}
+    for world in (1, 3):
+        without = worked_out(world, name, kept, **changes)
+        found = worked_out(world, name, replace(whole, samples=Samples.of(failed)), **changes, **rule)
+        assert found.keys() == without.keys()
+        assert gone.isdisjoint(found)
+        for sample, values in without.items():
+            assert found[sample] == pytest.approx(values, rel=1e-6, abs=1e-7)
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae", "prime"])
