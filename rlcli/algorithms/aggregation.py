@@ -21,7 +21,8 @@ from rlcli.algorithms.named import Named
 
 @dataclass(frozen=True)
 class Denominators:
-    """What a minibatch holds, over all micro-batches and ranks, samples that need no forward pass included.
+    """What a minibatch holds, over all micro-batches and ranks: samples that need no forward pass are counted, what a
+    correction rejects is not.
 
     tokens: response tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
     groups: prompts.
@@ -62,7 +63,7 @@ def seq_mean_token_sum(values: Tensor, sequence: Tensor, lengths: Tensor, denomi
     >>> seq_mean_token_sum(values, sequence, lengths, Denominators(tokens=3, sequences=2, max_length=4))  # 12 / 2
     tensor(6.)
     """
-    return values.sum() / denominators.sequences
+    return values.sum() / max(denominators.sequences, 1)
 
 
 @_aggregation.register("seq-mean-token-mean")
@@ -74,7 +75,7 @@ def seq_mean_token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denom
     >>> seq_mean_token_mean(values, sequence, lengths, Denominators(3, 2, max_length=4))  # (4 / 2 + 8 / 1) / 2
     tensor(5.)
     """
-    return (values / lengths[sequence]).sum() / denominators.sequences
+    return (values / lengths[sequence]).sum() / max(denominators.sequences, 1)
 
 
 @_aggregation.register("seq-mean-token-sum-norm")
@@ -86,7 +87,7 @@ def seq_mean_token_sum_norm(values: Tensor, sequence: Tensor, lengths: Tensor, d
     >>> seq_mean_token_sum_norm(values, sequence, lengths, Denominators(3, 2, max_length=4))  # 12 / (2 · 4)
     tensor(1.5000)
     """
-    return values.sum() / (denominators.sequences * denominators.max_length)
+    return values.sum() / (max(denominators.sequences, 1) * denominators.max_length)
 
 
 @_aggregation.register("group-mean-token-mean")
@@ -106,4 +107,4 @@ def group_mean_token_mean(
     >>> group_mean_token_mean(values, sequence, lengths, Denominators(5, 3, max_length=4, groups=2), group_tokens)
     tensor(4.)
     """
-    return (values / group_tokens.to(values.dtype)[sequence]).sum() / denominators.groups
+    return (values / group_tokens.to(values.dtype)[sequence]).sum() / max(denominators.groups, 1)

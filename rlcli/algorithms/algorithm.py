@@ -11,9 +11,8 @@ from rlcli.algorithms.advantages import TokenAdvantages
 from rlcli.algorithms.aggregation import AggregationFunction, Denominators, token_mean
 from rlcli.algorithms.aggregation import get as get_aggregation
 from rlcli.algorithms.checks import check, loss_vanishes
-from rlcli.algorithms.controllers import EntropyController, KlController
-from rlcli.algorithms.correction import CorrectionFunction, mismatch_sums
-from rlcli.algorithms.correction import get as get_correction
+from rlcli.algorithms.controllers import EntropyController, KlController, kl_controller
+from rlcli.algorithms.correction import Corrections, bypass, mismatch_sums
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.losses import ratio, selectors
 from rlcli.algorithms.named import call, inputs_of
@@ -64,7 +63,7 @@ class Algorithm:
     token_selector: Callable[..., Tensor] | None
     select: selection.SelectionFunction
     aggregation: AggregationFunction
-    correction: CorrectionFunction
+    correction: Corrections
     kl_estimator: kl.KlFunction
     options: Mapping[str, Any]
     kl: KlController
@@ -119,10 +118,10 @@ class Algorithm:
             token_selector=selectors.get(loss) if selects_tokens else None,
             select=selection.get(select),
             aggregation=get_aggregation(aggregation),
-            correction=get_correction(correction),
+            correction=Corrections.of(correction),
             kl_estimator=kl.get(kl_estimator),
             options=given,
-            kl=KlController(kl_coef, kl_target),
+            kl=call(kl_controller, {"coef": kl_coef, "target": kl_target}, given),
             kl_in_reward=kl_in == "reward" and kl_coef > 0,
             entropy=EntropyController(entropy_coef, entropy_target),
             nll_coef=nll_coef,
@@ -137,8 +136,10 @@ class Algorithm:
     @property
     def parts(self) -> list[Callable[..., Any]]:
         """The functions that it is made of, those that options reach."""
-        parts = [self.advantage, self.loss, self.select, self.aggregation, self.correction, self.kl_estimator]
+        parts = [self.advantage, self.loss, self.select, self.aggregation, self.kl_estimator]
+        parts += self.correction.functions
         parts += [self.token_selector] if self.token_selector is not None else []
+        parts += [kl_controller] if self.kl.target is not None else []
         return parts + ([losses.process_rewards] if self.needs_process_rewards else [])
 
     @property
@@ -168,9 +169,21 @@ class Algorithm:
         """Whether old log-probs must be computed before the first update.
 
         π_old is the policy at the start of the step; with one update that is the detached π. That an earlier policy may
-        have generated is for the correction to make up for.
+        have generated is for the correction to make up for. With the correction `bypass` π_old is the engine's, which
+        is known, and what else looks at the policy at the start of the step does so all the same.
         """
-        return updates_per_step > 1 or self.kl_in_reward or self.token_selector is not None
+        several = updates_per_step > 1 and not self.bypasses
+        return several or self.rejects or self.kl_in_reward or self.token_selector is not None
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether π_old of the loss is the engine's policy."""
+        return bypass in self.correction.functions
+
+    @property
+    def rejects(self) -> bool:
+        """Whether tokens may leave a minibatch before its first update."""
+        return bool(self.correction.rejecting)
 
     @property
     def advantages_before_tokens(self) -> bool:
@@ -180,14 +193,15 @@ class Algorithm:
     @property
     def works_on_tokens(self) -> bool:
         """Whether something is to be made of the batch's tokens before the first update: advantages, or a selection."""
-        return not self.advantages_before_tokens or self.token_selector is not None
+        return not self.advantages_before_tokens or self.token_selector is not None or self.rejects
 
     @property
     def skips_zero_advantages(self) -> bool:
         """Whether a response whose advantage is 0 has a gradient of exactly 0, so that it needs no forward pass."""
         others = self.kl.coef > 0 or self.entropy.coef > 0 or self.entropy.target is not None or self.nll_coef > 0
-        # A token selection looks at all tokens, those of such responses included.
-        return self.advantages_before_tokens and not others and self.token_selector is None and loss_vanishes(self)
+        # A token selection and a rejection look at all tokens, those of such responses included.
+        others = others or self.token_selector is not None or self.rejects
+        return self.advantages_before_tokens and not others and loss_vanishes(self)
 
     def response_advantages(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Advantage of each response, float [N]. inputs: `rewards` (finite), `groups` and whatever else there is."""
@@ -215,9 +229,14 @@ class Algorithm:
         selected: Tensor = call(self.token_selector, inputs, self.options)
         return selected
 
-    def divergence(self, log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-        """Estimate of the KL to the reference at each token, float [T]."""
-        inputs = {"log_probs": log_probs, "reference_log_probs": reference_log_probs}
+    def keep_tokens(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The tokens of a minibatch that no rejection takes out, bool [T]. inputs: as `correction` names them."""
+        return self.correction.kept(inputs, self.options)
+
+    def divergence(self, log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor | None = None) -> Tensor:
+        """Estimate of the KL to the reference at each token, float [T]. old_log_probs: of the policy that the tokens
+        are samples of; None: π itself."""
+        inputs = {"log_probs": log_probs, "reference_log_probs": reference_log_probs, "old_log_probs": old_log_probs}
         estimate: Tensor = call(self.kl_estimator, inputs, self.options)
         return estimate
 
@@ -235,38 +254,67 @@ class Algorithm:
         inputs, packed over its T response tokens: `log_probs` (float [T], bears the gradient), `advantages` [T],
         `sequence` int64 [T], `lengths` int64 [S], and where there are any `old_log_probs` (else the detached
         `log_probs`), `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`,
-        `right` (bool [S]) and `group_tokens` [S]. kl_coef, entropy_coef: as they stand at this step. right_tokens: of
+        `right` (bool [S]), `group_tokens` [S] and `kept` (bool [T], what `keep_tokens` gave: the others are as if they
+        were not there, in the denominators too). kl_coef, entropy_coef: as they stand at this step. right_tokens: of
         right responses in the whole minibatch. T = 0 is allowed and gives a loss of 0.
         """
-        log_probs = inputs["log_probs"]
-        old = inputs.get("old_log_probs", log_probs.detach())
-        everything = {**inputs, "old_log_probs": old, "denominators": denominators}
-        policy = call(self.loss, everything, self.options)
-        terms = policy.loss
+        given, mismatch = self._corrected(inputs)
+        given["denominators"] = denominators
+        log_probs, old = given["log_probs"], given["old_log_probs"]
+        policy = call(self.loss, given, self.options)
+        weighted = "weights" in given and "weights" not in inputs_of(self.loss)
+        terms = policy.loss * given["weights"] if weighted else policy.loss
         sums = {
             "tokens": torch.ones_like(log_probs),
+            "policy_loss": terms,
             "clip_low_tokens": policy.clipped_low,
             "clip_high_tokens": policy.clipped_high,
             "ratio_abs_dev": (ratio(log_probs.detach(), old) - 1).abs(),
         }
-        mismatch: dict[str, Tensor] = {}
-        if "rollout_log_probs" in inputs:
-            weights = call(self.correction, everything | {"log_probs": old}, self.options)
-            mismatch = mismatch_sums(old, inputs["rollout_log_probs"], weights, inputs["sequence"], inputs["lengths"])
-            terms = terms * weights
-        sums["policy_loss"] = terms
-        if "reference_log_probs" in inputs:
-            sums["kl"] = self.divergence(log_probs, inputs["reference_log_probs"])
+        if "reference_log_probs" in given:
+            sums["kl"] = self.divergence(log_probs, given["reference_log_probs"], old)
             if not self.kl_in_reward:
                 terms = terms + kl_coef * sums["kl"]
-        if "entropy" in inputs:
-            sums["entropy"] = inputs["entropy"]
-            terms = terms - entropy_coef * inputs["entropy"] if entropy_coef else terms
-        loss = call(self.aggregation, everything | {"values": terms}, self.options)
+        if "entropy" in given:
+            sums["entropy"] = given["entropy"]
+            terms = terms - entropy_coef * given["entropy"] if entropy_coef else terms
+        loss = call(self.aggregation, given | {"values": terms}, self.options)
         if self.nll_coef:
-            right = inputs["right"][inputs["sequence"]]
+            right = given["right"][given["sequence"]]
             nll = torch.where(right, -log_probs, 0.0)
             share = Denominators(right_tokens, denominators.sequences, denominators.max_length)
-            loss = loss + self.nll_coef * token_mean(nll, inputs["sequence"], inputs["lengths"], share)
+            loss = loss + self.nll_coef * token_mean(nll, given["sequence"], given["lengths"], share)
         totals = {name: values.detach().sum(dtype=torch.float64) for name, values in sums.items()}
         return Objective(loss, totals | mismatch)
+
+    def _corrected(self, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The inputs of the loss, and the sums of the mismatch over all tokens: with π_old, with the `weights` of the
+        correction, and of the kept tokens alone."""
+        log_probs = inputs["log_probs"]
+        trainer = inputs.get("old_log_probs", log_probs.detach())
+        given: dict[str, Any] = {**inputs, "old_log_probs": trainer}
+        mismatch: dict[str, Tensor] = {}
+        if "rollout_log_probs" in inputs:
+            engine = inputs["rollout_log_probs"]
+            policies = {"log_probs": trainer, "policy_log_probs": log_probs.detach()}
+            given["weights"] = self.correction.weights(given | policies, self.options)
+            mismatch = mismatch_sums(trainer, engine, given["weights"], inputs["sequence"], inputs["lengths"])
+            given["old_log_probs"] = engine if self.bypasses else trainer
+        return (only_kept(given) if "kept" in inputs else given), mismatch
+
+
+TOKEN_LEVEL = ("log_probs", "old_log_probs", "reference_log_probs", "advantages", "weights", "entropy", "selected")
+
+
+def only_kept(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the `kept` tokens (bool [T]) alone: [T] become shorter, and `lengths` smaller.
+
+    >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
+    >>> found = only_kept({"kept": torch.tensor([True, False, False]), "sequence": sequence, "lengths": lengths})
+    >>> found["sequence"], found["lengths"]
+    (tensor([0]), tensor([1, 0]))
+    """
+    kept, sequence = inputs["kept"], inputs["sequence"]
+    lengths = torch.zeros_like(inputs["lengths"]).index_add(0, sequence, kept.to(inputs["lengths"].dtype))
+    tokens = {name: inputs[name][kept] for name in TOKEN_LEVEL if name in inputs}
+    return {**inputs, **tokens, "sequence": sequence[kept], "lengths": lengths}

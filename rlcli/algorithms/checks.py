@@ -21,15 +21,22 @@ TOKEN_INPUTS = frozenset(
 )
 LOSS_INPUTS = frozenset(
     {"log_probs", "old_log_probs", "reference_log_probs", "advantages", "sequence", "lengths", "pairs", "selected"}
+    | {"weights"}
 )
 AGGREGATION_INPUTS = frozenset({"values", "sequence", "lengths", "denominators", "group_tokens"})
 SELECTION_INPUTS = frozenset({"rewards", "groups", "generator"})
 SELECTOR_INPUTS = frozenset({"old_log_probs", "advantages", "noise", "ranks"})
-CORRECTION_INPUTS = frozenset({"log_probs", "rollout_log_probs", "sequence", "lengths"})
-KL_INPUTS = frozenset({"log_probs", "reference_log_probs"})
+CORRECTION_INPUTS = frozenset(
+    {"log_probs", "policy_log_probs", "rollout_log_probs", "advantages", "sequence", "lengths"}
+)
+REJECTION_INPUTS = CORRECTION_INPUTS - {"policy_log_probs", "advantages"}
+"""Before the first update there is no other policy, and there may be no advantages yet."""
+KL_INPUTS = frozenset({"log_probs", "reference_log_probs", "old_log_probs"})
 
-POSITIVE = frozenset({"correction_cap", "tau_positive", "tau_negative", "beta", "eta", "alpha", "cov_share"})
-NOT_NEGATIVE = frozenset({"correction_low", "cov_coef", "process_coef", "accuracy_coef"})
+POSITIVE = frozenset(
+    {"correction_cap", "tau_positive", "tau_negative", "beta", "eta", "alpha", "cov_share"} | {"kl_horizon"}
+)
+NOT_NEGATIVE = frozenset({"correction_low", "off_policy_threshold", "cov_coef", "process_coef", "accuracy_coef"})
 """Bounds of the options of the functions here; beyond them nothing is learnt, or the contrary."""
 
 _UNUSED = {"scale": "group", "gamma": 1.0, "lam": 1.0}
@@ -56,7 +63,11 @@ def check(
         _check_inputs("token selection", chosen["loss"], algorithm.token_selector, SELECTOR_INPUTS)
     _check_inputs("selection", chosen["select"], algorithm.select, SELECTION_INPUTS)
     _check_inputs("aggregation", chosen["aggregation"], algorithm.aggregation, AGGREGATION_INPUTS)
-    _check_inputs("rollout correction", chosen["correction"], algorithm.correction, CORRECTION_INPUTS)
+    for name, function in zip(chosen["correction"].split("*"), algorithm.correction.functions, strict=True):
+        rejecting = function in algorithm.correction.rejecting
+        known = REJECTION_INPUTS if rejecting else CORRECTION_INPUTS
+        _check_inputs("rollout correction", name.strip(), function, known)
+    _check_correction(algorithm, chosen["correction"], chosen["loss"])
     _check_inputs("KL estimator", chosen["kl_estimator"], algorithm.kl_estimator, KL_INPUTS)
     _check_fit(algorithm, chosen["advantage"], chosen["loss"], chosen["select"])
     _check_options(algorithm, options, named)
@@ -107,6 +118,24 @@ def _check_fit(algorithm: Algorithm, advantage: str, loss: str, select: str) -> 
         raise ConfigError(
             f"algorithm.select = {select} chooses by rewards that algorithm.kl_in = reward has yet to change",
             "give kl_in = loss, select = all, or an advantage made of token rewards, such as reinforce_pp",
+        )
+
+
+def _check_correction(algorithm: Algorithm, correction: str, loss: str) -> None:
+    """Refuse corrections that do not go together, or not with the loss."""
+    of = algorithm.correction
+    again = [f for f in of.functions if f not in of.rejecting and "log_probs" in inputs_of(f)]
+    if algorithm.bypasses and len(again) > 1:
+        raise ConfigError(
+            f"algorithm.correction = {correction} makes up for the engine twice: with bypass the ratio of the loss is "
+            "to the engine's log-probs",
+            "join bypass to nothing but rejections and off_policy_mask",
+        )
+    if algorithm.rejects and algorithm.selects_pairs:
+        raise ConfigError(
+            f"algorithm.correction = {correction} may reject one response of a pair, and algorithm.loss = {loss} "
+            "compares the two",
+            "give a correction without rejection, such as token_tis",
         )
 
 

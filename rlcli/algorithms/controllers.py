@@ -25,7 +25,7 @@ class KlController:
 
     coef: float
     target: float | None = None
-    horizon: int = 10_000
+    horizon: float = 10_000
 
     def update(self, measured: float, samples: int) -> None:
         """After a step of `samples` responses whose mean KL was `measured`."""
@@ -41,6 +41,15 @@ class KlController:
         """Go on from `state`, unless there is no target to go on to."""
         if self.target is not None:
             self.coef = state["coef"]
+
+
+def kl_controller(coef: float, target: float | None, *, kl_horizon: float = 10_000) -> KlController:
+    """`KlController` with horizon = kl_horizon responses: the smaller, the faster the coefficient moves.
+
+    >>> kl_controller(0.1, 2.0, kl_horizon=100).horizon
+    100
+    """
+    return KlController(coef, target, kl_horizon)
 
 
 @dataclass

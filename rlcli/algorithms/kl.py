@@ -2,6 +2,7 @@
 
 Every function takes `log_probs` (float [T], log π, with gradient) and `reference_log_probs` (float [T], log π_ref) and
 returns one estimate a token (float [T]). d = clamp(log π − log π_ref, ±20); beyond the clamp there is no gradient.
+One that declares `old_log_probs` (float [T]) is given those of π_old, whose samples the tokens are.
 
 A good estimate does not make a good gradient: that of the KL is E[d ∇log π], which of k1, k2 and k3 only k2 has (Tang
 and Munos, arXiv 2506.09477). `k1+` and `k3+` are worth k1 and k3 and have the gradient of k2 (names as in verl).
@@ -12,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlcli.algorithms.lazy import Tensor, torch
+from rlcli.algorithms.losses.base import ratio
 from rlcli.algorithms.named import Named
 
-KlFunction = Callable[[Tensor, Tensor], Tensor]
+KlFunction = Callable[..., Tensor]
 
 _kl: Named[KlFunction] = Named("KL estimator")
 get = _kl.get
@@ -80,6 +82,26 @@ def k3_plus(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     (tensor([ 0.6931, -0.6931]),)
     """
     return _straight_through(k3, log_probs, reference_log_probs)
+
+
+@_kl.register("k3_unbiased")
+def k3_unbiased(log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor | None = None) -> Tensor:
+    """ρ(e^(−d) − 1 + d), ρ = π / π_old: of unbiased value and gradient, wherever π has moved since π_old was sampled.
+
+    DeepSeek-V3.2, arXiv 2512.02556; TRL's `use_bias_correction_kl`. ρ bears a gradient, too: ρ·d·∇log π in all, which
+    in the expectation over π_old is that of the KL; so nothing is cut at 10 as in `k3`. Without old_log_probs π_old is
+    π, ρ = 1, and the gradient is d.
+
+    At d = ln 2 and ρ = 2 the value is 2 · 0.1931 and the gradient 2 · 0.6931:
+
+    >>> log_probs = torch.tensor([2.0]).log().requires_grad_()
+    >>> estimate = k3_unbiased(log_probs, torch.zeros(1), torch.zeros(1))
+    >>> estimate.detach(), torch.autograd.grad(estimate.sum(), log_probs)
+    (tensor([0.3863]), (tensor([1.3863]),))
+    """
+    old = log_probs.detach() if old_log_probs is None else old_log_probs
+    difference = _difference(log_probs, reference_log_probs)
+    return ratio(log_probs, old) * (torch.expm1(-difference) + difference)
 
 
 def _straight_through(value: KlFunction, log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:

@@ -44,14 +44,19 @@ def choices(key: str) -> list[Choice]:
     if key in MODULES:
         return [Choice(name, _summary(function), _options(key, name)) for name, function in _functions(key)]
     number = key.removeprefix(OPTIONS).lstrip(".")
+    from rlcli.algorithms.controllers import kl_controller
+
+    steered = _numbers_of(kl_controller)
     taking = [
         Choice(f"{kind.partition('.')[2]} = {name}", _told(options), options)
         for kind in MODULES
         for name, _ in _functions(kind)
         if (options := {o: d for o, d in _options(kind, name).items() if number in ("", o)})
     ]
+    if number in ("", *steered):
+        taking.append(Choice("kl_target, any", _told(steered), steered))
     if not taking:
-        known = {name for kind in MODULES for one, _ in _functions(kind) for name in _options(kind, one)}
+        known = {name for kind in MODULES for one, _ in _functions(kind) for name in _options(kind, one)} | {*steered}
         raise ConfigError(f"no function takes the number '{number}'", near(number, known))
     return taking
 
@@ -64,7 +69,7 @@ def _functions(key: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 def _options(key: str, name: str) -> dict[str, float | None]:
     """The numbers that the function takes from `algorithm.options`: not those that are keys themselves."""
     from rlcli.algorithms.losses import process_rewards, selectors
-    from rlcli.algorithms.named import inputs_of, options_of
+    from rlcli.algorithms.named import inputs_of
 
     function = import_module(f"rlcli.algorithms.{MODULES[key]}").get(name)
     brought = [function]  # and what is called on its behalf
@@ -72,7 +77,13 @@ def _options(key: str, name: str) -> dict[str, float | None]:
         brought.append(selectors.get(name))
     if key == "algorithm.advantage" and "process_rewards" in inputs_of(function):
         brought.append(process_rewards)
-    found: Mapping[str, Any] = {option: default for each in brought for option, default in options_of(each).items()}
+    return _numbers_of(*brought)
+
+
+def _numbers_of(*functions: Callable[..., Any]) -> dict[str, float | None]:
+    from rlcli.algorithms.named import options_of
+
+    found: Mapping[str, Any] = {option: default for each in functions for option, default in options_of(each).items()}
     numbers: dict[str, float | None] = {}
     for option, default in found.items():
         if default is inspect.Parameter.empty:

@@ -173,7 +173,9 @@ class Algorithm(Section):
         default=0.0, description="Weight of the negative log-likelihood of right responses (VAPO)."
     )
     correction: str = Field(
-        default="token_tis", description="How the difference between engine and trainer is corrected."
+        default="token_tis",
+        description="How the difference between engine and trainer is corrected; several are joined by *, as in "
+        "token_tis * off_policy_mask.",
     )
     mismatch_alarm: Annotated[float, Field(gt=0.0)] = Field(
         default=0.05, description="KL of engine to trainer above which the run warns."

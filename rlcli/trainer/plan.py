@@ -114,16 +114,14 @@ def _trained(prepared: Prepared) -> str:
 def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> list[tuple[str, str]]:
     """The composition, each function with the numbers that reach it, and the models that it takes."""
     section, critic = config.algorithm, config.critic
-    rows = [
-        (what, name + _numbers(function, algorithm.options))
-        for what, name, function in (
-            ("advantage", section.advantage, algorithm.advantage),
-            ("loss", section.loss, algorithm.loss),
-            ("aggregation", section.aggregation, algorithm.aggregation),
-            ("correction", section.correction, algorithm.correction),
-            ("trained samples", section.select, algorithm.select),
-        )
+    parts: list[tuple[str, str, Sequence[Callable[..., object]]]] = [
+        ("advantage", section.advantage, [algorithm.advantage]),
+        ("loss", section.loss, [algorithm.loss]),
+        ("aggregation", section.aggregation, [algorithm.aggregation]),
+        ("correction", section.correction, algorithm.correction.functions),
+        ("trained samples", section.select, [algorithm.select]),
     ]
+    rows = [(what, name + _numbers(functions, algorithm.options)) for what, name, functions in parts]
     if not algorithm.needs_reference:
         rows.append(("reference model", "none (algorithm.kl_coef = 0)"))
     else:
@@ -213,12 +211,14 @@ def _listed(verifiers: Sequence[str]) -> str:
     return ", ".join(verifiers[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _numbers(function: Callable[..., object], given: Mapping[str, object]) -> str:
-    """The options of a function as they will be: those that are given, and its own defaults."""
+def _numbers(functions: Sequence[Callable[..., object]], given: Mapping[str, object]) -> str:
+    """The options of functions as they will be: those that are given, and their own defaults."""
     from rlcli.algorithms.named import options_of
 
-    options = {name: given.get(name, default) for name, default in options_of(function).items()}
-    text = ", ".join(f"{name} {value}" for name, value in options.items() if value is not None)
+    defaults = {name: default for function in functions for name, default in options_of(function).items()}
+    options = {name: given.get(name, default) for name, default in defaults.items()}
+    rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in options.items()}
+    text = ", ".join(f"{name} {value}" for name, value in rounded.items() if value is not None)
     return f" ({text})" if text else ""
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.workers.batch import Joined, TrainBatch
+from rlcli.workers.work import MiniWork
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,17 +47,64 @@ def fill_advantages(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_co
         batch.spread("advantages", _penalised_rewards(algorithm, batch, ranks, kl_coef))
 
 
-def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
-    """Fill in `selected`, minibatch by minibatch: the tokens that the loss treats apart. Collective."""
+def fill_kept(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
+    """Fill in `kept`, minibatch by minibatch: the tokens that no correction rejects; and take the others out of the
+    policy's denominators. Collective. Advantages are made of all tokens all the same."""
+    import torch
+
     for index in range(len(batch.minibatches)):
         joined = batch.joined(index)
+        kept = algorithm.keep_tokens(
+            {
+                "log_probs": joined.tokens("old_log_probs"),
+                "rollout_log_probs": joined.tokens("rollout_log_probs"),
+                "sequence": joined.sequence,
+                "lengths": joined.lengths,
+            }
+        )
+        joined.fill("kept", kept)
+        lost = torch.zeros(len(batch.columns["groups"]), dtype=torch.float64, device=batch.device)
+        lost.index_add_(0, joined.samples[joined.sequence], (~kept).double())
+        batch.policy_works[index] = _without(batch, index, ranks.add(lost))
+
+
+def fill_selected(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks) -> None:
+    """Fill in `selected`, minibatch by minibatch: the tokens that the loss treats apart. Collective."""
+    import torch
+
+    for index in range(len(batch.minibatches)):
+        joined = batch.joined(index)
+        kept = joined.tokens("kept").bool() if algorithm.rejects else slice(None)
+        noise = _noise(batch, joined)
         inputs = {
-            "old_log_probs": joined.tokens("old_log_probs"),
-            "advantages": joined.tokens("advantages"),
-            "noise": _noise(batch, joined),
+            "old_log_probs": joined.tokens("old_log_probs")[kept],
+            "advantages": joined.tokens("advantages")[kept],
+            "noise": noise[kept],
             "ranks": ranks,
         }
-        joined.fill("selected", algorithm.select_tokens(inputs))
+        selected = torch.zeros_like(noise, dtype=torch.bool)
+        selected[kept] = algorithm.select_tokens(inputs)
+        joined.fill("selected", selected)
+
+
+def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
+    """The denominators of a minibatch that has lost so many tokens (float64 `[N]`) of each sample. A response that has
+    lost all of its tokens is not counted, nor is a prompt that has lost all of its responses; `group_tokens` falls."""
+    import torch
+
+    work, groups, lengths = batch.works[index], batch.columns["groups"], batch.columns["lengths"]
+    gone = ((lost > 0) & (lost >= lengths)).double()
+    table = torch.stack([lost, gone, torch.ones_like(lost)], dim=1)
+    of_groups = table.new_zeros(int(groups.max()) + 1 if len(groups) else 0, 3).index_add_(0, groups, table)
+    batch.columns["group_tokens"] = batch.columns["group_tokens"] - of_groups[groups, 0].float()
+    emptied = (of_groups[:, 1] > 0) & (of_groups[:, 1] == of_groups[:, 2])
+    return replace(
+        work,
+        tokens=work.tokens - int(lost.sum()),
+        sequences=work.sequences - int(gone.sum()),
+        groups=work.groups - int(emptied.sum()),
+        right_tokens=work.right_tokens - int(lost[batch.columns["right"]].sum()),
+    )
 
 
 def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:

@@ -37,8 +37,8 @@ class MicroBatch:
 
 
 class TrainBatch:
-    """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators. columns: `[N, …]` of each
-    of the step's samples, the same on every rank."""
+    """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators; policy_works: the policy's,
+    without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank."""
 
     def __init__(self, work: RankWork, step: StepWork, device: torch.device) -> None:
         """Fetch the shards that hold this rank's rows, and no others, and pack the rows."""
@@ -51,6 +51,7 @@ class TrainBatch:
         held = np.unique(work.shards).tolist()
         shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
         self.works: list[MiniWork] = step.minibatches
+        self.policy_works = list(step.minibatches)
         self.columns: dict[str, Tensor] = {
             name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
@@ -105,11 +106,11 @@ class TrainBatch:
 
     def save(self, minibatch: int, path: Path) -> None:
         """Write what this rank trains on in a minibatch, with torch.save: enough to do the update again, in plain
-        values. `work`: its denominators; `columns`: what is known of all the step's samples; `micros`: of each
+        values. `work`: the policy's denominators; `columns`: what is known of all the step's samples; `micros`: of each
         micro-batch its `packed` tokens, its `samples` and `lengths`, and what is filled in of its `tokens`."""
         import torch
 
-        work = {field.name: getattr(self.works[minibatch], field.name) for field in fields(MiniWork)}
+        work = {field.name: getattr(self.policy_works[minibatch], field.name) for field in fields(MiniWork)}
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {

@@ -80,7 +80,7 @@ class PolicyRole:
         outputs = self.policy(micro.packed, temperature=self.temperature, want_entropy=True)
         if micro.empty:
             return outputs.log_probs, outputs.log_probs.sum(), {}
-        work = batch.works[index]
+        work = batch.policy_works[index]
         tokens = dict(micro.tokens)
         if not self.sampled:
             del tokens["rollout_log_probs"]  # given responses: no engine sampled them

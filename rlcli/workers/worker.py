@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.workers import memory, profiling, startup, watch
-from rlcli.workers.advantages import all_ranks, fill_advantages, fill_selected
+from rlcli.workers.advantages import all_ranks, fill_advantages, fill_kept, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.board import Queue
 from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
@@ -215,8 +215,11 @@ class Worker:
 
     @dispatch()
     def compute_advantages(self, kl_coef: float) -> None:
-        """Fill in the tokens' advantages, returns and, where the loss treats some apart, which."""
+        """Fill in the tokens' advantages, returns and, where the loss treats some apart or the correction rejects some,
+        which."""
         algorithm, ranks = self._policy.algorithm, all_ranks()
+        if algorithm.rejects:
+            fill_kept(algorithm, self._batch, ranks)
         fill_advantages(algorithm, self._batch, ranks, kl_coef)
         if algorithm.token_selector is not None:
             fill_selected(algorithm, self._batch, ranks)

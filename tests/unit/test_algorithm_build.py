@@ -17,7 +17,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.losses import TokenLoss, selectors
 from rlcli.algorithms.ranks import ALONE, Ranks
 from rlcli.config.schema import Algorithm as Section
-from rlcli.errors import ConfigError, UnknownName
+from rlcli.errors import ConfigError, RlcliError, UnknownName
 
 Register = Callable[[Any, str, Callable[..., Any]], None]
 
@@ -214,7 +214,7 @@ def asks(name: str) -> Callable[..., Any]:
         (losses, "loss", "rewards", "the policy loss 'mine' asks for 'rewards'"),
         (selection, "select", "scores", "the selection 'mine' asks for 'scores'"),
         (aggregation, "aggregation", "losses", "the aggregation 'mine' asks for 'losses'"),
-        (correction, "correction", "advantages", "the rollout correction 'mine' asks for 'advantages'"),
+        (correction, "correction", "rewards", "the rollout correction 'mine' asks for 'rewards'"),
         (kl, "kl_estimator", "ref_log_probs", "'ref_log_probs', which it is not given; did you mean log_probs, refere"),
     ],
 )
@@ -307,10 +307,58 @@ def test_an_option_that_no_part_takes_is_refused() -> None:
         {"select": "right", "options": {"right_above": 0.9}},
         {"correction": "icepop", "options": {"correction_high": 4.0}},
         {"advantage": "prime", "options": {"beta": 0.1}},  # of the process rewards
+        {"kl_coef": 0.1, "kl_target": 0.01, "options": {"kl_horizon": 500.0}},  # of the controller
+        {"correction": "token_tis * off_policy_mask", "options": {"correction_cap": 3.0, "off_policy_threshold": 0.2}},
     ],
 )
 def test_options_of_every_part_are_taken(changes: dict[str, Any]) -> None:
     assert build(**changes).options.items() >= changes.get("options", {}).items()
+
+
+def test_the_horizon_reaches_the_controller_and_is_refused_without_one() -> None:
+    assert build(kl_coef=0.1, kl_target=0.01, options={"kl_horizon": 500.0}).kl.horizon == 500
+    assert build(kl_coef=0.1, kl_target=0.01).kl.horizon == 10_000
+    with pytest.raises(ConfigError, match=r"options\.kl_horizon: none of the chosen functions takes it"):
+        build(kl_coef=0.1, options={"kl_horizon": 500.0})
+    with pytest.raises(ConfigError, match=r"options\.kl_horizon = 0; give more than 0"):
+        build(kl_coef=0.1, kl_target=0.01, options={"kl_horizon": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"correction": "bypass * token_tis"}, "bypass * token_tis makes up for the engine twice"),
+        ({"correction": "token_mask", "loss": "dpo", "select": "pairs", "advantage": "dr_grpo"}, "response of a pair"),
+        ({"correction": "token_tis * token_mas"}, "no rollout correction is called 'token_mas'; did you mean token_ma"),
+        ({"correction": "token_tis *"}, "no rollout correction is called ''"),
+    ],
+)
+def test_corrections_that_do_not_go_together_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(RlcliError) as refused:
+        build(**changes)
+    assert says in str(refused.value)
+
+
+def test_a_rejection_is_made_before_there_are_advantages(register: Register) -> None:
+    register(correction, "mine", correction.rejects(asks("advantages")))
+    with pytest.raises(ConfigError, match="the rollout correction 'mine' asks for 'advantages'"):
+        build(correction="token_tis * mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "several"),
+    [
+        ("token_tis", False, True),
+        ("bypass", False, False),
+        ("token_mask", True, True),
+        ("bypass * token_mask", True, True),
+    ],
+)
+def test_old_log_probs_are_computed_where_something_looks_at_them(name: str, one: bool, several: bool) -> None:
+    algorithm = build(correction=name)
+    assert (algorithm.needs_old_log_probs(1), algorithm.needs_old_log_probs(4)) == (one, several)
+    assert algorithm.rejects == algorithm.works_on_tokens == ("mask" in name)
+    assert algorithm.skips_zero_advantages == ("mask" not in name)
 
 
 def test_an_option_without_a_default_must_be_given(register: Register) -> None:

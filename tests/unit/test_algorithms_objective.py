@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -101,8 +101,10 @@ def run(
     return objective, torch.zeros_like(inputs["log_probs"]) if gradient is None else gradient
 
 
-def divergence_of(estimator: str, new: float, reference: float) -> float:
+def divergence_of(estimator: str, new: float, reference: float, old: float) -> float:
     d = new - reference
+    if estimator == "k3_unbiased":
+        return rho_of(new, old) * (math.exp(-d) - 1 + d)
     return {"1": d, "2": d * d / 2, "3": min(math.exp(-d) - 1 + d, 10.0)}[estimator[1]]
 
 
@@ -110,20 +112,31 @@ def weights_of(name: str, row: Row) -> list[float]:
     """Rollout corrections by their formulas, with their default bounds."""
     logs = [old - mu for old, mu in zip(row.response.old, row.rollout, strict=True)]
     product, mean = math.exp(math.fsum(logs)), math.exp(math.fsum(logs) / max(len(logs), 1))
+    drift = math.fsum(mu - new for new, mu in zip(row.response.new, row.rollout, strict=True)) / max(len(logs), 1)
     found = []
     for log in logs:
         r = math.exp(log)
         found.append(
             {
                 "none": 1.0,
+                "bypass": 1.0,
+                "token_mask": float(0.5 <= r <= 2.0),
+                "sequence_icepop": product if product <= 3.0 else 0.0,
+                "off_policy_mask": float(row.response.advantage >= 0 or drift <= 0.5),
                 "token_tis": min(r, 2.0),
                 "sequence_tis": min(product, 2.0),
                 "icepop": r if 0.5 <= r <= 5.0 else 0.0,
                 "sequence_mask": float(0.5 <= product <= 2.0),
-                "geometric_mask": float(0.999 <= mean <= 1.001),
+                "geometric_mask": float(0.999 <= 1 / mean <= 1.001),
             }[name]
         )
     return found
+
+
+def geometric(weights: list[float]) -> list[float]:
+    """The weight of a whole response, as GMPO has it."""
+    mean = math.fsum(math.log(max(weight, 1e-10)) for weight in weights) / max(len(weights), 1)
+    return [math.exp(mean)] * len(weights)
 
 
 def objective_reference(rows: list[Row], section: Section, entropy_coef: float) -> tuple[float, dict[str, float]]:
@@ -132,15 +145,17 @@ def objective_reference(rows: list[Row], section: Section, entropy_coef: float) 
     sums = dict.fromkeys([*names, "mismatch_tokens", "mismatch_kl", "mismatch_k3", "mismatch_ratio"], 0.0)
     whole = Whole.of(rows)
     clips = {} if section.clip_high is None else {"clip_high": section.clip_high}
-    terms = REFERENCES[section.loss]([row.response for row in rows], **clips, **section.options)
+    behaviour = [row.rollout if section.correction == "bypass" else row.response.old for row in rows]
+    responses = [row.response._replace(old=old) for row, old in zip(rows, behaviour, strict=True)]
+    terms = REFERENCES[section.loss](responses, **clips, **section.options)
     totals, nll = [], 0.0
-    for row, of_row in zip(rows, terms, strict=True):
+    for row, of_row, r in zip(rows, terms, responses, strict=True):
         total, weights = 0.0, weights_of(section.correction, row)
-        r = row.response
-        for new, old, reference, mu, term, weight in zip(
-            r.new, r.old, r.reference, row.rollout, of_row, weights, strict=True
+        weights = geometric(weights) if section.loss == "gmpo" else weights
+        for new, old, trainer, reference, mu, term, weight in zip(
+            r.new, r.old, row.response.old, r.reference, row.rollout, of_row, weights, strict=True
         ):
-            divergence = divergence_of(section.kl_estimator, new, reference)
+            divergence = divergence_of(section.kl_estimator, new, reference, old)
             total += weight * term.loss + section.kl_coef * divergence - entropy_coef * new * new
             nll -= new if row.right else 0.0
             sums["tokens"] += 1
@@ -151,9 +166,9 @@ def objective_reference(rows: list[Row], section: Section, entropy_coef: float) 
             sums["kl"] += divergence
             sums["entropy"] += new * new
             sums["mismatch_tokens"] += 1
-            sums["mismatch_kl"] += mu - old
-            sums["mismatch_k3"] += math.exp(old - mu) - 1 - (old - mu)
-            sums["mismatch_ratio"] += math.exp(old - mu)
+            sums["mismatch_kl"] += mu - trainer
+            sums["mismatch_k3"] += math.exp(trainer - mu) - 1 - (trainer - mu)
+            sums["mismatch_ratio"] += math.exp(trainer - mu)
         totals.append(total)
     n = max(len(rows), 1)
     loss = {
@@ -177,7 +192,14 @@ def values_of(sums: dict[str, Tensor]) -> dict[str, float]:
 ragged = st.lists(st.integers(0, LONGEST), max_size=5)
 seeds = st.integers(0, 2**32)
 coefs = st.sampled_from([0.0, 0.1])
-estimators, corrections = st.sampled_from(kl.names()), st.sampled_from(correction.names())
+estimators = st.sampled_from(kl.names())
+REJECTING = [name for name in correction.names() if correction.Corrections.of(name).rejecting]
+corrections = st.sampled_from(correction.names())
+
+
+def fits(loss: str, name: str) -> bool:
+    """Whether the loss goes with the correction: pairs must not be taken apart."""
+    return loss != "dpo" or name not in REJECTING
 
 
 def check_against_the_papers(rows: list[Row], section: Section, entropy_coef: float) -> None:
@@ -204,6 +226,7 @@ def test_objective_equals_the_papers_with_every_loss_and_aggregation(
     nll_coef: float,
     corrected: str,
 ) -> None:
+    assume(fits(loss, corrected))
     section = Section(
         loss=loss,
         aggregation=aggregation_name,
@@ -227,6 +250,95 @@ def test_objective_equals_the_papers_with_every_kl_and_correction(
         kl_coef=0.3, kl_estimator=estimator, correction=corrected, aggregation=aggregation_name, clip_high=0.28
     )
     check_against_the_papers(rows_of(lengths, seed), section, 0.01)
+
+
+def trimmed(rows: list[Row], name: str) -> tuple[list[list[bool]], list[Row]]:
+    """The tokens of each row that a rejection keeps, and the rows without the others; those that have lost all of
+    their tokens are gone, but not those that never had any."""
+    masks = [[weight > 0 for weight in weights_of(name, row)] for row in rows]
+    left = []
+    for row, mask in zip(rows, masks, strict=True):
+        r = row.response
+
+        def of(values: list[Any], mask: list[bool] = mask) -> list[Any]:
+            return [value for value, kept in zip(values, mask, strict=True) if kept]
+
+        shorter = r._replace(new=of(r.new), old=of(r.old), reference=of(r.reference), selected=of(r.selected))
+        if any(mask) or not mask:
+            left.append(Row(shorter, of(row.rollout), row.right, row.group))
+    return masks, left
+
+
+@pytest.mark.parametrize("name", REJECTING)
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "gmpo", "cispo", "clip_cov"])
+@few
+@given(lengths=ragged, seed=seeds, aggregation_name=st.sampled_from(AGGREGATIONS), parts=st.integers(1, 3))
+def test_what_is_rejected_leaves_loss_kl_entropy_and_denominators_in_any_split(
+    name: str, loss: str, lengths: list[int], seed: int, aggregation_name: str, parts: int
+) -> None:
+    """As if the rejected tokens had never been there: against the loops over what is left."""
+    section = Section(loss=loss, aggregation=aggregation_name, kl_coef=0.2, nll_coef=0.1, correction=name)
+    algorithm, rows = Algorithm.build(**section.model_dump()), rows_of(lengths, seed)
+    masks, left = trimmed(rows, name)
+    inputs = inputs_of_rows(rows, Whole.of(rows))
+    kept = algorithm.keep_tokens({**inputs, "log_probs": inputs["old_log_probs"]})
+    assert kept.tolist() == [flag for mask in masks for flag in mask]
+    whole = Whole.of(left)
+    loss_of_all, found = 0.0, dict[str, float]()
+    for at in range(parts):
+        chosen = list(range(at, len(rows), parts))
+        part = [rows[index] for index in chosen]
+        given = inputs_of_rows(part, Whole.of(part))
+        given["kept"] = torch.tensor([flag for index in chosen for flag in masks[index]], dtype=torch.bool)
+        tokens = [whole.group_tokens.get(row.group, 0) for row in part]
+        given["group_tokens"] = torch.tensor(tokens, dtype=torch.float32)
+        objective = algorithm.objective(
+            given, whole.denominators, kl_coef=0.2, entropy_coef=0.05, right_tokens=whole.right_tokens
+        )
+        loss_of_all += objective.loss.item()
+        for key, value in values_of(objective.sums).items():
+            found[key] = found.get(key, 0.0) + value
+    # What is left has weight 1, whatever its ratios: those of what is left alone are others.
+    expected, sums = objective_reference(left, section.model_copy(update={"correction": "none"}), 0.05)
+    assert loss_of_all == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    told = {key: value for key, value in sums.items() if not key.startswith("mismatch")}
+    assert {key: found[key] for key in told} == pytest.approx(told, rel=1e-9, abs=1e-9)
+    assert found["mismatch_tokens"] == sum(len(mask) for mask in masks)
+
+
+def test_a_rejected_response_is_not_divided_by() -> None:
+    """Of two responses of one token one is far from the engine: the mean is the other's, not half of it."""
+    rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [mu], False, 0) for mu in (-1.0, -9.0)]
+    for aggregation_name in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "group-mean-token-mean"):
+        algorithm = build(correction="sequence_mask", aggregation=aggregation_name)
+        _, left = trimmed(rows, "sequence_mask")
+        inputs = inputs_of_rows(rows, Whole.of(rows)) | {"kept": torch.tensor([True, False])}
+        inputs["group_tokens"] = torch.tensor([1.0, 1.0])
+        assert algorithm.objective(inputs, Whole.of(left).denominators).loss.item() == pytest.approx(-2.0)
+
+
+def test_a_minibatch_of_which_nothing_is_left_has_a_loss_of_zero() -> None:
+    nothing = Denominators(tokens=0, sequences=0, max_length=LONGEST, groups=0)
+    for aggregation_name in AGGREGATIONS:
+        inputs = inputs_of_rows(SMOOTH, Whole.of(SMOOTH))
+        inputs |= {"kept": torch.zeros(len(inputs["sequence"]), dtype=torch.bool)}
+        objective = build(correction="token_mask", aggregation=aggregation_name, kl_coef=0.1).objective(
+            inputs, nothing, kl_coef=0.1, entropy_coef=0.1
+        )
+        assert objective.loss.item() == 0.0
+        (gradient,) = torch.autograd.grad(objective.loss, inputs["log_probs"])
+        assert not gradient.any()
+
+
+def test_the_bypass_compares_with_the_engine_in_every_update() -> None:
+    """PPO's clip holds π / μ: 1.5 is cut at 1.2, though the trainer's own policy has not moved."""
+    rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [-1.0 - math.log(1.5)], False, 0)]
+    for without in ((), ("old_log_probs",)):
+        objective, gradient = run(build(correction="bypass"), rows, Whole.of(rows), without=without)
+        assert objective.loss.item() == pytest.approx(-2 * 1.2)
+        assert gradient.tolist() == [0.0]
+        assert objective.sums["clip_high_tokens"].item() == 1.0
+        assert objective.sums["mismatch_ratio"].item() == pytest.approx(1.5)
 
 
 def add_up(
@@ -253,6 +365,7 @@ def add_up(
 def test_any_split_over_micro_batches_and_two_ranks_adds_up_to_the_whole(
     loss: str, aggregation_name: str, lengths: list[int], seed: int, parts: int, corrected: str
 ) -> None:
+    assume(fits(loss, corrected))
     algorithm = build(loss=loss, aggregation=aggregation_name, kl_coef=0.1, nll_coef=0.1, correction=corrected)
     rows = rows_of(lengths, seed)
     one = add_up(algorithm, rows, [[list(range(len(rows)))]], 0.01)
@@ -300,6 +413,7 @@ def test_what_else_has_a_gradient_keeps_every_sample() -> None:
         {"nll_coef": 0.1},
         {"kl_coef": 0.1, "kl_in": "reward"},
         {"advantage": "gae"},
+        {"correction": "token_mask"},  # so does a rejection, which takes some of them out of the denominators
         {"loss": "clip_cov"},  # the means over all tokens count those of the samples without a gradient
     ):
         assert not build(**changes).skips_zero_advantages, changes

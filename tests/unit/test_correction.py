@@ -16,7 +16,9 @@ from rlcli.algorithms.named import call, options_of
 from rlcli.errors import UnknownName
 
 relaxed = settings(deadline=None, max_examples=60)  # the first call of a torch operation is slow
-NAMES = ["geometric_mask", "icepop", "none", "sequence_mask", "sequence_tis", "token_tis"]
+WEIGHTS = ["bypass", "icepop", "none", "sequence_icepop", "sequence_tis", "token_tis"]
+REJECTING = ["geometric_mask", "sequence_mask", "token_mask"]
+NAMES = sorted([*WEIGHTS, *REJECTING, "off_policy_mask"])
 Response = list[tuple[float, float]]  # (log π, log μ) of each token
 near = st.floats(-6.0, 0.0).flatmap(lambda p: st.tuples(st.just(p), st.floats(-0.9, 0.9).map(lambda d: p + d)))
 far = st.tuples(st.floats(-60.0, 0.0), st.floats(-60.0, 0.0) | st.just(-math.inf))
@@ -30,15 +32,21 @@ def clamp(value: float) -> float:
 def references(name: str, response: Response, cap: float, low: float, high: float) -> list[float]:
     logs = [clamp(new - engine) for new, engine in response]
     ratios = [math.exp(log) for log in logs]
-    if name == "none":
+    if name in ("none", "bypass"):
         return [1.0] * len(response)
     if name == "token_tis":
         return [min(ratio, cap) for ratio in ratios]
     if name == "icepop":
         return [ratio if low <= ratio <= high else 0.0 for ratio in ratios]
+    if name == "token_mask":
+        return [1.0 if low <= ratio <= high else 0.0 for ratio in ratios]
     if not response:
         return []
+    if name == "off_policy_mask":  # every advantage is −1 here
+        return [0.0 if -math.fsum(logs) / len(logs) > 0.5 else 1.0] * len(response)
     whole = math.exp(clamp(math.fsum(logs)))
+    if name == "sequence_icepop":
+        return [whole if low <= whole <= high else 0.0] * len(response)
     if name == "sequence_tis":
         return [min(whole, cap)] * len(response)
     judged = whole if name == "sequence_mask" else math.exp(math.fsum(logs) / len(response))
@@ -48,8 +56,11 @@ def references(name: str, response: Response, cap: float, low: float, high: floa
 def inputs(batch: list[Response], dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     tokens = [token for response in batch for token in response]
     lengths = [len(response) for response in batch]
+    log_probs = torch.tensor([new for new, _ in tokens], dtype=dtype)
     return {
-        "log_probs": torch.tensor([new for new, _ in tokens], dtype=dtype),
+        "log_probs": log_probs,
+        "policy_log_probs": log_probs,
+        "advantages": -torch.ones_like(log_probs),
         "rollout_log_probs": torch.tensor([engine for _, engine in tokens], dtype=dtype),
         "sequence": torch.tensor([i for i, n in enumerate(lengths) for _ in range(n)], dtype=torch.int64),
         "lengths": torch.tensor(lengths, dtype=torch.int64),
@@ -68,11 +79,15 @@ def test_every_correction_is_offered_and_proven_here() -> None:
 def test_the_defaults_are_those_of_the_field() -> None:
     defaults = {name: tuple(options_of(correction.get(name)).values()) for name in NAMES}
     assert defaults == {
-        "geometric_mask": (0.999, 1.001),
+        "bypass": (),
+        "geometric_mask": (1 / 1.001, 1 / 0.999),  # verl's bounds are those of μ / π
         "icepop": (0.5, 5.0),
         "none": (),
+        "off_policy_mask": (0.5,),
+        "sequence_icepop": (0.0, 3.0),
         "sequence_mask": (0.5, 2.0),
         "sequence_tis": (2.0,),
+        "token_mask": (0.5, 2.0),
         "token_tis": (2.0,),
     }
 
@@ -109,6 +124,7 @@ def test_a_response_is_judged_alone_wherever_it_lies(name: str, batch: list[Resp
 def test_weights_are_finite_detached_and_of_the_dtype_of_the_log_probs(name: str, dtype: torch.dtype) -> None:
     given = inputs([[(0.0, -math.inf), (-1e30, 0.0)], [], [(0.0, -math.inf)] * 3, [(-1e4, -1.0)]], dtype)
     given["log_probs"].requires_grad_()
+    given["policy_log_probs"].requires_grad_()
     weights = weigh(name, given, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
     assert torch.isfinite(weights).all()
     assert not weights.requires_grad
@@ -116,7 +132,7 @@ def test_weights_are_finite_detached_and_of_the_dtype_of_the_log_probs(name: str
     assert weights.shape == given["log_probs"].shape
 
 
-@pytest.mark.parametrize("name", ["icepop", "sequence_mask", "geometric_mask"])
+@pytest.mark.parametrize("name", ["icepop", "sequence_icepop", *REJECTING])
 def test_the_bounds_themselves_are_inside(name: str) -> None:
     given = inputs([[(-1.0, -1.0)]])
     assert weigh(name, given, correction_low=1.0, correction_high=1.0).tolist() == [1.0]
@@ -134,12 +150,70 @@ def test_with_equal_log_probs_nothing_is_corrected() -> None:
         assert weigh(name, given).tolist() == [1.0] * 4
 
 
+BOUNDS = {"correction_low": 0.25, "correction_high": 3.0}  # far from each other's inverse
+
+
+@pytest.mark.parametrize("name", ["icepop", "sequence_icepop", *REJECTING])
+def test_bounds_are_those_of_trainer_over_engine(name: str) -> None:
+    """π / μ of 0.3 and 2.9 are inside, those of 1 / 0.3 and 1 / 2.9 are not, or would be, were it μ / π."""
+    kept = [bool(weigh(name, inputs([[(-9.0, -9.0 - math.log(r))]]), **BOUNDS)) for r in (0.3, 2.9, 1 / 0.3, 0.2)]
+    assert kept == [True, True, False, False]
+
+
+def verl_mask(mode: str, response: Response, lower: float, upper: float) -> list[bool]:
+    """What verl 0.9.1 keeps for `rollout_rs: mode` and `rollout_rs_threshold: lower_upper`, by its documentation: the
+    k1 of a token is −log(π / μ), held against log lower and log upper; or its sum or mean over the response."""
+    k1 = [-clamp(new - engine) for new, engine in response]
+    judged = {"token_k1": k1, "seq_sum_k1": [math.fsum(k1)] * len(k1)}
+    judged["seq_mean_k1"] = [math.fsum(k1) / max(len(k1), 1)] * len(k1)
+    return [math.log(lower) <= value <= math.log(upper) for value in judged[mode]]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("token_mask", "token_k1"), ("sequence_mask", "seq_sum_k1"), ("geometric_mask", "seq_mean_k1")]
+)
+@relaxed
+@given(batch=st.lists(st.lists(near, max_size=5), max_size=5), lower=st.floats(0.1, 0.9), upper=st.floats(1.1, 9.0))
+def test_rejections_are_verls_with_its_bounds_inverted(
+    name: str, mode: str, batch: list[Response], lower: float, upper: float
+) -> None:
+    found = weigh(name, inputs(batch), correction_low=1 / upper, correction_high=1 / lower).tolist()
+    assert [weight == 1.0 for weight in found] == [
+        kept for response in batch for kept in verl_mask(mode, response, lower, upper)
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_rejections_take_tokens_out(name: str) -> None:
+    assert bool(correction.Corrections.of(name).rejecting) == (name in REJECTING)
+
+
+def test_several_corrections_are_one_product_and_reject_what_either_rejects() -> None:
+    batch = [[(-1.0, -1.0 - math.log(1.5)), (-1.0, -1.0 - math.log(0.2))], [(-1.0, -1.0)]]
+    joined = correction.Corrections.of("sequence_tis*token_mask * geometric_mask")
+    assert joined.weights(inputs(batch), {}).tolist() == [0.0, 0.0, 1.0]
+    assert joined.kept(inputs(batch), {}).tolist() == [False, False, True]
+    joined = correction.Corrections.of("sequence_tis * token_mask")
+    assert joined.weights(inputs(batch), {}).tolist() == pytest.approx([0.3, 0.0, 1.0])
+    assert joined.kept(inputs(batch), {}).tolist() == [True, False, True]
+
+
+def test_the_off_policy_mask_spares_advantages_that_are_not_negative() -> None:
+    given = inputs([[(-3.0, -1.0)] * 2, [(-3.0, -1.0)] * 2, [(-1.2, -1.0)]])
+    given["log_probs"] = given["log_probs"] + 9.0  # of the start of the step: it does not count
+    given["advantages"] = torch.tensor([-1.0, 0.0, 0.5, -1e-9, -2.0], dtype=torch.float64)
+    assert weigh("off_policy_mask", given).tolist() == [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert weigh("off_policy_mask", given, off_policy_threshold=2.5).tolist() == [1.0] * 5
+
+
 # --- metrics ----------------------------------------------------------------------------------------------------------
 
 
 def totals(batch: list[Response], name: str, dtype: torch.dtype = torch.float64, **options: float) -> dict[str, float]:
     given = inputs(batch, dtype)
-    sums = correction.mismatch_sums(**given, weights=weigh(name, given, **options))
+    pair = given["log_probs"], given["rollout_log_probs"]
+    weights = weigh(name, given, **options)
+    sums = correction.mismatch_sums(*pair, weights, given["sequence"], given["lengths"])
     assert all(total.dtype == torch.float64 and total.shape == () for total in sums.values())
     return {key: total.item() for key, total in sums.items()}
 
@@ -172,8 +246,12 @@ def test_sums_of_micro_batches_add_up_to_those_of_the_whole(batch: list[Response
     assert {key: first[key] + second[key] for key in whole} == pytest.approx(whole, rel=1e-12, abs=1e-12)
 
 
-CORRECTED = {  # r of the four tokens: 1, 3 | 0.2, 1.0002; Π: 3 | 0.20004; G: 1.73 | 0.447
+CORRECTED = {  # r of the four tokens: 1, 2.9 | 0.2, 1.0002; Π: 2.9 | 0.20004; G: 1.7 | 0.447
     "none": 0.0,
+    "bypass": 0.0,
+    "token_mask": 0.5,
+    "sequence_icepop": 0.0,
+    "off_policy_mask": 0.5,
     "token_tis": 0.25,
     "sequence_tis": 0.5,
     "icepop": 0.25,
@@ -185,10 +263,11 @@ CORRECTED = {  # r of the four tokens: 1, 3 | 0.2, 1.0002; Π: 3 | 0.20004; G: 1
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_corrected_counts_the_tokens_whose_weight_was_cut_or_zeroed(name: str, dtype: torch.dtype) -> None:
-    batch = [[(-1.0, -1.0), (-1.0, -1.0 - math.log(3))], [(-3.0, -3.0 - math.log(0.2)), (-1.0, -1.0002)]]
+    batch = [[(-1.0, -1.0), (-1.0, -1.0 - math.log(2.9))], [(-3.0, -3.0 - math.log(0.2)), (-1.0, -1.0002)]]
     got = correction.mismatch_metrics(totals(batch, name, dtype))
     assert got["mismatch/corrected"] == CORRECTED[name]
-    free = totals(batch, name, dtype, correction_cap=math.inf, correction_low=0.0, correction_high=math.inf)
+    bounds = {"correction_cap": math.inf, "correction_low": 0.0, "correction_high": math.inf}
+    free = totals(batch, name, dtype, **bounds, off_policy_threshold=math.inf)
     assert free["mismatch_corrected"] == 0.0
 
 

@@ -15,7 +15,7 @@ from rlcli.errors import UnknownName
 
 relaxed = settings(deadline=None)  # the first call of a torch operation is slow
 log_probs = st.floats(-60.0, 0.0)
-ESTIMATORS = ["k1", "k1+", "k2", "k3", "k3+"]
+ESTIMATORS = ["k1", "k1+", "k2", "k3", "k3+", "k3_unbiased"]
 
 
 def float64(values: list[float]) -> Tensor:
@@ -30,7 +30,7 @@ def reference(name: str, new: float, old: float) -> float:
         return d * d / 2
     # The series of e^(−d) − 1 + d: no cancellation near 0.
     value = sum((-d) ** n / math.factorial(n) for n in range(2, 30)) if abs(d) < 1 else math.exp(-d) - 1 + d
-    return min(10.0, max(-10.0, value))
+    return value if name == "k3_unbiased" else min(10.0, max(-10.0, value))
 
 
 def gradient(name: str, new: Tensor, old: Tensor) -> Tensor:
@@ -67,7 +67,10 @@ def test_the_gradient_of_a_straight_through_form_is_the_difference(name: str, pa
     torch.testing.assert_close(gradient(name, new, old), expected, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize(("name", "right"), [("k1", False), ("k1+", True), ("k2", True), ("k3", False), ("k3+", True)])
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("k1", False), ("k1+", True), ("k2", True), ("k3", False), ("k3+", True), ("k3_unbiased", True)],
+)
 def test_which_expected_gradient_is_that_of_the_kl(name: str, right: bool) -> None:
     """Over a whole vocabulary, with π itself as the sampling policy, whose own gradient is not taken."""
     generator = torch.Generator().manual_seed(0)
@@ -80,7 +83,31 @@ def test_which_expected_gradient_is_that_of_the_kl(name: str, right: bool) -> No
     assert torch.allclose(found, exact, rtol=1e-9, atol=1e-12) is right
 
 
-@pytest.mark.parametrize("name", ["k1", "k1+", "k3", "k3+"])
+def test_the_unbiased_k3_is_unbiased_for_samples_of_another_policy() -> None:
+    """Over a whole vocabulary, sampled from π_old: value and gradient are those of KL(π ‖ π_ref)."""
+    generator = torch.Generator().manual_seed(0)
+    scores, behaviour, other = torch.randn(3, 50, dtype=torch.float64, generator=generator) / 2
+    sampled, reference = behaviour.log_softmax(-1), other.log_softmax(-1)
+    scores.requires_grad_()
+    new = scores.log_softmax(-1)
+    exact = (new.exp() * (new - reference)).sum()
+    found = (sampled.exp() * kl.k3_unbiased(new, reference, sampled)).sum()
+    torch.testing.assert_close(found, exact)
+    gradients = [torch.autograd.grad(value, scores, retain_graph=True)[0] for value in (found, exact)]
+    torch.testing.assert_close(*gradients)
+    plain = (sampled.exp() * kl.k3(new, reference)).sum()
+    assert abs(plain - exact) > 1e-2
+
+
+@relaxed
+@given(triples=st.lists(st.tuples(log_probs, log_probs, log_probs), max_size=8))
+def test_the_unbiased_k3_equals_the_reference(triples: list[tuple[float, float, float]]) -> None:
+    new, old, behaviour = (float64([triple[i] for triple in triples]) for i in range(3))
+    expected = [math.exp(min(20.0, max(-20.0, n - b))) * reference("k3_unbiased", n, o) for n, o, b in triples]
+    torch.testing.assert_close(kl.k3_unbiased(new, old, behaviour), float64(expected), rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["k1", "k1+", "k3", "k3+", "k3_unbiased"])
 def test_k1_and_k3_are_unbiased_over_a_whole_vocabulary(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     new, old = (torch.randn(2, 50, dtype=torch.float64, generator=generator) / 2).log_softmax(-1)
@@ -88,7 +115,7 @@ def test_k1_and_k3_are_unbiased_over_a_whole_vocabulary(name: str) -> None:
     torch.testing.assert_close((new.exp() * kl.get(name)(new, old)).sum(), exact)
 
 
-@pytest.mark.parametrize("name", ["k3", "k3+"])
+@pytest.mark.parametrize("name", ["k3", "k3+", "k3_unbiased"])
 def test_k3_keeps_its_digits_in_float32_where_the_policies_all_but_agree(name: str) -> None:
     got = kl.get(name)(torch.tensor([1e-3, -1e-3]), torch.zeros(2))
     torch.testing.assert_close(got, torch.full((2,), 5e-7), rtol=1e-3, atol=0.0)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.shard import ShardBuilder
 from rlcli.trainer.choose import choose, plan_step, rank_work, step_work
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample, Verdict
-from rlcli.workers.advantages import all_ranks, fill_advantages
+from rlcli.workers.advantages import all_ranks, fill_advantages, fill_kept, fill_selected
 from rlcli.workers.batch import TrainBatch
 from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.samples import Samples
@@ -123,7 +125,7 @@ def test_logits_are_made_of_response_tokens_alone(mesh: Any, base: str, monkeypa
 
 def test_the_old_log_probs_of_a_single_update_are_its_own_whatever_the_correction(mesh: Any, base: str) -> None:
     """A forward pass beforehand, as several updates need, would change nothing."""
-    for correction in ("token_tis", "sequence_mask", "none"):
+    for correction in ("token_tis", "sequence_tis", "none"):
         config = configured(base, algorithm={"correction": correction})
         found = []
         for beforehand in (False, True):
@@ -202,6 +204,109 @@ def test_an_update_with_shared_prompts_is_that_of_samples_apart(
     assert few == many - PROMPT_TOKENS * (2 * SAMPLES - 2)
     assert sums == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert_alike(after, reference)
+
+
+class Together:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier, self.held = threading.Barrier(count), list[torch.Tensor]()
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.barrier.wait() == 0:
+            self.held = []
+        self.barrier.wait()
+        self.held.append(tensor)
+        self.barrier.wait()
+        total = torch.stack(self.held).sum(0)
+        self.barrier.wait()
+        return total
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("nothing is gathered")
+
+
+def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
+    """The whole batch after its rejections were made on so many ranks."""
+    chosen = choose(collected(), role.algorithm, config, seed=0)
+    plan = plan_step(chosen, config, ranks)
+    step = step_work(plan, chosen, 0).value
+    batches = [TrainBatch(work, step, CPU) for work in rank_work(plan, chosen, ranks)]
+    for batch in batches:
+        role.compute_old_log_probs(batch)
+        for micro in batch:  # the engine's are the trainer's but for every fifth token, and two whole samples
+            sequence = micro.packed.sequence
+            place = torch.arange(len(sequence)) - (micro.lengths.cumsum(0) - micro.lengths)[sequence]
+            drift = (place + micro.samples[sequence]) % 5 == 0
+            drift |= torch.isin(micro.samples, torch.tensor([3, 7]))[sequence]
+            micro.tokens["rollout_log_probs"] = micro.tokens["old_log_probs"] - torch.where(drift, 1.0, 0.01)
+    together = Together(ranks)
+    threads = [
+        threading.Thread(target=fill_kept, args=(role.algorithm, batch, Ranks(together.add, together.gather)))
+        for batch in batches
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    whole = batches[0]
+    for other in batches[1:]:
+        assert other.policy_works == whole.policy_works
+        assert torch.equal(other.columns["group_tokens"], whole.columns["group_tokens"])
+        whole.minibatches[0] += other.minibatches[0]
+    return whole
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "group-mean-token-mean"])
+def test_a_rejection_gives_the_same_update_in_any_split(mesh: Any, base: str, aggregation: str) -> None:
+    found = []
+    for ranks, tokens in ((1, 400), (2, 64)):
+        algorithm = {"correction": "token_tis * token_mask", "aggregation": aggregation}
+        config = configured(base, algorithm=algorithm, train={"tokens_per_microbatch": tokens})
+        role = PolicyRole(config, torch.float32, CPU, mesh)
+        batch = rejected(role, config, ranks)
+        found.append((batch.policy_works, *updated(role, batch)))
+    (works, sums, gradients), *others = found
+    for other in others:
+        assert other[0] == works
+        assert other[1] == pytest.approx(sums, rel=1e-4, abs=1e-5)
+        assert_alike(other[2], gradients)
+
+
+def test_the_denominators_of_a_rejection_are_those_of_what_is_left(mesh: Any, base: str) -> None:
+    config = configured(base, algorithm={"correction": "token_mask", "loss": "clip_cov"})
+    role = PolicyRole(config, torch.float32, CPU, mesh)
+    batch = rejected(role, config, 1)
+    left: dict[int, int] = {}
+    for micro in batch:
+        for row, sample in enumerate(micro.samples.tolist()):
+            left[sample] = int(micro.tokens["kept"][micro.packed.sequence == row].sum())
+    assert left[3] == left[7] == 0
+    before, after = batch.works[0], batch.policy_works[0]
+    assert after.tokens == sum(left.values()) < before.tokens
+    assert after.sequences == sum(kept > 0 for kept in left.values()) == before.sequences - 2
+    assert after.groups == before.groups == PROMPTS
+    right = batch.columns["right"].tolist()
+    assert after.right_tokens == sum(kept for sample, kept in left.items() if right[sample])
+    groups = batch.columns["groups"].tolist()
+    of_groups = [sum(left[s] for s in left if groups[s] == group) for group in groups]
+    assert batch.columns["group_tokens"].tolist() == of_groups
+    fill_selected(role.algorithm, batch, all_ranks())
+    for micro in batch:
+        assert not (micro.tokens["selected"] & ~micro.tokens["kept"]).any()
+
+
+def test_a_prompt_that_has_lost_all_of_its_responses_is_not_counted(mesh: Any, base: str) -> None:
+    config = configured(base, algorithm={"correction": "sequence_mask"})
+    role = PolicyRole(config, torch.float32, CPU, mesh)
+    batch = batch_of(role, config, all_active=True)
+    role.compute_old_log_probs(batch)
+    for micro in batch:
+        far = (batch.of(micro, "groups") == 1)[micro.packed.sequence]
+        micro.tokens["rollout_log_probs"] = micro.tokens["old_log_probs"] - far.float()
+    fill_kept(role.algorithm, batch, all_ranks())
+    assert batch.policy_works[0].groups == PROMPTS - 1
+    assert batch.policy_works[0].sequences == (PROMPTS - 1) * SAMPLES
 
 
 def _local(tensor: Any) -> torch.Tensor:

@@ -48,6 +48,7 @@ def gmpo(
     advantages: Tensor,
     sequence: Tensor,
     lengths: Tensor,
+    weights: Tensor | None = None,
     *,
     clip_low: float = 0.4,
     clip_high: float = 0.4,
@@ -56,7 +57,8 @@ def gmpo(
 
     GMPO, arXiv 2507.20673: PPO with the geometric mean of the token ratios in place of the arithmetic one. The bounds
     are those of log ρ and hold each token by itself: `clipped_low` is A < 0 with log ρ < −clip_low, `clipped_high` is
-    A > 0 with log ρ > clip_high.
+    A > 0 with log ρ > clip_high. weights: those of the correction, float [T]; a response's weight is their geometric
+    mean, as its ratio is that of the tokens' (so in verl; a weight counts as at least 1e-10).
 
     Log-ratios 1 and 0 with A = 1 count as 0.4 and 0: −e^0.2; −1 and 0 with A = −1 as −0.4 and 0: e^−0.2:
 
@@ -64,13 +66,23 @@ def gmpo(
     >>> advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     >>> gmpo(torch.tensor([1.0, 0.0, -1.0, 0.0]), torch.zeros(4), advantages, sequence, lengths).loss
     tensor([-1.2214, -1.2214,  0.8187,  0.8187])
+
+    Weights of 2 and 0.5 are together 1, and of 2 and 2 they are 2:
+
+    >>> weights = torch.tensor([2.0, 0.5, 2.0, 2.0])
+    >>> gmpo(torch.tensor([1.0, 0.0, -1.0, 0.0]), torch.zeros(4), advantages, sequence, lengths, weights).loss
+    tensor([-1.2214, -1.2214,  1.6375,  1.6375])
     """
     log_ratio = log_probs - old_log_probs
     clipped_low = (advantages < 0) & (log_ratio < -clip_low)
     clipped_high = (advantages > 0) & (log_ratio > clip_high)
     held = torch.where(clipped_low, -clip_low, torch.where(clipped_high, clip_high, log_ratio))
     means = (sequence_sums(held, sequence, lengths) / lengths.clamp(min=1)).to(log_probs.dtype)
-    return TokenLoss(-advantages * ratio(means, torch.zeros_like(means))[sequence], clipped_low, clipped_high)
+    loss = -advantages * ratio(means, torch.zeros_like(means))[sequence]
+    if weights is not None:
+        logs = sequence_sums(weights.double().clamp(min=1e-10).log(), sequence, lengths)
+        loss = loss * (logs / lengths.clamp(min=1)).exp().to(loss.dtype)[sequence]
+    return TokenLoss(loss, clipped_low, clipped_high)
 
 
 @loss_functions.register("dpo")
