@@ -66,6 +66,11 @@ def _keep(path: Path, old: Path) -> None:
         shutil.copy2(path, old)
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: ~/.cache/rlcli. RuntimeError where there is no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"
+
+
 def by_umask(folder: Path) -> None:
     """Give the files below `folder` the permissions that a new file gets: safetensors makes its own 0600, and others on
     a shared machine could not read the model."""

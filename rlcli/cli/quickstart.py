@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rlcli.files import cache_folder
+
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 WARMUP_STEPS = 10
 MAX_SEED = (1 << 32) - 1
@@ -56,7 +58,7 @@ def quickstart(
     say("[1/4] data: sums of two numbers below 100")
     data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
     say("[2/4] warm start: supervised learning on worked and on guessed answers")
-    warm = _warm_start(cache or _cache_folder(), data, seed)
+    warm = _warm_start(cache or cache_folder(), data, seed)
     say(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
     flags |= {"model.path": str(warm.path), "data.path": str(data), "evaluation.data": str(data)}
     say("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
@@ -94,10 +96,6 @@ def _warm_start(cache: Path, data: Path, seed: int) -> Any:
         return warm_start(
             cache, data, seed, on_progress=lambda done, all_: progress.update(bar, completed=done, total=all_)
         )
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"
 
 
 def _show(result: dict[str, Any], target: Path, data: Path, as_json: bool) -> None:

@@ -48,6 +48,7 @@ def checked_run(
             resolved.config,
             on_note=notes.append,
             on_checked=early.begin if not dry_run else lambda config, device: None,
+            on_progress=view.progress,
         )
         startup.done("prepared")
         if resumed is not None:

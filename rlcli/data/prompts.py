@@ -3,137 +3,62 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from rlcli.data.schema import unpack_extra_info
-from rlcli.errors import ConfigError, DataError, ModelError
-from rlcli.scoring.registry import of_row
-from rlcli.scoring.spec import Composition, parse
+from rlcli.data.spread import spread
+from rlcli.data.table import JoinedPrompts, PromptTable, read_prompts, taken
+from rlcli.errors import DataError, ModelError
 from rlcli.types import Message, Prompt
 
-REQUIRED = ("data_source", "prompt", "reward_model")
+__all__ = ["TokenizedPrompts", "load_tokenizer", "prompt_lengths", "read_prompts"]
+
 TOKENIZE_AT_ONCE = 512
+MANY, CHUNK = 50_000, 4096
+"""From so many prompts on, processes of their own take them, so many at a time."""
 
 
-def read_prompts(path: str | Path, split: str, verifier: str = "auto") -> list[Prompt]:
-    """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl serve as well.
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of token ids. flat: int32[sum of lengths], all of them end to end. offsets: int64[rows + 1]; row i is
+    flat[offsets[i]:offsets[i + 1]]."""
 
-    verifier: an expression (see `scoring.spec`), in which "auto" stands for what each row names (`reward_model.style`);
-    without it the rows are not asked. A prompt's verifier is the expression that this comes to.
-    A prompt's id is `data_source:split:row`, with rows counted from 0.
-    Raises `DataError` that names the file, the column or the row, and the mend; `ConfigError` for an expression that
-    cannot be read.
-    """
-    expression = parse(verifier).located()
-    file = _find(Path(path), split)
-    rows = _read(file)
-    of_style = cache(lambda style: str(of_row(expression, style)))
-    return [_prompt(file, number, row, split, expression, of_style) for number, row in enumerate(rows)]
+    flat: np.ndarray
+    offsets: np.ndarray
 
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(offsets[-1])), offsets)
 
-def _find(path: Path, split: str) -> Path:
-    if path.is_file():
-        return path
-    if not path.exists():
-        raise DataError(f"data: no such file or folder: {path}", f"make it with: rlcli prep NAME --out {path}")
-    file = path / f"{split}.parquet"
-    if not file.is_file():
-        there = ", ".join(sorted(other.name for other in path.glob("*.parquet"))) or "no parquet file"
-        raise DataError(
-            f"data: {path} has no {split}.parquet (it has {there})",
-            f"give a parquet file, or make the folder with: rlcli prep NAME --out {path}",
-        )
-    return file
+    @classmethod
+    def joined(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The rows of all parts, in a row."""
+        if not parts:
+            return cls.of([])
+        lengths = np.concatenate([part.lengths for part in parts])
+        return cls(np.concatenate([part.flat for part in parts]), np.concatenate([[0], np.cumsum(lengths)]))
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64[rows]"""
+        lengths: np.ndarray = np.diff(self.offsets)
+        return lengths
 
-def _read(file: Path) -> list[dict[str, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    mend = "make the file with: rlcli prep NAME (rlcli prep list shows the names)"
-    try:
-        parquet = pyarrow.parquet.ParquetFile(file)
-        columns: list[str] = parquet.schema_arrow.names
-        missing = [name for name in REQUIRED if name not in columns]
-        if missing:
-            raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", mend)
-        wanted = [name for name in (*REQUIRED, "ability", "extra_info") if name in columns]
-        rows: list[dict[str, Any]] = parquet.read(columns=wanted).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", mend) from error
-    if not rows:
-        raise DataError(f"data: {file} has no rows", mend)
-    return rows
-
-
-def _prompt(
-    file: Path,
-    number: int,
-    row: Mapping[str, Any],
-    split: str,
-    expression: Composition,
-    of_style: Callable[[str], str],
-) -> Prompt:
-    def bad(what: str, mend: str = "mend that row, or make the file again with: rlcli prep NAME") -> DataError:
-        return DataError(f"data: {file}, row {number} (the first is 0): {what}", mend)
-
-    messages = row["prompt"]
-    if not _is_chat(messages):
-        raise bad(f"'prompt' must be a list of messages with role and content as text, and is {messages!r:.120}")
-    reward = row["reward_model"]
-    if not isinstance(reward, dict) or not isinstance(reward.get("ground_truth"), str):
-        raise bad(f"'reward_model' must hold 'ground_truth' as text, and is {reward!r:.120}")
-    source, ability, extra = row["data_source"], row.get("ability") or "", row.get("extra_info")
-    if not isinstance(source, str) or not isinstance(ability, str):
-        raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
-    if extra is not None and not isinstance(extra, dict):
-        raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
-    if expression.names_rows_own:
-        style = reward.get("style")
-        if not isinstance(style, str) or _is_verls(style):
-            raise bad(
-                f"'reward_model.style' is {style!r}, which names no verifier",
-                "give one with: --verifier NAME (rlcli verifiers list shows the names)",
-            )
-        try:
-            verifier = of_style(style)
-        except ConfigError as error:
-            raise bad(f"'reward_model.style' is '{style}': {error.message}", error.mend) from None
-    else:
-        verifier = str(expression)
-    return Prompt(
-        id=f"{source}:{split}:{number}",
-        messages=tuple({"role": message["role"], "content": message["content"]} for message in messages),
-        data_source=source,
-        ability=ability,
-        verifier=verifier,
-        ground_truth=reward["ground_truth"],
-        extra_info=unpack_extra_info(extra),
-    )
-
-
-def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        )
-    )
-
-
-def _is_verls(style: str) -> bool:
-    """verl writes how the reward is had (by a rule, by a model), not who gives it."""
-    return style in ("", "rule", "model") or style.startswith("rule-")
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Those rows, int64 and ascending."""
+        lengths = self.lengths
+        if len(rows) == len(lengths):
+            return self
+        kept: np.ndarray = np.zeros(len(lengths), bool)
+        kept[rows] = True
+        return Ragged(self.flat[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[rows])]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +68,19 @@ class TokenizedPrompts:
     prompts: those that fit. too_long: how many rows did not and were left out; too_long_responses: how many of these
     had a prompt that fits and a response that does not. flat: int32[sum of lengths], all token ids in a row. offsets:
     int64[len(prompts) + 1]; prompt i is flat[offsets[i]:offsets[i + 1]]. response_flat, response_offsets: the same of
-    the responses to imitate; empty where none were asked for.
+    the responses to imitate; empty where none were asked for. kept: int64[len(prompts)], which rows of those that were
+    given they are. mark: the fingerprint, where it is known already.
     """
 
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     too_long: int
     flat: np.ndarray
     offsets: np.ndarray
     too_long_responses: int = 0
     response_flat: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     response_offsets: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
+    kept: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    mark: str = ""
 
     @classmethod
     def tokenize(
@@ -160,12 +88,13 @@ class TokenizedPrompts:
         prompts: Sequence[Prompt],
         tokenizer: Any,
         max_prompt_tokens: int,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         response: str = "",
         max_response_tokens: int = 0,
     ) -> TokenizedPrompts:
-        """Apply the tokenizer's chat template to each prompt, once; `on_progress(done, all)` is called now and then.
+        """Apply the tokenizer's chat template to each prompt, once, on all cores where there are many;
+        `on_progress(done, all)` is called now and then.
 
         response: the field of `extra_info` that holds the text to imitate, at most `max_response_tokens` long with its
         end; empty: no responses. A response is the text as it stands, tokenized apart from its prompt as a sampled one
@@ -179,29 +108,23 @@ class TokenizedPrompts:
         """
         _check(tokenizer, with_end=bool(response))
         assert not response or max_response_tokens > 0, "responses without a limit of their length"
-        ids: list[np.ndarray] = []
-        answers: list[np.ndarray] = []
-        for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
-            some = prompts[start : start + TOKENIZE_AT_ONCE]
-            ids += _encode(tokenizer, [_render(tokenizer, prompt) for prompt in some])
-            if response:
-                answers += _encode(tokenizer, [_response(prompt, response) for prompt in some], tokenizer.eos_token_id)
-            if on_progress:
-                on_progress(len(ids), len(prompts))
-        fitting = _within(ids, range(len(ids)), max_prompt_tokens, "prompts", "data.max_prompt_tokens")
+        ids, answers = _encoded(prompts, tokenizer, response, on_progress)
+        fitting = _within(ids.lengths, np.arange(len(prompts)), max_prompt_tokens, "prompts", "data.max_prompt_tokens")
         kept = fitting
         if response:
-            kept = _within(answers, fitting, max_response_tokens, "responses", "rollout.max_response_tokens")
-        flat, offsets = _in_a_row([ids[i] for i in kept])
-        response_flat, response_offsets = _in_a_row([answers[i] for i in kept] if response else [])
+            limit = max_response_tokens
+            kept = _within(answers.lengths, fitting, limit, "responses", "rollout.max_response_tokens")
+            answers = answers.take(kept)
+        ids = ids.take(kept)
         return cls(
-            prompts=tuple(prompts[i] for i in kept),
-            too_long=len(ids) - len(kept),
-            flat=flat,
-            offsets=offsets,
+            prompts=taken(prompts, kept),
+            too_long=len(prompts) - len(kept),
+            flat=ids.flat,
+            offsets=ids.offsets,
             too_long_responses=len(fitting) - len(kept),
-            response_flat=response_flat,
-            response_offsets=response_offsets,
+            response_flat=answers.flat,
+            response_offsets=answers.offsets,
+            kept=kept,
         )
 
     def __len__(self) -> int:
@@ -209,11 +132,13 @@ class TokenizedPrompts:
 
     def fingerprint(self) -> str:
         """Hexadecimal; another where any prompt, its place, its tokens or what it is verified by is another."""
+        if self.mark:
+            return self.mark
         found = hashlib.blake2b(digest_size=16)
         for array in (self.flat, self.offsets, self.response_flat, self.response_offsets):
-            found.update(array.tobytes())
-        for prompt in self.prompts:
-            found.update(repr(prompt).encode(errors="surrogatepass"))
+            found.update(np.ascontiguousarray(array).data)
+        for text in spread(_written, _chunks(self.prompts)) if _are_many(self.prompts) else map(_text, self.prompts):
+            found.update(text)
         return found.hexdigest()
 
     def tokens(self, i: int) -> np.ndarray:
@@ -222,6 +147,10 @@ class TokenizedPrompts:
 
     def length(self, i: int) -> int:
         return int(self.offsets[i + 1] - self.offsets[i])
+
+    def longest(self) -> int:
+        """The index of the longest prompt, the first of several."""
+        return int(np.diff(self.offsets).argmax())
 
     def responses(self, i: int) -> np.ndarray:
         """The token ids of the response to imitate for prompt i, its end included: int32[1 or more], a view."""
@@ -248,11 +177,8 @@ def prompt_lengths(
     prompts: Sequence[Prompt], tokenizer: Any, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[int]:
     """The tokens of each prompt, with the chat template applied and the assistant's turn opened."""
-    lengths: list[int] = []
-    for start in range(0, len(prompts), TOKENIZE_AT_ONCE):
-        texts = [_render(tokenizer, prompt) for prompt in prompts[start : start + TOKENIZE_AT_ONCE]]
-        lengths += map(len, _encode(tokenizer, texts))
-        on_progress(len(lengths), len(prompts))
+    ids, _ = _encoded(prompts, tokenizer, "", on_progress)
+    lengths: list[int] = ids.lengths.tolist()
     return lengths
 
 
@@ -270,29 +196,65 @@ def _check(tokenizer: Any, with_end: bool) -> None:
         )
 
 
-def _encode(tokenizer: Any, texts: list[str], *end: int) -> list[np.ndarray]:
-    """int32 token ids of each text, then `end`."""
+def _encoded(
+    prompts: Sequence[Prompt], tokenizer: Any, response: str, on_progress: Callable[[int, int], None]
+) -> tuple[Ragged, Ragged]:
+    """The token ids of all prompts, and of the responses where they are asked for."""
+    if isinstance(prompts, PromptTable | JoinedPrompts) and not response:
+        prompts = prompts.without("extra_info")  # maybe megabytes a row, which nobody reads here
+    many = _are_many(prompts)
+    encode = partial(_encode_some, tokenizer, response)
+    chunks = _chunks(prompts, CHUNK if many else TOKENIZE_AT_ONCE)
+    found: list[tuple[Ragged, Ragged]] = []
+    done = 0
+    for ids, answers in spread(encode, chunks) if many else map(encode, chunks):
+        found.append((ids, answers))
+        done += len(ids.lengths)
+        on_progress(done, len(prompts))
+    return Ragged.joined([ids for ids, _ in found]), Ragged.joined([answers for _, answers in found])
+
+
+def _encode_some(tokenizer: Any, response: str, prompts: Sequence[Prompt]) -> tuple[Ragged, Ragged]:
+    some = list(prompts)
+    ids = _encode(tokenizer, [_render(tokenizer, prompt) for prompt in some])
+    answers = [_response(prompt, response) for prompt in some] if response else []
+    return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
+
+
+def _written(prompts: Sequence[Prompt]) -> bytes:
+    return b"".join(map(_text, prompts))
+
+
+def _text(prompt: Prompt) -> bytes:
+    """What stands for a prompt in the fingerprint."""
+    return repr(prompt).encode(errors="surrogatepass")
+
+
+def _are_many(prompts: Sequence[Prompt]) -> bool:
+    """Whether processes, which take seconds to start, make them sooner."""
+    return len(prompts) >= MANY and len(os.sched_getaffinity(0)) > 1
+
+
+def _chunks(prompts: Sequence[Prompt], size: int = CHUNK) -> list[Sequence[Prompt]]:
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
+
+
+def _encode(tokenizer: Any, texts: list[str], *end: int) -> Ragged:
+    """The token ids of each text, then `end`."""
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    return [np.asarray([*tokens, *end], dtype=np.int32) for tokens in encoded]
+    return Ragged.of([[*tokens, *end] for tokens in encoded] if end else encoded)
 
 
-def _within(rows: Sequence[np.ndarray], among: Iterable[int], limit: int, what: str, key: str) -> list[int]:
+def _within(lengths: np.ndarray, among: np.ndarray, limit: int, what: str, key: str) -> np.ndarray:
     """Those indexes of `among` whose rows are `limit` tokens or shorter; a `DataError` where none is."""
-    lengths = {i: len(rows[i]) for i in among}
-    kept = [i for i, length in lengths.items() if length <= limit]
-    if not kept:
-        shortest = min(lengths.values(), default=0)
+    kept: np.ndarray = among[lengths[among] <= limit]
+    if not len(kept):
+        shortest = int(lengths[among].min()) if len(among) else 0
         raise DataError(
-            f"data: all {len(lengths)} {what} are longer than {key} = {limit} (the shortest has {shortest} tokens)",
+            f"data: all {len(among)} {what} are longer than {key} = {limit} (the shortest has {shortest} tokens)",
             f"give --set {key}={shortest} or more",
         )
     return kept
-
-
-def _in_a_row(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """All tokens, and int64 offsets of the rows in them."""
-    flat = np.concatenate(rows) if rows else np.zeros(0, np.int32)
-    return flat, np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
 
 def _response(prompt: Prompt, name: str) -> str:

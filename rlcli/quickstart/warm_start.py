@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,7 @@ def _writable(path: Path) -> None:
         ) from error
 
 
-def _key(prompts: list[Prompt], seed: int, steps: int) -> str:
+def _key(prompts: Sequence[Prompt], seed: int, steps: int) -> str:
     rows = [(prompt.messages[-1]["content"], _solution(prompt)) for prompt in prompts]
     shape = json.dumps([SIZES, RECIPE, seed, steps, rows], sort_keys=True)
     return hashlib.sha256(shape.encode()).hexdigest()[:16]
@@ -117,7 +117,7 @@ def _solution(prompt: Prompt) -> str:
 
 
 def _train(
-    prompts: list[Prompt], seed: int, steps: int, on_progress: Callable[[int, int], None] | None
+    prompts: Sequence[Prompt], seed: int, steps: int, on_progress: Callable[[int, int], None] | None
 ) -> tuple[Any, float]:
     import torch
     from transformers import Qwen2ForCausalLM
@@ -150,7 +150,7 @@ def _train(
     return model, sum(last) / len(last)
 
 
-def _demonstrations(prompts: list[Prompt], tokenizer: Any) -> list[Demonstration]:
+def _demonstrations(prompts: Sequence[Prompt], tokenizer: Any) -> list[Demonstration]:
     tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
     return [
         Demonstration(tokenized.tokens(i).tolist(), _ids(tokenizer, _solution(prompt)), int(prompt.ground_truth))

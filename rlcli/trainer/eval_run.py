@@ -102,7 +102,9 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
     names, marks = _names(request)
     prepared: dict[str, Prepared] = {}
     for name, path in zip(names, request.paths, strict=True):
-        prepared[name] = prepare(_with_data(request.config, path), train=False, on_note=notes)
+        prepared[name] = prepare(
+            _with_data(request.config, path), train=False, on_note=notes, on_progress=view.progress
+        )
     ready = _together(list(prepared.values()))
     _check_templates(request.config.model.path, prepared, notes)
     datasets = _datasets(request, marks, {name: own.prompts.prompts for name, own in prepared.items()})

@@ -12,7 +12,9 @@ import numpy as np
 
 from rlcli.config.load import Resolved, layered, resolve
 from rlcli.config.schema import RunConfig, Train
+from rlcli.data.prompt_cache import tokenized
 from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
+from rlcli.data.table import verifiers_of
 from rlcli.errors import ConfigError, SetupError
 from rlcli.hub import offline_unless_reachable
 from rlcli.model.facts import check_place
@@ -191,9 +193,7 @@ def _prompts(config: RunConfig) -> TokenizedPrompts:
     rows = read_prompts(config.data.path, "train", config.verifier.name)
     response, most = config.data.response, config.rollout.max_response_tokens
     tokenizer = load_tokenizer(config.model.path)
-    return TokenizedPrompts.tokenize(
-        rows, tokenizer, config.data.max_prompt_tokens, response=response, max_response_tokens=most
-    )
+    return tokenized(rows, tokenizer, config.data.max_prompt_tokens, response=response, max_response_tokens=most)
 
 
 def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows:
@@ -207,7 +207,7 @@ def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows
         dtype=_dtype(config, kind),
         prompts=prompts or none,
         held_out=None,
-        verifiers=tuple(sorted({prompt.verifier for prompt in prompts.prompts})) if prompts else (),
+        verifiers=tuple(sorted(verifiers_of(prompts.prompts))) if prompts else (),
         max_length=setting.max_length,
         kv_cache_bytes=setting.kv_cache_bytes,
         parameters=setting.policy.parameters,

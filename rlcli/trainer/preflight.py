@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.data.prompt_cache import OnProgress, tokenized
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.table import JoinedPrompts, verifiers_of
 from rlcli.errors import ConfigError, ModelError
 from rlcli.hub import offline_unless_reachable
 from rlcli.rollout.vllm_engine import CPU_BLOCK
@@ -65,12 +67,13 @@ def prepare(
     train: bool = True,
     on_note: Callable[[str], None] = lambda text: None,
     on_checked: Callable[[RunConfig, str], None] = lambda config, device: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
     train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: is told the
-    configuration and the device when only what takes seconds is left to do, with the model and the prompts. Raises the
-    RlcliError that names what is wrong and its mend.
+    configuration and the device when only what takes seconds is left to do, with the model and the prompts.
+    on_progress: how many of a set's prompts are tokenized. Raises the RlcliError that names what is wrong and its mend.
     """
     from rlcli.model.facts import check_model, check_place
 
@@ -88,10 +91,11 @@ def prepare(
         )
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
-    train_rows = read_prompts(config.data.path, "train", config.verifier.name) if train else []
-    test_rows = read_prompts(config.evaluation.data, "test", config.verifier.name) if config.evaluation.data else []
+    name, none = config.verifier.name, list[Prompt]()
+    train_rows: Sequence[Prompt] = read_prompts(config.data.path, "train", name) if train else none
+    test_rows: Sequence[Prompt] = read_prompts(config.evaluation.data, "test", name) if config.evaluation.data else none
     test_rows = test_rows[: config.evaluation.max_prompts or None]
-    verifiers, sandbox = check_verifiers(train_rows + test_rows, config.verifier)
+    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
     if sandbox:  # workers take the one that was found here or none, but never another in silence
         section = config.verifier.model_copy(update={"sandbox": sandbox})
         config = config.model_copy(update={"verifier": section})
@@ -112,12 +116,12 @@ def prepare(
 
     roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
-        part_weights(config.algorithm.advantage, {row.verifier for row in train_rows})
+        part_weights(config.algorithm.advantage, verifiers_of(train_rows))
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
-    def ready(rows: list[Prompt], what: str, response: str = "") -> TokenizedPrompts:
-        return _tokenized(rows, what, config, tokenizer, response, on_note)
+    def ready(rows: Sequence[Prompt], what: str, response: str = "") -> TokenizedPrompts:
+        return _tokenized(rows, what, config, tokenizer, response, on_note, on_progress)
 
     return Prepared(
         config=config,
@@ -136,19 +140,21 @@ def prepare(
 
 
 def _tokenized(
-    rows: list[Prompt],
+    rows: Sequence[Prompt],
     what: str,
     config: RunConfig,
     tokenizer: Any,
     response: str,
     on_note: Callable[[str], None],
+    on_progress: OnProgress,
 ) -> TokenizedPrompts:
     """The rows that are short enough; what is left out is noted. what: the prompts' kind, for the note. response: the
     field of extra_info that holds the response, if one is given."""
-    prompts = TokenizedPrompts.tokenize(
+    prompts = tokenized(
         rows,
         tokenizer,
         config.data.max_prompt_tokens,
+        on_progress,
         response=response,
         max_response_tokens=config.rollout.max_response_tokens,
     )

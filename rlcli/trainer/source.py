@@ -11,6 +11,7 @@ from pathlib import Path
 from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
 from rlcli.data.prompts import TokenizedPrompts
+from rlcli.data.table import verifiers_of
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
@@ -129,7 +130,7 @@ class RolloutSource:
         self.workers, self.prompts, self.cursor, self.config = workers, prompts, cursor, config
         self.save_as, self.greedy, self.on_progress = save_as, greedy, on_progress
         self.waiting: list[Group] = []
-        self.part_weights = part_weights(config.algorithm.advantage, {prompt.verifier for prompt in prompts.prompts})
+        self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
 
     def take(self, step: int) -> Collected:
         """The samples of step `step`: of `rollout.prompts_per_step` groups, or of fewer where the rounds run out.

@@ -104,7 +104,7 @@ class Trainer:
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
         # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
-        self.probe = prompts.tokens(max(range(len(prompts)), key=prompts.length))[:PROBE_TOKENS]
+        self.probe = prompts.tokens(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = workers, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, workers, critics)

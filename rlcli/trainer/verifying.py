@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rlcli.config.schema import VerifierSection
+from rlcli.data.table import verifiers_of
 from rlcli.errors import ConfigError, RunFailed, UnknownName, VerifierError
 from rlcli.sandbox import backend_name
 from rlcli.scoring.checking import check_loaded
@@ -31,7 +32,7 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
     needs it. Raises `VerifierError` for one that is not there or does not load, `ConfigError` for an option that it
     does not take or a `timeout_s` that its deadline cuts short, and `SetupError` where the sandbox cannot be had.
     """
-    first = {row.verifier: row.id for row in reversed(rows)}
+    first = verifiers_of(rows)
     compositions = {expression: parse(expression) for expression in sorted(first)}
     for expression, composition in compositions.items():
         _check_names(composition, first[expression] if parse(section.name).names_rows_own else "")

@@ -67,7 +67,7 @@ def test_prompts_come_back_as_they_were_written(tmp_path: Path) -> None:
         for i in range(3)
     ]
     write_prompts(tmp_path / "test.parquet", prompts)
-    assert read_prompts(tmp_path, "test") == prompts
+    assert list(read_prompts(tmp_path, "test")) == prompts
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def audit(
     )
 
 
-def _read(data: Path, verifier: str) -> list[Prompt]:
+def _read(data: Path, verifier: str) -> Sequence[Prompt]:
     names_rows_own = parse(verifier).names_rows_own
     split = "train" if (data / "train.parquet").is_file() or not data.is_dir() else "test"
     return read_prompts(data, split, "auto" if names_rows_own else verifier)
