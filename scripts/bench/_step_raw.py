@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import multiprocessing
 import os
 import tempfile
@@ -19,6 +20,14 @@ from rlcli.workers import heap
 
 BUDGETS = (2048, 4096, 8192, 16384)
 """Tokens a micro-batch, of which the fastest is kept."""
+
+
+OUT_OF_MEMORY = "out of memory"
+"""What a process answers in place of `done`."""
+
+
+class OutOfMemory(Exception):
+    """A device has less memory than was asked for."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +60,18 @@ class RawGroup:
         return self._call("train")
 
     def tune(self) -> int:
-        """Try the sizes of micro-batches, and keep the fastest; one that begins far slower is not tried on."""
+        """Try the sizes of micro-batches, and keep the fastest; one that begins far slower is not tried on, and neither
+        is what is larger than one for which the device's memory does not suffice."""
         times: dict[int, float] = {}
         for budget in BUDGETS:
             self._call("budget", budget)
-            times[budget] = self._call("train")
-            if times[budget] < 1.2 * min(times.values()):
-                times[budget] = min(self._call("train") for _ in range(2))
+            try:
+                seconds = self._call("train")
+                if seconds < 1.2 * min(times.values(), default=math.inf):
+                    seconds = min(self._call("train") for _ in range(2))
+            except OutOfMemory:
+                break
+            times[budget] = seconds
         best = min(times, key=times.__getitem__)
         self._call("budget", best)
         return best
@@ -66,8 +80,9 @@ class RawGroup:
         started = time.perf_counter()
         for connection in self._connections:
             connection.send(message)
-        for connection in self._connections:
-            connection.recv()
+        answers = [connection.recv() for connection in self._connections]
+        if OUT_OF_MEMORY in answers:
+            raise OutOfMemory(f"{message[0]}: the device's memory does not suffice")
         return time.perf_counter() - started
 
 
@@ -131,7 +146,13 @@ def _serve(connection: Connection, spec: RawSpec) -> None:
             else:
                 torch.cuda.empty_cache()
         else:
-            {"generate": generation.run, "train": training.run}[what]()
+            try:
+                {"generate": generation.run, "train": training.run}[what]()
+            except torch.OutOfMemoryError:
+                training.optimizer.zero_grad(set_to_none=True)
+                torch.cuda.empty_cache()
+                connection.send(OUT_OF_MEMORY)
+                continue
         connection.send("done")
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import json
 import os
 import signal
 import statistics
@@ -66,7 +67,7 @@ def main() -> None:
         }
         if raw:
             console.print("… the floor's processes are ready")
-        tuned = {world: group.tune() for world, group in raw.items()}
+        tuned = {world: options.micro if options.fixed_micro else group.tune() for world, group in raw.items()}
         trl: dict[str, TrlGroup] = {}
         failed: dict[str, str] = {}
         for mode in options.trl_modes if options.compare == "trl" else ():
@@ -102,6 +103,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=_numbers, default=[1], help="layouts to try, as in 1,2")
     parser.add_argument("--steps", type=int, default=5, help="measured steps of either kind")
     parser.add_argument("--micro", type=int, default=8192, help="our train.tokens_per_microbatch")
+    parser.add_argument("--fixed-micro", action="store_true", help="the floor trains with --micro, and tries no other")
+    parser.add_argument("--rounds", action="store_true", help="print each round's seconds, too, as a line of JSON")
     parser.add_argument("--equal-groups", type=float, default=0.5, help="share of them in every second step")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--kv-cache-mb", type=int, default=1024, help="of each engine, ours and the raw one")
@@ -147,9 +150,12 @@ class Contest:
             self._runs[f"trl {mode}"] = other.step
         self.times: dict[str, list[float]] = {name: [] for name in self._runs}
 
-    def round(self) -> None:
-        for name, run in self._runs.items():
-            self.times[name].append(run())
+    def round(self) -> dict[str, float]:
+        """What each took this time."""
+        found = {name: run() for name, run in self._runs.items()}
+        for name, seconds in found.items():
+            self.times[name].append(seconds)
+        return found
 
 
 def measure(work: Workload, world: int, options: argparse.Namespace, device: str, contest: Contest) -> list[Step]:
@@ -163,7 +169,9 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
         nonlocal done
         done += 1
         if done % kinds == 0:
-            contest.round()
+            others = contest.round()
+            if options.rounds:
+                print(f"ROUND {json.dumps(others)}", flush=True)
 
     setattr(heap, "environment", lambda: HEAPS[options.heap])  # noqa: B010
     with run_ours(
