@@ -1,0 +1,201 @@
+"""`scripts/gpu-check`: the parts in turn (or two at once, in a rehearsal), each with its deadline.
+
+Standard library only: what is broken on a machine must break in a part, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib.util
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _gpu_check import checkout, results, running
+from _gpu_check.parts import ALL, BY_NAME, Part
+
+MINUTES = 25.0
+AT_ONCE = 2
+"""Parts that a rehearsal runs at a time: most of their seconds are imports, which leave a core."""
+SAVE_EVERY_S = 5.0
+ENVIRONMENT = {
+    **{"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0"},
+    **{"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "WANDB_MODE": "offline", "PYTHONUNBUFFERED": "1"},
+}
+ON_CPU = {
+    **{"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCH_COMPILE_DISABLE": "1"},
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    options = parse(words)
+    if options.list:
+        print(listing())
+        return 0
+    if options.prepare:
+        print(f"export PYTHONPATH={checkout.python_path(checkout.make_site())}")
+        return 0
+    out = options.out or checkout.ROOT / "runs" / ("gpu-check-rehearsal" if options.rehearse else "gpu-check")
+    try:
+        found = results.load(out, options.rehearse)
+        chosen = choose(options, found)
+    except results.OtherKind as error:
+        return refuse(str(error))
+    except KeyError as error:
+        name = str(error.args[0])
+        near = difflib.get_close_matches(name, BY_NAME, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else "the parts are:"
+        return refuse(f"--only {name}: no such part; {hint} {'' if near else ', '.join(BY_NAME)}".strip())
+    if not (options.rehearse or has_gpu()):
+        return refuse("no NVIDIA GPU here (nvidia-smi lists none); --rehearse tries every part on the CPU")
+    signal.signal(signal.SIGTERM, _interrupt)
+    return Session(out, options, found).run(chosen)
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/gpu-check", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", metavar="PART", action="append", default=[], help="run this part; may be repeated")
+    parser.add_argument("--missing", action="store_true", help="run the parts that --out does not hold as ok")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with tiny shapes")
+    parser.add_argument("--out", type=Path, help="folder for the results (runs/gpu-check, or runs/gpu-check-rehearsal)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="begin no part that could end later (25)")
+    parser.add_argument("--models", type=Path, help="folder in which the models that are made are kept")
+    parser.add_argument("--list", action="store_true", help="print the parts and exit")
+    parser.add_argument("--prepare", action="store_true", help="print the PYTHONPATH that makes rlcli work uninstalled")
+    return parser.parse_args(words)
+
+
+def listing() -> str:
+    rows = [f"{part.name:<12} {part.takes_s:>4.0f} s  {part.deadline_s:>4.0f} s  {part.what}" for part in ALL]
+    return "\n".join(["part         takes¹ at most what", *rows, "¹ on one H100; estimated, not measured yet"])
+
+
+def choose(options: argparse.Namespace, found: results.Results) -> list[Part]:
+    """KeyError names a part that there is not."""
+    wanted = [BY_NAME[name] for name in options.only] or list(ALL)
+    if not options.missing:
+        return wanted
+    return [part for part in wanted if found["parts"].get(part.name, {}).get("status") != "ok"]
+
+
+def refuse(message: str) -> int:
+    print(f"scripts/gpu-check: {message}", file=sys.stderr)
+    return 2
+
+
+def has_gpu() -> bool:
+    import subprocess
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return False
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def environment(rehearse: bool) -> dict[str, str]:
+    """Of the parts: what is set by the user stays, but that a rehearsal sees no GPU."""
+    found = {**ENVIRONMENT, **os.environ, **(ON_CPU if rehearse else {})}
+    if importlib.util.find_spec("flashinfer") is None:
+        found.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    folders = [str(Path(__file__).resolve().parents[1])]
+    if not checkout.is_installed():
+        folders += checkout.make_site()
+    known = found.get("PYTHONPATH", "").split(os.pathsep)
+    return found | {"PYTHONPATH": checkout.python_path([folder for folder in folders if folder not in known], found)}
+
+
+class Session:
+    """One call of the command."""
+
+    def __init__(self, out: Path, options: argparse.Namespace, found: results.Results) -> None:
+        self.out, self.options, self.results = out, options, found
+        self.began, self.saved = time.monotonic(), 0.0
+        self.models = options.models or Path(tempfile.gettempdir()) / f"rlcli-gpu-check-{os.getuid()}"
+
+    def run(self, chosen: list[Part]) -> int:
+        """Run the parts; 1 where one of them is not ok, 130 where the command was interrupted."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        given, waiting, active = environment(self.options.rehearse), list(chosen), list[running.Running]()
+        try:
+            while waiting or active:
+                while waiting and len(active) < (AT_ONCE if self.options.rehearse else 1):
+                    if (part := self.begin(waiting.pop(0), given)) is not None:
+                        active.append(part)
+                for one in [one for one in active if one.poll()]:
+                    active.remove(one)
+                    self.end(one)
+                self.save_now_and_then(active)
+                time.sleep(running.POLL_S)
+        except KeyboardInterrupt:
+            for one in active:
+                one.kill()
+                self.end(one, interrupted=True)
+            return 130
+        statuses = {part.name: self.results["parts"][part.name]["status"] for part in chosen}
+        self.save()
+        print((self.out / results.TABLE).read_text())
+        bad = [f"{name} ({status})" for name, status in statuses.items() if status != "ok"]
+        print(f"{self.out / results.JSON}: " + (f"not ok: {', '.join(bad)}" if bad else "all ok"))
+        return 1 if bad else 0
+
+    def begin(self, part: Part, given: dict[str, str]) -> running.Running | None:
+        """Start a part, unless it might end too late: then that is its result."""
+        left = 60 * self.options.minutes - (time.monotonic() - self.began)
+        if part.takes_s > left and not self.options.rehearse:
+            if part.name not in self.results["parts"]:
+                why = f"{self.options.minutes:g} minutes would not have sufficed; scripts/gpu-check --missing runs it"
+                self.results = results.merge(self.results, part.name, _not_run(part, why))
+            print(f"{part.name}: not begun: {left:.0f} s are left", flush=True)
+            return None
+        deadline = min(part.deadline_s, left)
+        print(f"{part.name}: {part.what} (at most {deadline:.0f} s)", flush=True)
+        before = self.results["parts"].get(part.name, {}).get("data", {})
+        settings: dict[str, Any] = {"rehearse": self.options.rehearse, "models": str(self.models)}
+        settings |= {"deadline_s": deadline, "data": before}
+        return running.start(part.name, settings, self.out, given, show=lambda line: print(line, flush=True))
+
+    def end(self, one: running.Running, interrupted: bool = False) -> None:
+        result = one.result()
+        if interrupted:
+            result |= {"status": "running", "error": "interrupted"}
+        self.results = results.merge(self.results, one.name, result)
+        self.save()
+        running.clean(one)
+        print(f"{one.name}: {result['status']}, {result['seconds']:.0f} s {result['error']}", flush=True)
+
+    def save_now_and_then(self, active: list[running.Running]) -> None:
+        if time.monotonic() - self.saved > SAVE_EVERY_S:
+            for one in active:
+                self.results = results.merge(self.results, one.name, one.result())
+            self.save()
+
+    def save(self) -> None:
+        """Write the results, and copies to $OUT where that is set: what a job that is cut off brings back."""
+        results.write(self.results, self.out)
+        self.saved = time.monotonic()
+        copies = os.environ.get("OUT", "")
+        if copies and Path(copies).is_dir():
+            for file in self.out.iterdir():
+                if file.suffix in (".json", ".md", ".log") and not file.name.startswith("."):
+                    shutil.copy(file, copies)
+
+
+def _not_run(part: Part, why: str) -> running.Result:
+    nothing: running.Result = {"figures": [], "checks": [], "data": {}, "tail": [], "log": "", "began": ""}
+    return {"status": "not run", "error": why, "seconds": 0, "deadline_s": part.deadline_s, **nothing}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

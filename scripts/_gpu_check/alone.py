@@ -1,0 +1,87 @@
+"""One worker without Ray: policy and engine in this process, for what is measured between its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from _gpu_check import models
+from _gpu_check.check import Check
+
+MAX_PROMPT, MAX_RESPONSE = 256, 256
+
+
+@contextlib.contextmanager
+def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
+    """A rlcli.workers.worker.Worker that trains and generates; it is closed with the block."""
+    model = models.make(check, shape)
+    check.progress("starting one worker with its engine", 45)
+    from rlcli.workers.cluster import WORKER_ENV
+
+    os.environ.update(WORKER_ENV)
+    from rlcli.workers.worker import Worker
+
+    found = Worker(0, 1, spec(check, model, lora_rank))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # The worker sends its output to a log of its own; what is reported stays where it was.
+    ours = (os.dup(1), os.dup(2))
+    try:
+        found.join("127.0.0.1", port)
+        for number, kept in enumerate(ours, 1):
+            os.dup2(kept, number)
+        found.build()
+        yield found
+    finally:
+        found.close()
+
+
+def spec(check: Check, model: str, lora_rank: int) -> Any:
+    from rlcli.config.schema import RunConfig
+    from rlcli.workers.spec import WorkerSpec
+
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": model},
+            "data": {"max_prompt_tokens": MAX_PROMPT},
+            "rollout": {"max_response_tokens": MAX_RESPONSE, "gpu_memory_utilization": 0.3},
+            "train": {"tokens_per_microbatch": MAX_PROMPT + MAX_RESPONSE},
+            "lora": {"rank": lora_rank},
+        }
+    )
+    return WorkerSpec(
+        config=config,
+        device=check.device,
+        dtype="float32" if check.rehearse else "bfloat16",
+        roles=frozenset({"policy", "engine"}),
+        adapter="",
+        logs=str(check.work),
+        name="rank",
+        max_length=MAX_PROMPT + MAX_RESPONSE,
+        kv_cache_bytes=64 << 20 if check.rehearse else None,
+        scoring_processes=1,
+        verifiers=(),
+        group_id=f"gpu-check-{os.getpid()}",
+    )
+
+
+def probe() -> Any:
+    """int32 tokens of a prompt that both sides are asked for."""
+    import numpy as np
+
+    return np.arange(10, 10 + 64, dtype=np.int32)
+
+
+def free_bytes(check: Check) -> int:
+    """Of the device, once what was freed there is given back; on CPUs nothing is."""
+    if check.rehearse:
+        return 0
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.mem_get_info()[0])

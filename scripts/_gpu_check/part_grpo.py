@@ -1,0 +1,62 @@
+"""GRPO steps with a model of a real shape, through the command line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from _gpu_check import models, runs
+from _gpu_check.check import Check
+
+STEPS = {"0.5b": 6, "1.5b": 4}
+SIZES = {"0.5b": (32, 8, 512, 16384), "1.5b": (32, 8, 256, 8192)}
+"""Prompts a step, samples a prompt, response tokens, tokens of a micro-batch."""
+
+FIGURES = (
+    ("time/step_s", "step", "s"),
+    ("time/generate_s", "generation", "s"),
+    ("time/update_s", "update", "s"),
+    ("time/sync_s", "weight sync, with its check", "s"),
+    ("throughput/rollout_tokens_per_s", "rollout", "tokens/s"),
+    ("throughput/update_tokens_per_s", "update", "tokens/s"),
+    ("throughput/sync_gb_per_s", "weight sync", "GB/s"),
+)
+
+
+def run(check: Check, shape: str) -> None:
+    model = models.make(check, shape)
+    steps_wanted = 2 if check.rehearse else STEPS[shape]
+    words = ["--model", model, "--data", runs.prompts(check, 64), "--steps", str(steps_wanted), "--workers", "1"]
+    check.progress(f"rlcli train grpo, {steps_wanted} steps", 60)
+
+    def on_step(steps: list[runs.Step]) -> None:
+        for key, name, unit in FIGURES:
+            check.figure(f"{name}, {unit}", runs.median(steps, key), unit, note="median of the steps after the first")
+        check.figure("engine against trainer, worst", runs.most(steps, "canary/max_abs_diff"), "nats", "<= 0.3")
+
+    steps, out = runs.train(check, shape, [*words, *runs.sizes(check, *SIZES[shape])], on_step)
+    runs.sound(check, shape, steps, steps_wanted)
+    check_bytes(check, shape, model, steps)
+    for phase in ("generate", "update", "sync"):
+        check.figure(f"memory, {phase}", runs.most(steps, f"memory/{phase}_gb"), "GiB", note="peak over the steps")
+    check.keep("startup", startup(out))
+    check.keep("steps", steps)
+
+
+def check_bytes(check: Check, shape: str, model: str, steps: list[runs.Step]) -> None:
+    """Each sync brings every weight once, in the engine's type."""
+    from rlcli.model.facts import read_config
+    from rlcli.planner.shape import shape_of
+
+    whole = shape_of(read_config(model)).parameters * (4 if check.rehearse else 2)
+    sent = {step["sync/bytes"] for step in steps if "sync/bytes" in step}
+    check.require(sent == {whole}, f"{shape}: a sync sends all weights", f"{sent} of {whole} bytes")
+
+
+def startup(out: Any) -> dict[str, Any]:
+    """The run's own account of its start."""
+    for line in (out / "events.jsonl").read_text().splitlines():
+        event: dict[str, Any] = json.loads(line)
+        if "startup" in event.values():
+            return event
+    return {}

@@ -1,0 +1,95 @@
+"""MFU of real steps: responses of known lengths, through the product's own run (scripts/bench/_step_ours.py)."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+from _gpu_check import models, runs
+from _gpu_check.check import Check
+from _gpu_check.flops import STEP, UPDATE, forward_flops, utilisation
+
+SIZES = {"0.5b": (64, 8, 1024, 16384, 12288), "1.5b": (64, 8, 512, 8192, 16384)}
+"""Prompts, samples a prompt, response tokens, tokens of a micro-batch, MiB of KV cache."""
+WARM_UP, MEASURED = 1, 3
+TARGETS = {"update": ">= 0.35", "step": ">= 0.10"}
+"""Of the update: well-tuned dense training of small models reaches 0.35 to 0.5; of a step, most of which is decoding,
+which memory bounds, a tenth. They are aims, and have not been measured on a GPU."""
+
+
+def run(check: Check) -> None:
+    for shape in ["0.5b"] if check.rehearse else list(SIZES):
+        measure(check, shape)
+
+
+def measure(check: Check, shape: str) -> None:
+    sys.path.insert(0, str(runs.BENCH))
+    from _step_ours import run_ours
+    from _step_work import Workload
+
+    model = models.make(check, shape)
+    peak, device = peak_flops(check, model)
+    prompts, samples, response, micro, cache = (4, 4, 12, 1024, 64) if check.rehearse else SIZES[shape]
+    work = Workload(model, runs.PROMPT_TOKENS, response, micro, ((response,) * samples,) * prompts)
+    forward = forward_flops(shape_of_model(model), work.prompt_tokens, work.lengths)
+    check.figure(f"{shape}: peak of the device", peak / 1e12, "TFLOP/s", note=device)
+    check.figure(f"{shape}: operations of an update", UPDATE * forward / 1e12, "TFLOP", note="3 F of flops.py")
+    steps = WARM_UP + (1 if check.rehearse else MEASURED)
+    check.progress(f"{shape}: {steps} steps of {prompts * samples} responses of {response} tokens", 120)
+    # The workload has two kinds of steps, of unequal and of equal rewards: here all are of the first.
+    with run_ours(work, steps=steps, workers=1, device=check.device, kv_cache_mb=cache, equal=0.0) as train:
+        seen: list[Any] = []
+
+        def between() -> None:
+            check.progress(f"{shape}: step {len(seen) + 1} of {steps} is done")
+            seen.append(None)
+
+        found = train(between)
+    report(check, shape, work, found[WARM_UP:], forward, peak)
+
+
+def report(check: Check, shape: str, work: Any, steps: Any, forward: float, peak: float) -> None:
+    phases = [step.phases() for step in steps]
+    update = statistics.median(each["update"] for each in phases)
+    generate = statistics.median(each["generate"] for each in phases)
+    seconds = statistics.median(step.seconds for step in steps)
+    note = f"{update:.2f} s of a step of {seconds:.2f} s"
+    used = utilisation(UPDATE * forward, update, peak)
+    check.figure(f"{shape}: MFU of the update", used, "", TARGETS["update"], note=note)
+    used = utilisation(STEP * forward, seconds, peak)
+    check.figure(f"{shape}: MFU of the step", used, "", TARGETS["step"], note="generation counts as one forward pass")
+    rate = work.response_tokens / generate
+    check.figure(
+        f"{shape}: rollout", rate, "tokens/s", note=f"{work.prompts * work.samples} responses in {generate:.2f} s"
+    )
+    check.figure(f"{shape}: update", work.tokens / update, "tokens/s", note="prompts counted for each sample")
+    check.keep(shape, {"phases": phases, "seconds": [step.seconds for step in steps]})
+
+
+def shape_of_model(model: str) -> Any:
+    from rlcli.model.facts import read_config
+    from rlcli.planner.shape import shape_of
+
+    return shape_of(read_config(model))
+
+
+def peak_flops(check: Check, model: str) -> tuple[float, str]:
+    """Dense bfloat16 operations a second of this GPU by its name (rlcli.planner.device.TABLE, from data sheets); of the
+    CPU what a matrix product reaches. And the device's name."""
+    from rlcli.planner.calibration import calibrated
+    from rlcli.planner.device import cpu, of_machine
+
+    if check.rehearse:
+        return calibrated(cpu(), shape_of_model(model)).flops, "CPU, measured with a product of the model's widths"
+    asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", visible())
+    name = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    device = of_machine(name, 0.0)
+    check.require(device.has_rates, "the peak of this GPU is known", f"{name}: add it to rlcli/planner/device.py")
+    return device.flops or float("nan"), f"{name}, as {device.name}, dense bfloat16"
+
+
+def visible() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"

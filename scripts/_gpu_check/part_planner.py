@@ -1,0 +1,41 @@
+"""`rlcli plan` against the peaks that the same runs then measure, phase by phase."""
+
+from __future__ import annotations
+
+from _gpu_check import models, runs
+from _gpu_check.check import Check
+
+CASES: dict[str, list[str]] = {
+    "whole": [],
+    "checkpointing": runs.sets(model__gradient_checkpointing="true"),
+    "lora": runs.sets(lora__rank=16, train__lr=1e-4),
+    "reference, offload": runs.sets(algorithm__kl_coef=0.01, train__offload="optimizer"),
+}
+PHASES = ("generate", "update", "sync")
+STEPS = 3
+CLOSE = 0.10
+"""Of what was measured, that a prediction may be off by."""
+
+
+def run(check: Check) -> None:
+    model, data = models.make(check, "0.5b"), runs.prompts(check, 64)
+    # In a rehearsal one case alone: the others differ in what a GPU alone has.
+    for name, own in list(CASES.items())[: 1 if check.rehearse else None]:
+        words = ["--model", model, "--data", data, "--workers", "1", *runs.sizes(check, 16, 8, 512, 16384), *own]
+        words += runs.sets(train__steps=2 if check.rehearse else STEPS, rollout__gpu_memory_utilization=0.4)
+        check.progress(f"{name}: predict, then run", 55)
+        predicted = runs.plan(words)["memory"]
+        steps, _ = runs.train(check, name.replace(", ", "-"), words)
+        runs.sound(check, name, steps, 2 if check.rehearse else STEPS)
+        for phase in PHASES:
+            compare(check, name, phase, predicted[f"{phase}_gb"]["total"], runs.most(steps, f"memory/{phase}_gb"))
+        check.keep(name, {"predicted": predicted, "steps": steps})
+
+
+def compare(check: Check, name: str, phase: str, predicted: float, measured: float) -> None:
+    """error: (predicted − measured) ÷ measured."""
+    error = predicted / measured - 1
+    check.figure(
+        *(f"{name}, {phase}: error", 100 * abs(error), "%", f"<= {100 * CLOSE:.0f}"),
+        note=f"predicted {predicted:.2f} GiB, measured {measured:.2f} GiB ({100 * error:+.1f}%)",
+    )
