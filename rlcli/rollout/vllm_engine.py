@@ -194,6 +194,10 @@ class VllmEngine:
 
     def sleep(self) -> None:
         if self.spec.device == "cuda" and not self._engine.is_sleeping():
+            import torch
+
+            # vLLM schedules a step ahead: one may be under way whose responses have all ended, in memory that is taken.
+            torch.cuda.synchronize()
             # Level 2 drops the weights too, since the next sync brings all of them. With LoRA the base must survive.
             self._llm.sleep(level=2 if self.spec.weights_follow else 1)
 
