@@ -6,8 +6,9 @@ a verifier turns a `VerifyRequest` into a `Verdict`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
@@ -54,11 +55,16 @@ class Outcome(StrEnum):
     """The verifier raised or its process died."""
 
 
+FinishReason = Literal["stop", "length"]
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """What a verifier is given: one response and what its row says.
 
     completion_ids: its token ids, the end included; empty where nobody knows them (a file of texts, a served model).
+    finish_reason: why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty
+    where nobody knows. thinking: the prompt ends within a <think> that its chat template opened.
     """
 
     completion: str
@@ -67,6 +73,57 @@ class VerifyRequest:
     data_source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     completion_ids: Sequence[int] = ()
+    finish_reason: FinishReason | Literal[""] = ""
+    thinking: bool = False
+
+    def answer_text(self) -> str | None:
+        """The response without its reasoning: what follows the last `</think>`. None where a `<think>` is still open,
+        be it the response's or the prompt's: such a response has not begun to answer.
+
+        An opening within an open `<think>` has to be closed as well, unless it only repeats it. Outside of reasoning a
+        tag in a code block, or between backticks, is text.
+
+        >>> VerifyRequest("<think>maybe 41? no</think> 42", "42").answer_text()
+        ' 42'
+        >>> VerifyRequest("<think>maybe 42? wait", "42").answer_text() is None
+        True
+        >>> VerifyRequest("maybe 42? wait", "42", thinking=True).answer_text() is None
+        True
+        """
+        is_open, start = _reasoning(self.completion, self.thinking)
+        return None if is_open else self.completion[start:]
+
+    def tail(self, characters: int) -> VerifyRequest:
+        """The same with the last `characters` of the response alone; whether a `<think>` is open there stays known."""
+        cut = len(self.completion) - characters
+        if cut <= 0:
+            return self
+        is_open, _ = _reasoning(self.completion[:cut], self.thinking)
+        return replace(self, completion=self.completion[cut:], thinking=is_open)
+
+
+_THINK = re.compile(r"<think>|</think>")
+_OUTSIDE = re.compile(r"<think>|</think>|^[ \t]*(?P<fence>```|~~~)|`[^`\n]+`", re.MULTILINE)
+_FENCE_ENDS = {mark: re.compile(rf"^[ \t]*{mark}[`~]*[ \t]*$", re.MULTILINE) for mark in ("```", "~~~")}
+
+
+def _reasoning(text: str, is_open: bool) -> tuple[bool, int]:
+    """Whether a `<think>` is open at the end of `text`, and where what follows the reasoning begins. Takes time linear
+    in the text's length. is_open: whether one is at its start."""
+    depth, start, at, opened, endless = int(is_open), 0, 0, 0, set[str]()
+    while found := (_THINK if depth else _OUTSIDE).search(text, at):
+        at = found.end()
+        if found[0] == "<think>":
+            depth += not (depth and not text[opened : found.start()].strip())
+            opened = at
+        elif found[0] == "</think>":
+            depth, start = max(depth - 1, 0), at
+        elif (mark := found.groupdict().get("fence")) and mark not in endless:
+            line_end = text.find("\n", at)
+            end = _FENCE_ENDS[mark].search(text, line_end) if line_end >= 0 else None
+            at = end.end() if end else at
+            endless |= set() if end else {mark}
+    return depth > 0, start
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +164,6 @@ class Verifier(Protocol):
     """
 
     def __call__(self, request: VerifyRequest, /) -> Verdict | None: ...
-
-
-FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)

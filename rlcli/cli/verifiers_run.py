@@ -37,7 +37,8 @@ def run_verifier(
 ) -> None:
     """Score responses: each row keeps what it holds and gains score, outcome, extracted and seconds.
 
-    A row is {"completion": "…", "ground_truth": "…"} and may have prompt, data_source and extra_info.
+    A row is {"completion": "…", "ground_truth": "…"} and may have prompt, data_source,
+    extra_info, finish_reason ("stop", "length") and thinking (true: the prompt opened a <think>).
 
     Examples:
 

@@ -119,7 +119,9 @@ def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapp
                 "info": dict(request.extra_info),
                 "task": request.data_source,
             }
-            return await awaited(function(**wanted({**(others or {}), **given, "state": dict(given)}), **options))
+            ended = {"is_completed": True, "is_truncated": request.finish_reason == "length"}
+            state = {**given, **ended}
+            return await awaited(function(**wanted({**(others or {}), **given, "state": state}), **options))
 
         return _verdict(await _in_either_shape(call, messages_first))
 

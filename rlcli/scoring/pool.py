@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -88,9 +88,7 @@ class ScoringPool:
         line = self._lines.get(verifier)
         if line is None:
             line = self._lines.setdefault(verifier, _line(verifier))
-        if len(request.completion) > MAX_COMPLETION_CHARS:
-            request = replace(request, completion=request.completion[-MAX_COMPLETION_CHARS:])
-        job = _Job(pickle.dumps(request))
+        job = _Job(pickle.dumps(request.tail(MAX_COMPLETION_CHARS)))
         with self._lock:
             if self._closed:
                 raise VerifierError("the scoring pool is closed")

@@ -65,7 +65,8 @@ def read_rows(path: str, skip_bad: bool = False) -> tuple[list[Row], int]:
     """The rows of a JSON Lines file (`-`: standard input; .gz: unpacked), and how many bad lines were skipped.
 
     A row is an object with `completion` and `ground_truth`, and may have `prompt` (text or chat messages),
-    `data_source` and `extra_info`; whatever else it holds is kept. Empty lines are passed over.
+    `data_source`, `extra_info`, `finish_reason` ("stop" or "length") and `thinking` (true: the prompt ended within an
+    open <think>); whatever else it holds is kept. Empty lines are passed over.
     Raises `DataError` with file, line and mend, unless `skip_bad`; always for a file that cannot be read or has no row.
     """
     rows, skipped = [], 0
@@ -179,13 +180,23 @@ def _row(line: bytes) -> Row:
             found = f"is {_kind(fields[name])}" if name in fields else "is missing"
             raise ValueError(f"'{name}', {what}, {found}")
     source, extra = _optional(fields, "data_source", str, ""), _optional(fields, "extra_info", dict, {})
-    return Row(fields, VerifyRequest(fields["completion"], fields["ground_truth"], _messages(fields), source, extra))
+    reason, thinking = _optional(fields, "finish_reason", str, ""), _optional(fields, "thinking", bool, False)
+    request = VerifyRequest(
+        fields["completion"],
+        fields["ground_truth"],
+        _messages(fields),
+        source,
+        extra,
+        finish_reason="length" if reason == "length" else "stop" if reason else "",  # servers have further words
+        thinking=thinking,
+    )
+    return Row(fields, request)
 
 
 def _optional(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
-        wanted = "text" if kind is str else "an object"
+        wanted = {str: "text", bool: "true or false"}.get(kind, "an object")
         raise ValueError(f"'{name}' is {_kind(value)}, and should be {wanted}")
     return default if value is None else value
 

@@ -136,7 +136,14 @@ def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRe
 
 
 def _verify(scorer: ScoringPool, prompt: Prompt, result: ChatResult) -> Future[Verdict]:
-    request = VerifyRequest(result.text, prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
+    request = VerifyRequest(
+        result.text,
+        prompt.ground_truth,
+        prompt.messages,
+        prompt.data_source,
+        prompt.extra_info,
+        finish_reason="length" if result.finish_reason == "length" else "stop",
+    )
     return scorer.submit(prompt.verifier, request)
 
 

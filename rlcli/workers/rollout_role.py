@@ -61,10 +61,21 @@ def progress_every(workers: int) -> float:
 
 class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
-    keeps the samples; the others only generate in lockstep."""
+    keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
+    stop_token_ids: those that end a response, and are no part of its text."""
 
-    def __init__(self, rank: int, engine: RolloutEngine, scorer: ScoringPool | None, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        rank: int,
+        engine: RolloutEngine,
+        scorer: ScoringPool | None,
+        tokenizer: Any,
+        *,
+        thinking: bool = False,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
         self.rank = rank
+        self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
         self.engine = engine
         self.scorer = scorer
         self.tokenizer = tokenizer
@@ -136,7 +147,9 @@ class RolloutRole:
         """The response as text, and its verdict to come."""
         assert self.scorer is not None
         source = task.source
-        text = self.tokenizer.decode(generation.tokens.tolist(), skip_special_tokens=True)
+        tokens = generation.tokens.tolist()
+        said = tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens
+        text = self.tokenizer.decode(said, skip_special_tokens=True)
         request = VerifyRequest(
             text,
             source.ground_truth,
@@ -144,6 +157,8 @@ class RolloutRole:
             source.data_source,
             source.extra_info,
             array("i", generation.tokens.astype("int32").tobytes()),
+            generation.finish_reason or "",
+            self.thinking,
         )
         return text, self.scorer.submit(source.verifier, request)
 

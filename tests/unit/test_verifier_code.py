@@ -65,7 +65,7 @@ def fenced(program: str, language: str = "python") -> str:
     ],
 )
 def test_the_program_is_the_last_fenced_block(completion: str, program: str | None) -> None:
-    assert code.extract(completion) == program
+    assert code.extract(VerifyRequest(completion, "").answer_text() or "") == program
 
 
 @pytest.mark.parametrize(

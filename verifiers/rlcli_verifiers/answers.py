@@ -6,6 +6,9 @@ import re
 
 from rlcli.types import Outcome, Verdict
 
+OPEN_THINK = "the reasoning has no end: <think> is still open"
+"""Why there is no answer where `VerifyRequest.answer_text` gives None."""
+
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TOKEN = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace is text
 
@@ -18,11 +21,6 @@ def judged(right: bool, answer: str, detail: str = "") -> Verdict:
 def no_answer(detail: str = "") -> Verdict:
     """Score 0: the response holds no answer in the form that the verifier reads."""
     return Verdict(0.0, Outcome.NO_ANSWER, detail=detail)
-
-
-def after_thinking(text: str) -> str:
-    """What follows the last `</think>`; all of a text that has none."""
-    return text.rpartition("</think>")[2]
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:

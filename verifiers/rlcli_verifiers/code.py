@@ -10,7 +10,7 @@ from rlcli.errors import SetupError
 from rlcli.sandbox.judge import open_judge
 from rlcli.sandbox.limits import Limits
 from rlcli.types import Outcome, Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.code_truth import Scripts, read_truth
 
 ANSWER_KIND = "code"
@@ -47,7 +47,10 @@ def verify(
     judge no program, `RuntimeError` where the sandbox fails.
     """
     truth = read_truth(request.ground_truth, request.extra_info)
-    program = extract(request.completion)
+    text = request.answer_text()
+    if text is None:
+        return no_answer(OPEN_THINK)
+    program = extract(text)
     if program is None:
         return no_answer("no program in the response")
     limits = Limits(wall_s=timeout_s, memory_bytes=memory_mb << 20, output_bytes=MAX_OUTPUT_BYTES)
@@ -79,9 +82,9 @@ def gold(request: VerifyRequest) -> str:
     return str(response)
 
 
-def extract(completion: str) -> str | None:
-    """The program that a response gives, or None. A last block that is never closed goes on to the end."""
-    text = after_thinking(completion)
+def extract(text: str) -> str | None:
+    """The program that a response gives after its reasoning, or None. A last block that is never closed goes on to the
+    end."""
     blocks = list(_FENCE.finditer(text))
     if blocks:
         named = [block["code"] for block in blocks if block["language"].lower() in _LANGUAGES]

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, judged, last_box, last_line, last_tag, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, last_tag, no_answer
 
 ANSWER_KIND = "countdown"
 
@@ -42,7 +42,9 @@ def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
     numbers or target are missing.
     """
     numbers, target = _problem(request)
-    text = after_thinking(request.completion)
+    text = request.answer_text()
+    if text is None:
+        return no_answer(OPEN_THINK)
     said = last_tag(text) or last_box(text) or last_line(text)
     if not said:
         return no_answer("no expression")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, judged, last_box, last_line, last_tag, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, last_tag, no_answer
 
 ANSWER_KIND = "text"
 
@@ -22,11 +22,14 @@ def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ign
     place = extract or str(request.extra_info.get("answer_format") or "all")
     if place not in _PLACES:
         raise ValueError(f"extract={place!r} is none of {', '.join(_PLACES)}")
-    truth, answer = request.ground_truth, _PLACES[place](after_thinking(request.completion))
+    text = request.answer_text()
+    truth, answer = request.ground_truth, None if text is None else _PLACES[place](text)
     if strip:
         truth, answer = truth.strip(), answer and answer.strip()
     if not truth:
         raise ValueError("the ground truth is empty")
+    if text is None:
+        return no_answer(OPEN_THINK)
     if not answer:
         return no_answer(f"nothing stands in the place that is read ({place})")
     if ignore_case:

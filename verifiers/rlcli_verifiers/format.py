@@ -18,14 +18,18 @@ def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
 
     Each tag exactly once, nothing but white space around and between the two blocks, and an answer that is not empty.
     pattern: a regex in place of that; the row's own, extra_info["format"], goes first. It is matched with DOTALL from
-    the first character to the last; its group `answer`, if it has one, must not be empty. OK: the shape is right.
-    NO_ANSWER: it is not, score 0. Raises `ValueError` for a regex that does not compile.
+    the first character to the last; its group `answer`, if it has one, must not be empty. A <think> that the prompt
+    opened counts as the response's own. OK: the shape is right. NO_ANSWER: it is not, score 0. Raises `ValueError` for
+    a regex that does not compile.
     """
     wanted = str(request.extra_info.get("format") or pattern)
     text = request.completion
+    opened = request.thinking and not text.lstrip().startswith("<think>")
     if wanted:
-        match = _compiled(wanted).fullmatch(text)
+        forms = (text, f"<think>{text}", f"<think>\n{text}") if opened else (text,)
+        match = next(filter(None, map(_compiled(wanted).fullmatch, forms)), None)
     else:
+        text = f"<think>{text}" if opened else text
         match = _THINK_THEN_ANSWER.fullmatch(text) if all(text.count(tag) == 1 for tag in _TAGS) else None
     if match is None:
         return no_answer("the response has another shape")

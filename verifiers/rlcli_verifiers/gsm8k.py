@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, judged, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, judged, no_answer
 
 ANSWER_KIND = "number"
 
@@ -41,7 +41,9 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
     if mode not in ("strict", "flexible"):
         raise ValueError(f"mode={mode!r} is neither strict nor flexible")
     right = _truth(request.ground_truth)
-    text = after_thinking(request.completion)
+    text = request.answer_text()
+    if text is None:
+        return no_answer(OPEN_THINK)
     match = _marked(text) if mode == "strict" else _last(text)
     answer = _value(match)
     if match is None or answer is None:

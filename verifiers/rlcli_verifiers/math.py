@@ -6,7 +6,7 @@ import re
 
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers import symbolic
-from rlcli_verifiers.answers import after_thinking, boxes, judged, last_box, last_line, last_tag, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, last_box, last_line, last_tag, no_answer
 from rlcli_verifiers.latex import MAX_CHARS, equal
 from rlcli_verifiers.notation import clean, number
 
@@ -59,7 +59,10 @@ def verify(request: VerifyRequest) -> Verdict:
     bare answer or a solution with a \\boxed{}. Raises `ValueError` where it is empty.
     """
     truth = ", ".join(_truth(request))
-    stated = extract(request.completion[-TAIL_CHARS:])
+    text = request.answer_text()
+    if text is None:
+        return no_answer(OPEN_THINK)
+    stated = extract(text[-TAIL_CHARS:])
     if not stated:
         return no_answer('no \\boxed{}, no "answer is", and a last line that is not mathematics')
     answer = ", ".join(stated)
@@ -89,10 +92,9 @@ def _truth(request: VerifyRequest) -> list[str]:
 def extract(text: str) -> list[str]:
     """The final answer that a text states; several where it offers alternatives; none where it states nothing.
 
-    What comes last counts: a text may correct itself. Only what follows the last `</think>` does, and where an
-    `<answer>` is closed and no box follows, only what the last one holds.
+    What comes last counts: a text may correct itself. Where an `<answer>` is closed and no box follows, only what the
+    last one holds does.
     """
-    text = after_thinking(text)
     tagged = last_tag(text)
     if boxes(text.rpartition("</answer>")[2]):
         tagged = None  # a box after it is later

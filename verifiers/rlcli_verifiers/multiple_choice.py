@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, boxes, judged, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer
 
 ANSWER_KIND = "choice"
 
@@ -46,7 +46,10 @@ def verify(
     choices = _choices(request)
     letters = LETTERS[: len(choices) or count]
     right = _right(request.ground_truth, choices, letters, truth)
-    said = _statements(after_thinking(request.completion))
+    text = request.answer_text()
+    if text is None:
+        return no_answer(OPEN_THINK)
+    said = _statements(text)
     if not said:
         return no_answer("no choice is stated")
     letter = _read(said[-1], choices)

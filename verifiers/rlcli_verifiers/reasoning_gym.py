@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli.types import Outcome, Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, last_box, last_tag, no_answer
+from rlcli_verifiers.answers import OPEN_THINK, last_box, last_tag, no_answer
 
 ANSWER_KIND = "text"
 
@@ -42,7 +42,9 @@ def verify(request: VerifyRequest) -> Verdict:
     """
     task, entry = _row(request)
     score_answer = scorer(task)
-    text = after_thinking(request.completion)
+    text = request.answer_text()
+    if text is None:
+        return no_answer(OPEN_THINK)
     answer = last_tag(text) or last_box(text) or text.strip()
     if not answer or len(answer) > MAX_CHARS:
         return no_answer("" if not answer else f"the answer is longer than {MAX_CHARS} characters")

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import after_thinking, judged
+from rlcli_verifiers.answers import OPEN_THINK, judged, no_answer
 
 MAX_CHARS = 100_000
 """The pattern is tried on this many characters at the end of a response."""
@@ -28,7 +28,10 @@ def verify(request: VerifyRequest, *, pattern: str = "", match: Literal["full", 
         compiled = re.compile(wanted, re.DOTALL)
     except re.error as error:
         raise ValueError(f"the pattern {wanted!r} does not compile: {error}") from error
-    text = after_thinking(request.completion)[-MAX_CHARS:].strip()
+    answer = request.answer_text()
+    if answer is None:
+        return no_answer(OPEN_THINK)
+    text = answer[-MAX_CHARS:].strip()
     found = compiled.fullmatch(text) if match == "full" else compiled.search(text)
     if found is None:
         return judged(False, text[-200:], "the pattern does not match")

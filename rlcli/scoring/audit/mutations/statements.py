@@ -81,6 +81,7 @@ def hedges(case: Case, wrong: str, joint: str) -> Iterator[Probe]:
         yield Probe(Group.HEDGE, "several statements", f"{mistaken}\n\nOr else:\n\n{right}")
     yield Probe(Group.HEDGE, "retracted without another", f"{right}\n\nNo, that is wrong. I do not know the answer.")
     yield Probe(Group.HEDGE, "in the reasoning only", f"<think>\n{right}\n</think>\n\nI cannot say.")
+    yield Probe(Group.HEDGE, "in reasoning without an end", f"<think>\nMaybe this: {right}\n\nWait")
 
 
 def exploits(case: Case, wrong: str | None, tricks: Sequence[Named], *, numeric: bool) -> Iterator[Probe]:
