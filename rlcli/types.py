@@ -41,18 +41,22 @@ class Prompt:
 
 
 class Outcome(StrEnum):
-    """How a verification ended. Only `TIMEOUT` and `CRASH` are the verifier's own failures."""
+    """How a verification ended.
+
+    Only `TIMEOUT` and `CRASH` are the verifier's own failures, each after a second try in a fresh process. They say
+    nothing of the response: such samples are no part of a loss or of a group's statistics.
+    """
 
     OK = "ok"
     """The answer was found and is right."""
     WRONG = "wrong"
-    """The answer was found and is not right."""
+    """The answer was found and is not right; or its verification has used up its CPU time twice."""
     NO_ANSWER = "no_answer"
     """The response holds no answer in the form that the verifier reads."""
     TIMEOUT = "timeout"
-    """The verifier ran past its deadline and was killed."""
+    """The verifier was ended by the clock on the wall (or once by its CPU deadline, and then did not do it again)."""
     CRASH = "crash"
-    """The verifier raised or its process died."""
+    """The verifier raised, or its process died."""
 
 
 FinishReason = Literal["stop", "length"]

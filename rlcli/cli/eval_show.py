@@ -39,6 +39,11 @@ def _show_report(title: str, report: EvalReport) -> None:
     if report.sampled_k:
         named = ", ".join(f"maj@{k}" for k in report.sampled_k)
         plain(f"{named}: over random subsets of the samples, the same ones every time")
+    if report.unverified:
+        plain(
+            f"{report.unverified} of {passes.samples} responses could not be verified (timeout, crash) and count as "
+            "not passed"
+        )
     if report.crash:
         plain(f"the first crash of a verifier: «{report.crash}»")
     for field, categories in report.categories.items():

@@ -119,11 +119,12 @@ def _refuse(
 
 def _refuse_crashes(report: EvalReport, most: float) -> None:
     """A prompt whose verifier fails would else be taken for one that the model never solves, and left out."""
-    share = report.outcomes[Outcome.CRASH]
+    share = report.outcomes[Outcome.CRASH] + report.outcomes[Outcome.TIMEOUT]
     if share > most:
+        first = f"; the first crash: «{report.crash}»" if report.crash else ""
         raise RunFailed(
-            f"{share:.1%} of the verifications crashed, more than verifier.max_crash_rate = {most:g}; the first: "
-            f"«{report.crash}»",
+            f"{share:.1%} of the verifications crashed or timed out, more than verifier.max_crash_rate = {most:g}"
+            + first,
             "mend the verifier or the rows, or raise verifier.max_crash_rate with --set",
         )
 

@@ -31,7 +31,7 @@ def run_verifier(
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="Seconds that one verification may take.")] = 5.0,
+    deadline: Annotated[float, typer.Option(min=0.01, help="CPU seconds that one verification may take.")] = 5.0,
     sandbox: Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
@@ -53,6 +53,7 @@ def run_verifier(
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
     from rlcli.scoring.spec import parse
+    from rlcli.scoring.worker import FAILED
 
     if as_json and output == STANDARD:
         raise ConfigError("--json and --output - both want standard output", "give --output a file")
@@ -75,7 +76,8 @@ def run_verifier(
     else:
         _print(said)
     if summary.failures:
-        typer.echo(f"warning: {said['outcomes']['crash']} crashed; the first: {summary.failures[0]}", err=True)
+        failed = " and ".join(f"{said['outcomes'][how]} {how}" for how in FAILED if how in said["outcomes"])
+        typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
 
 
 def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:

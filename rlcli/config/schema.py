@@ -254,14 +254,17 @@ class VerifierSection(Section):
         "path/to/file.py:function; auto: what the row names (reward_model.style), as in auto + 0.1 * format.",
     )
     deadline_s: Annotated[float, Field(gt=0.0)] = Field(
-        default=5.0, description="Seconds after which a verification is killed."
+        default=5.0,
+        description="CPU seconds after which a verification is killed and tried once more, then wrong; by the clock it "
+        "has 10 times as long, at least 30 s, and is then left out.",
     )
     processes: Annotated[int, Field(ge=0, le=256)] = Field(
         default=0, description="Scoring processes of each worker; 0: by the number of CPU cores."
     )
     max_crash_rate: Fraction = Field(
         default=0.01,
-        description="The run stops when a larger share of a step's verifications crash (or more than half time out).",
+        description="The run stops when a larger share of a step's verifications crash (or more than half are killed "
+        "at a deadline).",
     )
     sandbox: Annotated[str, Field(pattern=r"^(auto|bwrap|landlock|unsafe|https?://\S+)$")] = Field(
         default="auto",

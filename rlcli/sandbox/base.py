@@ -82,8 +82,8 @@ def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landloc
         "own_pid": seccomp.OWN_PID,
         "limits": {
             "RLIMIT_AS": limits.memory_bytes + _ADDRESS_SLACK,
-            # The clock on the wall rules; this is for an owner that has been stopped.
-            "RLIMIT_CPU": 4 * math.ceil(limits.wall_s) + 4,
+            # The owner looks at its clocks; this is for an owner that has been stopped.
+            "RLIMIT_CPU": 4 * math.ceil(min(limits.cpu_s, limits.wall_s)) + 4,
             "RLIMIT_FSIZE": limits.disk_bytes,
             "RLIMIT_NOFILE": _OPEN_FILES,
             "RLIMIT_STACK": _STACK_BYTES,

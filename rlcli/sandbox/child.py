@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from rlcli.errors import SetupError
-from rlcli.sandbox.limits import Excess, Exit, Limits
+from rlcli.sandbox.limits import Excess, Exit, Limits, cpu_seconds
 
 TICK_S = 0.02
 """How often a program's memory, threads and files are looked at."""
@@ -59,6 +59,7 @@ class Child:
 
     stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; `wait` returns what is
     not read from them, and a program that nobody reads from blocks. pid: the program's id as its owner sees it.
+    cpu_s: CPU seconds that it has used, as they were looked at last.
 
     The thread that starts it lives as long as the program does: "kill me when my parent dies" means to the kernel the
     parent's *thread*, and the caller's may end early.
@@ -81,6 +82,7 @@ class Child:
         self._exit: Exit | None = None
         self._status = 0
         self._seconds = 0.0
+        self.cpu_s = 0.0
         self._thread = threading.Thread(target=self._live, name="rlcli-sandbox", daemon=True)
         _living.add(self)
         try:
@@ -111,7 +113,7 @@ class Child:
                     self.stdin.close()
                 stdout, stderr = self._drain()
                 self._thread.join()
-                self._exit = Exit(self._status, self._killed_for, stdout, stderr, self._seconds)
+                self._exit = Exit(self._status, self._killed_for, stdout, stderr, self._seconds, self.cpu_s)
                 self._close_pipes()
             return self._exit
 
@@ -240,7 +242,7 @@ class Child:
 
     def _watch(self) -> None:
         """Return when the program has ended; kill it when it breaks a limit."""
-        begun = time.monotonic()
+        begun, begun_cpu = time.monotonic(), cpu_seconds(self.pid)
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         look_at_disk = begun
@@ -249,7 +251,10 @@ class Child:
             if poll.poll(max(0.0, min(TICK_S, left)) * 1000):
                 break
             now = time.monotonic()
-            if now - begun >= self._limits.wall_s:
+            self.cpu_s = max(self.cpu_s, cpu_seconds(self.pid) - begun_cpu)
+            if self.cpu_s >= self._limits.cpu_s:
+                self._kill("cpu")
+            elif now - begun >= self._limits.wall_s:
                 self._kill("time")
             elif self._exceeds_memory():
                 self._kill("memory")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from typing import Literal
 
-Excess = Literal["", "time", "memory", "output", "disk"]
+Excess = Literal["", "cpu", "time", "memory", "output", "disk"]
 
 
 @dataclass(frozen=True)
@@ -17,16 +19,19 @@ class Limits:
     """
 
     wall_s: float = 4.0
-    """Seconds from when `main` may begin: the start of the sandbox itself does not count."""
+    """Wall-clock seconds from when `main` may begin: the start of the sandbox itself does not count."""
     memory_bytes: int = 1 << 30
     """Resident memory. Files in the working directory are bounded by `disk_bytes` and come on top."""
     disk_bytes: int = 64 << 20
     """All files of the working directory together; 1,024 of them at most, of which 256 may be folders."""
     output_bytes: int = 1 << 20
     """Standard output and standard error together, as far as `Child.wait` reads them."""
+    cpu_s: float = math.inf
+    """CPU seconds of all its threads, from the same moment: on a loaded machine `wall_s` alone would end a program that
+    has hardly run."""
 
     def __post_init__(self) -> None:
-        assert self.wall_s > 0, self
+        assert min(self.wall_s, self.cpu_s) > 0, self
         assert min(self.memory_bytes, self.disk_bytes) > 0, self
         assert self.output_bytes >= 0, self
 
@@ -38,7 +43,7 @@ class Exit:
     status: its exit status, or minus the number of the signal that ended it (bubblewrap tells `exit(128 + n)` and
     signal n apart no better than a shell does). killed_for: the limit that it broke, "" when it ended by itself or by
     `Child.kill`. stdout, stderr: what its pipes still held, `Limits.output_bytes` together at most.
-    seconds: wall-clock time from when `main` might begin to the end.
+    seconds: wall-clock time from when `main` might begin to the end. cpu_s: CPU time, as it was looked at last.
     """
 
     status: int
@@ -46,3 +51,12 @@ class Exit:
     stdout: bytes
     stderr: bytes
     seconds: float
+    cpu_s: float = 0.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process, all its threads included, ended ones too; 0 where it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3): CPUCLOCK_SCHED of the whole process
+    except OSError:
+        return 0.0

@@ -7,23 +7,26 @@ from collections.abc import Mapping
 from rlcli.errors import ConfigError, SetupError
 from rlcli.sandbox import Limits, backend_name, open_sandbox
 from rlcli.scoring.nursery import Facts
+from rlcli.scoring.worker import wall_bound
 
 SPARE_S = 0.5
-"""What a verifier needs beside its own `timeout_s`, to start a program and to say how it ended."""
+"""What a verifier needs beside its own `timeout_s`, to start a program and to report how it ended."""
 
 
 def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, setting: str) -> str:
     """The name of the sandbox's backend, seen to run a program here; empty where no expression of `loaded` needs one.
 
+    A verifier that runs programs counts its `timeout_s` in CPU seconds, as the deadline does; others wait by the clock.
     sandbox: the backend that is asked for; empty: as the environment says. setting: what the user calls the deadline.
     Raises `ConfigError` for a `timeout_s` that the deadline cuts short, `SetupError` where the sandbox cannot be had.
     """
     for expression, one in loaded.items():
-        if one.patience_s and one.patience_s + SPARE_S > deadline_s:
+        needed_s = one.patience_s + SPARE_S
+        if one.patience_s and needed_s > (deadline_s if one.needs_sandbox else wall_bound(deadline_s)):
             raise ConfigError(
                 f"the verifier '{expression}' waits {one.patience_s:g} s (its timeout_s) and would be killed at "
-                f"{setting} = {deadline_s:g}, before it can say that a program took too long",
-                f"raise it to {one.patience_s + SPARE_S:g} or more, or give a lower timeout_s",
+                f"{setting} = {deadline_s:g}, before it can report what took too long",
+                f"raise it to {needed_s if one.needs_sandbox else needed_s / 10:g} or more, or give a lower timeout_s",
             )
     return _opened(backend_name(sandbox)) if any(one.needs_sandbox for one in loaded.values()) else ""
 

@@ -105,16 +105,16 @@ class Nursery:
             "mend or reinstall its package",
         )
 
-    def start(self, slot: int, gone: bool = False) -> tuple[Connection, Former]:
+    def start(self, slot: int, gone: bool = False) -> tuple[Connection, int, Former]:
         """Kill the worker of `slot`, if any, and fork another. gone: it has hung up by itself.
 
-        Returns the connection to the new one, and how the former ended.
+        Returns the connection to the new one, its process id, and how the former ended.
         """
         ours, theirs = Pipe()
         with theirs:
             answer = self._ask({"start": slot, "gone": gone}, theirs.fileno())
         # A nursery that knows of no former one has taken the place of one that was killed.
-        return ours, Former(answer["status"], answer["killed"] or answer["status"] is None)
+        return ours, answer["pid"], Former(answer["status"], answer["killed"] or answer["status"] is None)
 
     def close(self) -> None:
         """End the nursery and all its workers, whatever they are doing."""

@@ -8,9 +8,9 @@ never forked. One control message is one JSON object in one datagram, answered b
     {"load": "math + 0.1 * format", "is_sum": true, "parts": [{"name": "math", "target": "package.module:function",
      "options": {}, "weight": 1.0}, …]}   import them, answer with the fields of `nursery.Facts`; or {"error": …}
     {"start": 0, "gone": false} and       kill and reap worker 0 if there is one, fork another that reads the socket,
-     a socket                             answer {"status": exit status of the former, negative for a signal, or null;
-                                          "killed": whether it was not us who ended it by SIGKILL}. gone: it has hung
-                                          up, so that its end is waited for a moment
+     a socket                             answer {"pid": its process id; "status": exit status of the former, negative
+                                          for a signal, or null; "killed": whether it was not us who ended it by
+                                          SIGKILL}. gone: it has hung up, so that its end is waited for a moment
 
 Nothing outlives the owner: the nursery sees the control socket close, or its parent change, and kills its workers; the
 kernel kills them (PR_SET_PDEATHSIG) where the nursery itself is killed.
@@ -99,7 +99,8 @@ def _answer(
     os.close(fds[0])
     os.setpgid(pid, pid)  # so that what a verifier starts dies with it
     workers[message["start"]] = pid
-    control.send(json.dumps({"status": status, "killed": ended and status == -signal.SIGKILL}).encode())
+    killed = ended and status == -signal.SIGKILL
+    control.send(json.dumps({"pid": pid, "status": status, "killed": killed}).encode())
 
 
 def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from typing import Any, BinaryIO
 from rlcli.errors import DataError
 from rlcli.files import replacing
 from rlcli.scoring.pool import ScoringPool
-from rlcli.types import Message, Outcome, Verdict, VerifyRequest
+from rlcli.scoring.worker import FAILED
+from rlcli.types import Message, Verdict, VerifyRequest
 
 STANDARD = "-"
 """The path that stands for standard input or output."""
@@ -39,7 +40,7 @@ class Row:
 @dataclass
 class Summary:
     """What came of many verifications. score: their sum. parts: of each part, its sum and how many rows have it.
-    seconds: of each one. failures: the details of the first crashes."""
+    seconds: of each one. failures: the details of the first that timed out or crashed."""
 
     rows: int = 0
     score: float = 0.0
@@ -57,7 +58,7 @@ class Summary:
         for name, part in verdict.parts.items():
             total, count = self.parts.get(name, (0.0, 0))
             self.parts[name] = (total + part, count + 1)
-        if verdict.outcome is Outcome.CRASH and len(self.failures) < 3:
+        if verdict.outcome in FAILED and len(self.failures) < 3:
             self.failures.append(verdict.detail)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+MOST_UNVERIFIED = 0.05
+"""A larger share of a step's verifications that used up their CPU time, or came to nothing, is warned of."""
+
 IDLE_STEPS = 3
 """After so many steps without a gradient the run warns, and again after as many more."""
 
@@ -25,6 +28,7 @@ class Alarms:
     def hear(self, metrics: Mapping[str, float]) -> None:
         """Judge one step."""
         self._gradient(metrics)
+        self._verification(metrics)
         if not metrics["rollout/staleness"]:  # samples of an older policy differ from the trainer's by design
             self._mismatch(metrics.get("mismatch/kl", 0.0))
 
@@ -39,6 +43,19 @@ class Alarms:
             if metrics.get("mismatch/corrected") == 1.0:
                 why += ", and algorithm.correction cuts every token"
             self.note(f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}")
+
+    def _verification(self, metrics: Mapping[str, float]) -> None:
+        """Warn where much was scored without a verdict on the answer."""
+        overran = metrics.get("verify/overran", 0.0)
+        if overran > MOST_UNVERIFIED:
+            self.note(
+                f"{overran:.0%} of the responses scored 0 because their verification used up its CPU time twice: "
+                "look at their answers in samples/, or raise verifier.deadline_s"
+            )
+        unverified = {name: metrics.get(f"outcome/{name}", 0.0) for name in ("timeout", "crash")}
+        if sum(unverified.values()) > MOST_UNVERIFIED:
+            how = " and ".join(f"{share:.0%} {name}" for name, share in unverified.items() if share)
+            self.note(f"verifications failed ({how}): those samples are left out; look at `detail` in samples/")
 
     def _mismatch(self, mismatch: float) -> None:
         """Warn where engine and trainer drift apart."""

@@ -88,6 +88,12 @@ class EvalReport:
         return tuple(self.values["pass@1"].tolist())
 
     @property
+    def unverified(self) -> int:
+        """Responses whose verification timed out or crashed, twice. They count as not passed."""
+        share = self.outcomes.get(Outcome.TIMEOUT, 0.0) + self.outcomes.get(Outcome.CRASH, 0.0)
+        return round(share * self.passes.samples)
+
+    @property
     def mean_k(self) -> int:
         """How many samples of each prompt `mean` is over."""
         return max(self.passes.passed)
@@ -126,6 +132,7 @@ class EvalReport:
             "greedy": measures.get("greedy"),
             "maj_over_random_subsets": [f"maj@{k}" for k in self.sampled_k],
             "outcomes": self.outcomes,
+            "unverified": self.unverified,
             "mean_response_tokens": self.lengths.mean,
             "response_tokens": {name: value for name, value in asdict(self.lengths).items() if name != "truncated"},
             "truncated": self.lengths.truncated,
@@ -137,9 +144,10 @@ class EvalReport:
         return {name: _without_nan(value) for name, value in report.items()}
 
     def headline(self) -> str:
-        """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`."""
+        """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`, and how many responses were not verified, if any."""
         parts = [f"pass@{k} {estimate}" for k, estimate in sorted(self.passes.passed.items())]
-        return f"{', '.join(parts)} on {self.passes.prompts} prompts"
+        left = f"; {self.unverified} of {self.passes.samples} responses not verified" if self.unverified else ""
+        return f"{', '.join(parts)} on {self.passes.prompts} prompts{left}"
 
 
 def evaluate(

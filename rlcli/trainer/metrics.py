@@ -98,6 +98,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
     counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
     return {
         **{f"outcome/{outcome}": count / n for outcome, count in zip(OUTCOMES, counts, strict=True)},
+        "verify/overran": float(samples.overran.mean()),
         "response_tokens/mean": int(lengths.sum()) / n,
         "response_tokens/max": float(lengths.max()),
         "response_tokens/truncated": float(samples.truncated.mean()),

@@ -195,7 +195,7 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
             (
                 "verifiers",
                 f"{_listed(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
-                f"killed after {config.verifier.deadline_s:g} s",
+                f"killed after {config.verifier.deadline_s:g} s of CPU time",
             )
         )
     if prepared.sandbox:

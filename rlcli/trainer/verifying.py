@@ -15,11 +15,12 @@ from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.nursery import Nursery
 from rlcli.scoring.registry import target
 from rlcli.scoring.spec import Composition, parse
+from rlcli.scoring.worker import OVERRAN
 from rlcli.types import Outcome, Prompt, Verdict
 from rlcli.workers.samples import Samples
 
 MOST_TIMEOUTS = 0.5
-"""A larger share of a step's verifications that are killed stops the run."""
+"""A larger share of a step's verifications that are killed, for CPU time or by the clock, stops the run."""
 
 EXAMPLES = 3
 
@@ -74,7 +75,8 @@ def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]
 
 @dataclass
 class Failures:
-    """Verifications of one step that failed by the verifier's own fault, with the first examples."""
+    """Verifications of one step that crashed or were killed at a deadline, with the first examples. Those that used up
+    their CPU time are TIMEOUT here: a verifier that is too slow for every response must not train on zeros."""
 
     total: int = 0
     counts: Counter[Outcome] = field(default_factory=Counter)
@@ -82,17 +84,18 @@ class Failures:
 
     def add(self, prompt: Prompt, verdict: Verdict) -> None:
         self.total += 1
-        if verdict.outcome not in (Outcome.CRASH, Outcome.TIMEOUT):
+        outcome = Outcome.TIMEOUT if verdict.detail.startswith(OVERRAN) else verdict.outcome
+        if outcome not in (Outcome.CRASH, Outcome.TIMEOUT):
             return
-        self.counts[verdict.outcome] += 1
+        self.counts[outcome] += 1
         said = f"{prompt.id}, {prompt.verifier}: «{verdict.detail}»"
-        told = self.examples.setdefault(verdict.outcome, [])
+        told = self.examples.setdefault(outcome, [])
         if len(told) < EXAMPLES and said not in told:
             told.append(said)
 
     def add_samples(self, prompts: Sequence[Prompt], samples: Samples) -> None:
         """prompts: as `Sample.prompt` counts them."""
-        failed = samples.is_(Outcome.CRASH, Outcome.TIMEOUT).nonzero()[0].tolist()
+        failed = (samples.is_(Outcome.CRASH, Outcome.TIMEOUT) | samples.overran).nonzero()[0].tolist()
         self.total += len(samples) - len(failed)
         for place in failed:
             self.add(prompts[samples.prompt[place]], samples.verdict(place))

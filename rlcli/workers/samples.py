@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from rlcli.scoring.worker import OVERRAN
 from rlcli.types import Outcome, Sample, Verdict
 
 if TYPE_CHECKING:
@@ -139,6 +140,14 @@ class Samples(Sequence[Sample]):
         cut = self.truncated & (rule == "mask")
         conditions = [self.is_(Outcome.TIMEOUT), self.is_(Outcome.CRASH), cut]
         found: np.ndarray = np.select(conditions, [1, 2, 3], 0).astype(np.int8)
+        return found
+
+    @property
+    def overran(self) -> np.ndarray:
+        """Whose verification has used up its CPU time twice, and is wrong for that: bool `[N]`."""
+        import numpy as np
+
+        found: np.ndarray = np.fromiter((str(detail).startswith(OVERRAN) for detail in self.detail), bool, len(self))
         return found
 
     def verdict(self, place: int) -> Verdict:

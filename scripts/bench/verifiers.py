@@ -26,6 +26,7 @@ from rlcli.errors import SetupError
 from rlcli.files import replacing
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.worker import OVERRAN
 from rlcli.types import Verdict, VerifyRequest
 
 FILLER = "We set up the equation and solve it step by step, checking each case. " * 28
@@ -122,6 +123,9 @@ def beside_a_busy_thread(pool: ScoringPool, seconds: float) -> Rate:
         thread.join()
 
 
+OVERRUN_S = 0.25 * 1.1
+"""CPU seconds until a process is killed for its deadline of 0.25: a tenth is not counted."""
+
 HANGS = "def verify(request):\n    while True:\n        pass\n"
 
 
@@ -137,7 +141,9 @@ def storm(processes: int) -> dict[str, float | dict[str, int]]:
         verdicts: list[Verdict] = [future.result() for future in [pool.submit(*one) for one in asked]]
         seconds = time.perf_counter() - started
         after = [pool.submit("math", VerifyRequest(r"\boxed{42}", "42")) for _ in range(100)]
-        killed = [1000 * (verdict.latency_s - 0.25) for verdict in verdicts if verdict.outcome == "timeout"]
+        killed = [
+            500 * (verdict.latency_s - 2 * OVERRUN_S) for verdict in verdicts if verdict.detail.startswith(OVERRAN)
+        ]
         return {
             "seconds": seconds,
             "scored": sum(verdict.score for verdict in verdicts),

@@ -15,6 +15,9 @@ from typing import Any
 from rlcli.scoring.pool import ScoringPool
 from rlcli.types import Verdict, VerifyRequest
 
+POOLED = "code(wall_s=4.0)"
+"""Programs that sleep are ended soon."""
+
 
 def main() -> None:
     from rlcli_verifiers.code import verify
@@ -28,10 +31,10 @@ def main() -> None:
             started = time.monotonic()
             try:
                 if ask["pool"]:
-                    pool = pool or ScoringPool(1, 10.0, ["code"])
-                    verdict = pool.submit("code", request).result()
+                    pool = pool or ScoringPool(1, 10.0, [POOLED])
+                    verdict = pool.submit(POOLED, request).result()
                 else:
-                    verdict = verify(request, timeout_s=ask["timeout_s"])
+                    verdict = verify(request, timeout_s=ask["timeout_s"], wall_s=ask["timeout_s"])
             except Exception as error:
                 reply: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"}
             else:

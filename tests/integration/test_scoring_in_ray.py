@@ -13,13 +13,14 @@ import pytest
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 OWN = """
-import asyncio, os, time
+import asyncio, os
 from rlcli.types import Outcome, Verdict
 
 async def judge(request):
     await asyncio.sleep(0.05)
     if request.completion == "hang":
-        time.sleep(600)
+        while True:
+            pass
     return Verdict(1.0, Outcome.OK, answer=f"{os.getpid()} {sum(request.completion_ids)}")
 """
 
@@ -36,7 +37,7 @@ def actor(tmp_path: Path) -> Iterator[Any]:
             from rlcli.scoring.pool import ScoringPool
 
             self.verifier = f"{own}:judge + gsm8k"
-            self.pool = ScoringPool(1, 1.0, [self.verifier])
+            self.pool = ScoringPool(1, 0.5, [self.verifier])
 
         def pid(self) -> int:
             return os.getpid()
@@ -56,7 +57,7 @@ def test_verifiers_score_in_killable_processes_of_an_actor(actor: Any) -> None:
     requests = [VerifyRequest(text, "42", completion_ids=[1, 2]) for text in ("#### 42", "hang", "#### 41", "#### 42")]
     verdicts = ray.get(actor.verify.remote(requests), timeout=120)
     assert [verdict.score for verdict in verdicts] == [2.0, 0.0, 1.0, 2.0]
-    assert [verdict.outcome for verdict in verdicts] == [Outcome.OK, Outcome.TIMEOUT, Outcome.OK, Outcome.OK]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.OK, Outcome.WRONG, Outcome.OK, Outcome.OK]
     (first, tokens), (last, _) = (map(int, str(verdicts[place].answer).split()) for place in (0, -1))
     owner = ray.get(actor.pid.remote())
     assert len({first, last, owner}) == 3

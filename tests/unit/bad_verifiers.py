@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
@@ -59,6 +59,26 @@ def _child(request: VerifyRequest) -> Any:
     child.wait()
 
 
+def _busy_child(request: VerifyRequest) -> Any:
+    subprocess.run([sys.executable, "-S", "-c", "while True: pass"], check=True)
+
+
+def _once(request: VerifyRequest) -> Verdict:
+    """Misbehaves as the completion says after the colon, the first time."""
+    if not os.path.exists(request.ground_truth):
+        with open(request.ground_truth, "x") as file:
+            file.write(str(os.getpid()))
+        return cast(Verdict, _DEEDS[request.completion.partition(":")[2]](request))
+    return Verdict(1.0, Outcome.OK, answer=str(os.getpid()))
+
+
+def _hang_then_raise(request: VerifyRequest) -> Any:
+    if os.path.exists(request.ground_truth):
+        raise LookupError("no such thing")
+    with open(request.ground_truth, "x"):
+        _hang(request)
+
+
 def _raise(request: VerifyRequest) -> Any:
     raise LookupError("no such thing")
 
@@ -88,6 +108,10 @@ _DEEDS = {
     "hang in C": _hang_in_c,
     "say pid": _say_pid,
     "child": _child,
+    "busy child": _busy_child,
+    "once": _once,
+    "hang then raise": _hang_then_raise,
+    "sleep long": lambda request: time.sleep(600),
     "raise": _raise,
     "memory": _memory,
     "surroundings": _surroundings,

@@ -47,6 +47,14 @@ def report(samples: Sequence[Sample], count: int, by: Sequence[str] = (), **extr
     return report_of(Responses.of_samples(Samples.of(samples)), prompts(count, **extra), by)
 
 
+def test_what_was_not_verified_is_counted_and_named() -> None:
+    some = [right(0, 0), sample(0, 1, Outcome.TIMEOUT, None, 0.0), sample(0, 2, Outcome.CRASH, None, 0.0), wrong(0, 3)]
+    found = report(some, 1)
+    assert found.unverified == found.as_dict()["unverified"] == 2
+    assert found.headline().endswith("on 1 prompts; 2 of 4 responses not verified")
+    assert "not verified" not in report([right(0, 0)], 1).headline()
+
+
 def test_measures_are_means_over_prompts_of_what_their_samples_did() -> None:
     found = report([right(0, 0), right(0, 1), wrong(0, 2), wrong(1, 0), wrong(1, 1), right(1, 2)], 2)
     means = {name: estimate.mean for name, estimate in found.measures().items()}

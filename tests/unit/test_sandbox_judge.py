@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -301,6 +302,16 @@ def test_programs_that_write_the_wrong_thing_fail(sandbox: Sandbox, program: str
     judgement = scripts(sandbox, program, ("2\n", "4\n"), wall_s=1.0)
     assert not judgement.right
     assert any(part in judgement.detail for part in says.split("|")), judgement.detail
+
+
+def test_cpu_time_is_for_all_cases_together_and_sleeping_uses_none(sandbox: Sandbox) -> None:
+    burn = "import time\nwhile time.process_time() % 0.5 < 0.3: pass\nprint(1, flush=True)\nimport os; os._exit(0)"
+    limits = replace(LIMITS, wall_s=60.0, cpu_s=0.7)
+    judgement = judge_scripts(sandbox, burn, [{"input": "", "output": "1"}] * 9, limits, True)
+    assert 0 < judgement.share < 0.5
+    assert "ran past 0.7 s of CPU time" in judgement.detail
+    sleep = "import time; time.sleep(0.3); print(1)"
+    assert judge_scripts(sandbox, sleep, [{"input": "", "output": "1"}] * 3, limits).right
 
 
 def test_the_time_is_for_all_cases_together(sandbox: Sandbox) -> None:

@@ -66,6 +66,18 @@ def test_time(sandbox: Sandbox, main: str) -> None:
     assert ended.seconds >= 0.3
 
 
+SPIN = "import threading\nfor _ in range(2): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()"
+
+
+def test_cpu_time_is_bounded_apart_from_the_clock(sandbox: Sandbox) -> None:
+    for main in ("while True: pass", SPIN):
+        ended = ended_by(sandbox, main, Limits(wall_s=60.0, cpu_s=0.3))
+        assert (ended.killed_for, ended.status) == ("cpu", -signal.SIGKILL)
+        assert ended.cpu_s >= 0.3
+    ended = ended_by(sandbox, "import time; time.sleep(0.4)", Limits(wall_s=60.0, cpu_s=0.3))
+    assert (ended.killed_for, ended.status) == ("", 0)
+
+
 def test_time_ends_a_program_that_nobody_waits_for(sandbox: Sandbox) -> None:
     with sandbox.start("while True: pass", Limits(wall_s=0.2)) as child:
         assert child.stdout.read(1) == b""  # blocks until the end

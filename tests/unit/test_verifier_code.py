@@ -108,6 +108,12 @@ def test_a_program_that_breaks_a_limit_is_wrong_and_not_our_failure(program: str
     assert says in verdict.detail
 
 
+def test_a_program_that_waits_for_a_core_is_not_wrong() -> None:
+    waits = "import time\ntime.sleep(1.2)\ndef f(x): return x + 1"
+    assert judge(fenced(waits), CHECK, timeout_s=1.0).outcome is Outcome.OK
+    assert judge(fenced(waits), CHECK, timeout_s=1.0, wall_s=0.3).detail == "ran past 0.3 s"
+
+
 def test_the_share_of_passed_tests_can_be_the_score() -> None:
     truth = {"kind": "asserts", "asserts": ["assert f(1) == 2", "assert f(1) == 3"], "setup": ""}
     verdict = judge(fenced(RIGHT), truth, score="share")

@@ -155,8 +155,8 @@ def test_regex_matches_all_of_the_response_or_a_part() -> None:
 
 
 def test_a_text_that_a_pattern_takes_for_ever_over_is_killed() -> None:
-    with ScoringPool(1, 0.5, ["regex"]) as pool:
-        assert pool.submit("regex", VerifyRequest("a" * 60 + "c", "(a+)+b")).result().outcome is Outcome.TIMEOUT
+    with ScoringPool(1, 0.2, ["regex"]) as pool:
+        assert pool.submit("regex", VerifyRequest("a" * 60 + "c", "(a+)+b")).result().outcome is Outcome.WRONG
         assert pool.submit("regex", VerifyRequest("aab", "(a+)+b")).result().score == 1.0
 
 

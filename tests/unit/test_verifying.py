@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from rlcli.config.schema import VerifierSection
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.worker import OVERRAN
+from rlcli.trainer.alarms import Alarms
+from rlcli.trainer.metrics import sample_metrics
 from rlcli.trainer.verifying import Failures, check_verifiers, part_weights
-from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
+from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
+from rlcli.workers.samples import Samples
 
 
 def rows(*verifiers: str) -> list[Prompt]:
@@ -62,6 +67,13 @@ def test_no_row_is_blamed_for_a_verifier_that_the_user_names() -> None:
 def test_a_deadline_that_cuts_a_verifiers_own_short_is_refused(verifier: str, deadline_s: float) -> None:
     with pytest.raises(ConfigError, match=r"\(its timeout_s\) and would be killed at verifier.deadline_s = "):
         check_verifiers(rows(verifier), VerifierSection(deadline_s=deadline_s))
+
+
+def test_a_wait_by_the_clock_has_ten_times_the_deadline(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text("def f(request, *, timeout_s: float = 35.0): ...\n")
+    check_verifiers(rows(f"{tmp_path}/judge.py:f"), VerifierSection(deadline_s=5.0))
+    with pytest.raises(ConfigError, match=r"= 3, .*; raise it to 3\.55 or more"):
+        check_verifiers(rows(f"{tmp_path}/judge.py:f"), VerifierSection(deadline_s=3.0))
 
 
 def test_the_sandbox_is_opened_for_verifiers_that_run_programs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,5 +144,29 @@ def test_crashes_above_the_rate_stop_with_three_examples() -> None:
 
 def test_more_than_half_killed_stop_whatever_rate_of_crashes_is_allowed() -> None:
     failures(crashed=0, killed=5, of=10).check(0.0)
+    slow = Failures()
+    for prompt in rows(*["math"] * 10):
+        slow.add(prompt, Verdict(0.0, Outcome.WRONG, detail=f"{OVERRAN} (more than 5 s)"))
+    with pytest.raises(RunFailed, match="10 of 10 verifications were killed at the deadline"):
+        slow.check(1.0)
     with pytest.raises(RunFailed, match=r"6 of 10 verifications were killed at the deadline: toy:0, .*deadline_s"):
         failures(crashed=0, killed=6, of=10).check(1.0)
+
+
+def test_what_comes_without_a_verdict_on_the_answer_is_warned_of() -> None:
+    heard: list[str] = []
+    alarms = Alarms(0.05, 1.0, heard.append)
+    fine = {"update/count": 1.0, "update/grad_norm": 0.5, "rollout/staleness": 0.0}
+    alarms.hear(fine | {"verify/overran": 0.05, "outcome/timeout": 0.02, "outcome/crash": 0.01})
+    assert heard == []
+    alarms.hear(fine | {"verify/overran": 0.06})
+    alarms.hear(fine | {"outcome/timeout": 0.5, "outcome/crash": 0.01})
+    assert heard[0].startswith("6% of the responses scored 0 because their verification used up its CPU time twice")
+    assert heard[1].startswith("verifications failed (50% timeout and 1% crash): those samples are left out")
+
+
+def test_overruns_of_a_step_are_a_metric() -> None:
+    late = Verdict(0.0, Outcome.WRONG, detail=f"{OVERRAN} (more than 5 s)")
+    verdicts = [late, Verdict(0.0, Outcome.WRONG, detail="off by one"), Verdict(1.0, Outcome.OK), late]
+    samples = Samples.of(Sample(0, i, 0, i, 3, 4, "stop", verdict, 0) for i, verdict in enumerate(verdicts))
+    assert sample_metrics(samples)["verify/overran"] == 0.5

@@ -19,6 +19,9 @@ NEEDS_SANDBOX = True
 MAX_OUTPUT_BYTES = 8 << 20
 """Of one program, and of one case where it writes to standard output: tests with outputs of megabytes do exist."""
 
+PATIENCE = 5.0
+"""Wall-clock seconds that a program may take for each CPU second that it may use: a loaded machine ends nothing."""
+
 # Possessive, so that no text takes these patterns more than a few passes.
 _FENCE = re.compile(
     r"^[ ]{0,3}(?P<marks>`{3,}+)[ ]*+(?P<language>[\w+-]*+)[^`\n]*+\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*+[ ]*+$|\Z)",
@@ -31,15 +34,21 @@ _STATEMENT = re.compile(
 
 
 def verify(
-    request: VerifyRequest, *, timeout_s: float = 4.0, memory_mb: int = 512, score: Literal["all", "share"] = "all"
+    request: VerifyRequest,
+    *,
+    timeout_s: float = 4.0,
+    wall_s: float = 0.0,
+    memory_mb: int = 512,
+    score: Literal["all", "share"] = "all",
 ) -> Verdict:
     """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
 
     The program is the last fenced block of Python after </think>, else the last one that names no language; where
     nothing is fenced, all that follows </think>.
     It imports what it uses, but for the names of `typing`, and in tests of calls (functional) what LeetCode lends.
-    timeout_s: wall-clock seconds for all tests together; keep it below the pool's deadline. memory_mb: resident memory
-    of the program. score: "all" (1 where every test passes, else 0) or "share" (the share of the tests that pass, which
+    timeout_s: CPU seconds of the program for all tests together; keep it below the pool's deadline. wall_s: wall-clock
+    seconds, which end a program that sleeps; 0: PATIENCE times timeout_s. memory_mb: resident memory of the program.
+    score: "all" (1 where every test passes, else 0) or "share" (the share of the tests that pass, which
     is also the part `passed`); OK means that every test passes. A program that breaks a limit, ends early or answers
     out of protocol is WRONG, and the detail says so.
 
@@ -53,7 +62,9 @@ def verify(
     program = extract(text)
     if program is None:
         return no_answer("no program in the response")
-    limits = Limits(wall_s=timeout_s, memory_bytes=memory_mb << 20, output_bytes=MAX_OUTPUT_BYTES)
+    limits = Limits(
+        wall_s or PATIENCE * timeout_s, cpu_s=timeout_s, memory_bytes=memory_mb << 20, output_bytes=MAX_OUTPUT_BYTES
+    )
     judge, count_all = open_judge(), score == "share"
     if isinstance(truth, Scripts):
         judgement = judge.scripts(program, truth.cases, limits, count_all)

@@ -17,7 +17,8 @@ def verify(request: VerifyRequest, *, pattern: str = "", match: Literal["full", 
 
     match: "full" (from the first character to the last) or "search" (anywhere). `.` matches line ends too. The answer
     is the group `answer`, if the pattern has one, else all that matched. A match that takes too long is killed by the
-    pool (TIMEOUT). None where neither option nor row gives a pattern; `ValueError` for one that does not compile.
+    pool (WRONG, where it does so twice). None where neither option nor row gives a pattern; `ValueError` for one that
+    does not compile.
     """
     wanted = pattern or request.ground_truth
     if not wanted:

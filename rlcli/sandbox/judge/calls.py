@@ -67,10 +67,10 @@ def _result(end: Exit, nonce: str) -> dict[str, Any] | None:
 
 
 def _judgement(result: dict[str, Any] | None, tests: Exit, program: Exit | None, limits: Limits) -> Judgement:
-    excess = over_limit(program, limits) if program else ""
+    excess = over_limit(program.killed_for, limits) if program else ""
     if result is None:
         # Tests that loop or grow without end do so over what the program gave them.
-        excess = excess or over_limit(tests, limits)
+        excess = excess or over_limit(tests.killed_for, limits)
         if not excess:
             raise RuntimeError(f"the tests' process ended with status {tests.status}: {_last_line(tests.stderr)}")
         return Judgement.of(0, 0, excess)

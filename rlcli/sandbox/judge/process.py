@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from io import FileIO
 from typing import TYPE_CHECKING, Protocol
 
-from rlcli.sandbox.limits import Exit, Limits
+from rlcli.sandbox.limits import Excess, Exit, Limits
 
 if TYPE_CHECKING:
     from rlcli.sandbox import Child
@@ -42,21 +42,27 @@ class Process:
         self._waiter.join(timeout_s)
         return self._exit
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that it has used, as they were looked at last."""
+        return self._child.cpu_s
+
     def kill(self) -> None:
         """Kill and reap it. Harmless when repeated."""
         self._child.kill()
         self._waiter.join()
 
 
-def over_limit(exit: Exit, limits: Limits) -> str:
-    """Which limit an ended program was killed for, in words; empty where it was not."""
+def over_limit(broken: Excess, limits: Limits) -> str:
+    """Which limit a program was killed for, in words; empty where it was not."""
     return {
         "": "",
+        "cpu": f"ran past {limits.cpu_s:g} s of CPU time",
         "time": f"ran past {limits.wall_s:g} s",
         "memory": f"used more than {limits.memory_bytes >> 20} MB of memory",
         "output": f"wrote more than {limits.output_bytes} bytes",
         "disk": f"filled {limits.disk_bytes >> 20} MB of disk",
-    }[exit.killed_for]
+    }[broken]
 
 
 @contextlib.contextmanager

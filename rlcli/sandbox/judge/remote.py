@@ -37,6 +37,7 @@ class _PlainChild:
     def __init__(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> None:
         self._ends = time.monotonic() + limits.wall_s
         self._limits = limits
+        self.cpu_s = 0.0
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", main],
             stdin=subprocess.PIPE,

@@ -37,21 +37,23 @@ def judge_scripts(
     program ends it (`os._exit`). `limits` hold for all the cases together, output for each. The program's process never
     sees an expected output. Raises `RuntimeError` where the sandbox failed and not the program.
     """
-    deadline = time.monotonic() + limits.wall_s
+    ends, spent_s = time.monotonic() + limits.wall_s, 0.0
     passed, detail, runner = 0, "", None
     try:
         for number, case in enumerate(cases, 1):
             if runner is None or runner.over:
                 if runner:
                     runner.close()
-                runner = _Runner(sandbox, program, limits, deadline - time.monotonic())
+                    spent_s += runner.cpu_s
+                left = replace(limits, wall_s=ends - time.monotonic(), cpu_s=limits.cpu_s - spent_s)
+                runner = _Runner(sandbox, program, limits, left)
             output, problem = runner.run(case["input"])
             if not problem and not same_output(case["output"], output):
                 problem = f"expected {_short(case['output'])}, got {_short(output)}"
             passed += not problem
             detail = detail or (problem and f"case {number} of {len(cases)}: {problem}")
-            if time.monotonic() >= deadline - _START_S:
-                detail = detail or (number < len(cases) and f"ran past {limits.wall_s:g} s") or ""
+            if excess := _over_time(limits, ends, spent_s + runner.cpu_s):
+                detail = detail or (excess if number < len(cases) else "")
                 break
             if detail and not count_all:
                 break
@@ -61,10 +63,17 @@ def judge_scripts(
     return Judgement.of(passed, len(cases), detail)
 
 
+def _over_time(limits: Limits, ends: float, spent_s: float) -> str:
+    """In words, whether too little is left for another case: of the time until `ends`, or of CPU seconds."""
+    if spent_s >= limits.cpu_s - _START_S:
+        return over_limit("cpu", limits)
+    return over_limit("time", limits) if time.monotonic() >= ends - _START_S else ""
+
+
 class _Runner:
     """One process that runs the program for one standard input after another, until it is `over`."""
 
-    def __init__(self, sandbox: Starts, program: str, limits: Limits, wall_s: float) -> None:
+    def __init__(self, sandbox: Starts, program: str, limits: Limits, left: Limits) -> None:
         self.limits = limits
         self.over = False
         self._stack = contextlib.ExitStack()
@@ -72,7 +81,6 @@ class _Runner:
         fds = (asked.fileno(), tells.fileno(), output.fileno())
         try:
             main = boot.candidate_scripts(*fds)
-            left = replace(limits, wall_s=wall_s)
             self._process = Process(sandbox, main, left, program.encode("utf-8", "replace"), fds)
         except BaseException:
             self._stack.close()
@@ -82,6 +90,10 @@ class _Runner:
             end.close()
         os.set_blocking(self._output.fileno(), False)
         self._started = False
+
+    @property
+    def cpu_s(self) -> float:
+        return self._process.cpu_s
 
     def close(self) -> None:
         self._stack.close()
@@ -116,7 +128,7 @@ class _Runner:
             return "the program hung up"
         if not end.killed_for and end.status == 0:
             return ""
-        return over_limit(end, self.limits) or f"the program ended with status {end.status}"
+        return over_limit(end.killed_for, self.limits) or f"the program ended with status {end.status}"
 
     def _read(self, written: bytearray) -> dict[str, Any] | None:
         """Collect output until the reply comes; None where the process ended instead."""

@@ -21,6 +21,7 @@ from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.pool import ScoringPool
 from rlcli.scoring.registry import of_row
 from rlcli.scoring.spec import parse
+from rlcli.scoring.worker import OVERRAN
 from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
 
 IN_FLIGHT = 512
@@ -281,11 +282,12 @@ class _Audit:
     def _count(self, asked: _Asked, verdict: Verdict) -> None:
         probe = asked.probe
         tally = self.tallies.setdefault((probe.group, probe.kind), Tally(probe.group, probe.kind))
-        failed = verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
+        overran = verdict.detail.startswith(OVERRAN)
+        failed = overran or verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
         right = not failed and accepted(verdict, asked.subject) == probe.group.accepted
         tally.tried += 1
         tally.failed += failed
-        self.timeouts[probe.group, probe.kind] += verdict.outcome is Outcome.TIMEOUT
+        self.timeouts[probe.group, probe.kind] += overran or verdict.outcome is Outcome.TIMEOUT
         tally.as_expected += right
         if not right:
             self.surprises.append(_surprise(asked, verdict))

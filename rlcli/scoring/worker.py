@@ -1,0 +1,195 @@
+"""One scoring process after another in one slot of the pool: asked, watched, replaced, and asked again."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import VerifierError
+from rlcli.scoring.cputime import cpu_seconds
+from rlcli.scoring.nursery import Former, Nursery
+from rlcli.scoring.nursery_main import MAX_REPLY_BYTES
+from rlcli.types import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from rlcli.scoring.pool import Job, Line
+
+STARTS = 4
+"""How many processes in a row may die before they are asked anything; more than that is no accident."""
+
+LOOK_S = 0.02
+"""Least time between two looks at a process's CPU time."""
+
+OVERRAN = "used up its CPU time twice"
+"""How the detail of a verdict begins whose verification has exceeded its CPU deadline twice."""
+
+FAILED = (Outcome.TIMEOUT, Outcome.CRASH)
+
+
+def wall_bound(deadline_s: float) -> float:
+    """Wall-clock seconds after which a verification is ended that has not used up its CPU seconds.
+
+    >>> wall_bound(1.0), wall_bound(5.0)
+    (30.0, 50.0)
+    """
+    return max(10 * deadline_s, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """How long one verification may take: CPU seconds of its process and of what that has started, and wall-clock
+    seconds, which end one that sleeps."""
+
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """What became of some requests in one go. verdicts: one each, or one on all where the whole failed. overran: it
+    used up its CPU time. killed: by someone else, as the kernel for want of memory."""
+
+    verdicts: list[Verdict]
+    whole: bool = True
+    overran: bool = False
+    killed: bool = False
+
+    @classmethod
+    def failed(cls, outcome: Outcome, detail: str, latency_s: float, **how: bool) -> _Tried:
+        return cls([Verdict(0.0, outcome, detail=detail, latency_s=latency_s)], whole=False, **how)
+
+
+class ScoringWorker:
+    """Driven by one thread."""
+
+    def __init__(self, nursery: Nursery, slot: int, deadline: Deadline) -> None:
+        self.slot = slot
+        self._nursery = nursery
+        self._deadline = deadline
+        self._connection, self._pid, _ = nursery.start(slot)
+        self._known = nursery.loaded
+        self._fresh = True
+
+    def prepare(self, line: Line) -> int:
+        """Have the process know the verifiers of `line`; returns how many of its requests it may be given at once."""
+        if line.key not in self._known:
+            self._nursery.load(line.composition)
+            self._start()
+        return self._known[line.key].at_once
+
+    def verify(self, line: Line, jobs: Sequence[Job]) -> list[Verdict]:
+        """The verdict on each job. Raises `VerifierError` when that is not the verifier's doing."""
+        tried = self._try(line, jobs)
+        if not tried.whole and len(jobs) > 1:  # one of them has spoilt it for all
+            return [verdict for job in jobs for verdict in self.verify(line, [job])]
+        return [
+            self._again(line, job, tried, verdict) if verdict.outcome in FAILED else verdict
+            for job, verdict in zip(jobs, tried.verdicts, strict=True)
+        ]
+
+    def _again(self, line: Line, job: Job, before: _Tried, first: Verdict) -> Verdict:
+        """The verdict on a job that has failed, from a fresh process."""
+        if not self._fresh:
+            self._start()
+        tried = self._try(line, [job], spare=not before.killed)
+        [second] = tried.verdicts
+        second = replace(second, latency_s=first.latency_s + second.latency_s)
+        if before.overran and tried.overran:
+            # Else a response that keeps the verifier busy would be spared what a wrong one gets.
+            detail = f"{OVERRAN} (more than {self._deadline.cpu_s:g} s)"
+            return Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=second.latency_s)
+        return second
+
+    def _try(self, line: Line, jobs: Sequence[Job], spare: bool = True) -> _Tried:
+        """One go; one more in a new process where the first was killed from outside, which is nobody's fault here."""
+        message = pickle.dumps((line.key, [job.request for job in jobs]))
+        tried = self._once(message, len(jobs))
+        return self._once(message, len(jobs)) if tried.killed and spare else tried
+
+    def _once(self, message: bytes, count: int) -> _Tried:
+        started = self._send(message)
+        overran = self._await_reply(started)
+        if overran is not None:
+            self._start()
+            used = f"{self._deadline.cpu_s:g} s of CPU time" if overran else f"{self._deadline.wall_s:g} s"
+            return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", time.monotonic() - started, overran=overran)
+        try:
+            reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
+        except (EOFError, OSError):
+            former = self._start(gone=True)
+            detail = f"the verifier's process died ({_how(former.status)})"
+            return _Tried.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
+        latency_s = time.monotonic() - started
+        try:
+            replies = json.loads(reply)
+        except ValueError as error:
+            replies = {"crash": f"{type(error).__name__}: {error}"}
+        if not isinstance(replies, list) or len(replies) != count:
+            return _Tried([_read(replies, latency_s)], whole=False)
+        return _Tried([_read(one, latency_s / count) for one in replies])
+
+    def _await_reply(self, started: float) -> bool | None:
+        """None once there is a reply; else whether the process has used up its CPU seconds, or has only taken long.
+
+        The first tenth of these is not counted, so that what is done by then costs no look at its clocks.
+        """
+        cpu_s, wall_s = self._deadline.cpu_s, self._deadline.wall_s
+        if self._connection.poll(min(cpu_s / 10, wall_s)):
+            return None
+        left, before = cpu_s, cpu_seconds(self._pid)
+        while left > 0:
+            # With one thread it cannot use more CPU time than passes.
+            within = min(max(left, LOOK_S), wall_s - (time.monotonic() - started))
+            if self._connection.poll(max(within, 0.0)):
+                return None
+            left = cpu_s - (cpu_seconds(self._pid) - before)
+            if left > 0 and time.monotonic() - started >= wall_s:
+                return False
+        return True
+
+    def _send(self, message: bytes) -> float:
+        """Hand a message over; returns when its verification started."""
+        for _ in range(STARTS):
+            started = time.monotonic()
+            try:
+                self._connection.send_bytes(message)
+            except OSError:  # it died while it was idle (the kernel's OOM killer, say), which is not this job's fault
+                self._start(gone=True)
+                continue
+            self._fresh = False
+            return started
+        raise VerifierError(f"{STARTS} scoring processes in a row died before they were asked anything")
+
+    def _start(self, gone: bool = False) -> Former:
+        """Replace the process; returns how the former ended. gone: it has hung up."""
+        self._connection.close()
+        known = self._nursery.loaded  # before the fork: what another thread loads meanwhile may be missing
+        self._connection, self._pid, former = self._nursery.start(self.slot, gone)
+        self._known, self._fresh = known, True
+        return former
+
+
+def _read(fields: Any, latency_s: float) -> Verdict:
+    """The verdict in a worker's reply; one that is malformed or not finite is a crash of the verifier."""
+    try:
+        if "crash" in fields:
+            return Verdict(0.0, Outcome.CRASH, detail=fields["crash"], latency_s=latency_s)
+        verdict = Verdict(**{**fields, "outcome": Outcome(fields["outcome"])}, latency_s=latency_s)
+        for name, number in {"score": verdict.score, **verdict.parts}.items():
+            if not math.isfinite(number):
+                raise ValueError(f"the verifier's {name} is {number}")
+    except (KeyError, TypeError, ValueError) as error:
+        return Verdict(0.0, Outcome.CRASH, detail=f"{type(error).__name__}: {error}", latency_s=latency_s)
+    return verdict
+
+
+def _how(status: int | None) -> str:
+    return (
+        f"exit status {status}" if status is None or status >= 0 else f"signal {-status}: {signal.strsignal(-status)}"
+    )
