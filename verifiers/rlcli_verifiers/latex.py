@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from rlcli_verifiers import symbolic
-from rlcli_verifiers.notation import Measure, clean, mask, measured, number, split, squeezed, words
+from rlcli_verifiers.notation import Measure, clean, mask, measured, number, split, squeezed, with_thousands, words
+from rlcli_verifiers.units import agree
 
 MAX_CHARS = 400
 """A longer answer is compared as text only."""
@@ -21,18 +22,19 @@ ROUNDED_PLACES = 4
 
 _NAME = re.compile(
     r"(?!\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?"
-    r"|\([a-z](?:\s*,\s*[a-z])+\)|\|[A-Za-z]{2,}\|"
+    r"|\([a-z](?:\s*,\s*[a-z])+\)|\|[A-Za-z]{2,}\||[A-Za-z][A-Za-z_{}'0-9]*(?:\s*:\s*[A-Za-z][A-Za-z_{}'0-9]*)+"
 )
 _LIST = re.compile(r"[,;]|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])|\\(?:cup|lor|vee)(?![A-Za-z])")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
 _RELATION = re.compile(r"\\(?:leq|geq|le|ge|lt|gt)(?![A-Za-z])|[<>]=?")
 _MEMBER = re.compile(r"\s*[A-Za-z](?:\([a-z]\))?\s*\\in(?![A-Za-z])\s*")
-_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _BASE = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d{1,2}|\\text\{\w+\})\}?", re.ASCII)
 _TIME = re.compile(r"(\d+):(\d+(?::\d+)?)(?:\\text\{)?([ap]?)\.?m?\.?\}?", re.ASCII | re.IGNORECASE)
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _ABOUT = re.compile(r"\\approx(?![A-Za-z])|≈")
-_CHOICE = re.compile(r"\(?([A-Za-z])\)?[.:]?")
+_CHOICE = re.compile(r"(?P<mark>\()?(?P<letter>[A-Za-z])(?(mark)\)|[).:]?)")
+_CALL = re.compile(r"[A-Za-z](?:\^\{-1\}|')*\(|_")
+_UNKNOWN = re.compile(r"\\(?:frac|cdot|times|sqrt|left|right)(?![A-Za-z])|[^A-Za-z\\]")
 
 
 class Span(NamedTuple):
@@ -65,23 +67,13 @@ def _readings(text: str) -> list[str]:
     r"""What a text may stand for: `\frac13 \approx 0.333`, either side where it is so; of `12.5 \approx 13`, 12.5."""
     sides = split(text, _ABOUT)
     if len(sides) != 2 or not all(sides):
-        return _with_thousands(text)
+        return with_thousands(text)
     value, shown = symbolic.decimal(split(sides[0], _EQUALS)[-1]), number(measured(sides[1]).body)
     if value is not None and shown is not None:
         rounded, places = shown
         right = abs(value - rounded) * 2 * 10**places <= 1
-        return [reading for side in sides[: 1 + bool(places)] for reading in _with_thousands(side)] if right else [text]
-    return _with_thousands(sides[1]) if _NAME.fullmatch(sides[0]) else [text]
-
-
-def _with_thousands(text: str) -> list[str]:
-    """`1,234` is a number, and may be a list of two; in brackets it is always a list."""
-    joined = list(text)
-    for match in _THOUSANDS.finditer(mask(text)):
-        for position in range(*match.span()):
-            joined[position] = joined[position].replace(",", "")
-    number = "".join(joined)
-    return [text] if number == text else [number, text]
+        return [reading for side in sides[: 1 + bool(places)] for reading in with_thousands(side)] if right else [text]
+    return with_thousands(sides[1]) if _NAME.fullmatch(sides[0]) else [text]
 
 
 def _same(gold: str, answer: str) -> bool:
@@ -128,7 +120,7 @@ def _same_one(gold: str, answer: str) -> bool:
         return True
     ours, theirs = _choice(gold), _choice(answer)
     if ours and theirs:
-        return ours == theirs
+        return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
     said = words(gold)
     if said is not None:  # math-verify would take a word for a product of letters, and its anagrams for equal
         return said == words(answer)
@@ -152,17 +144,20 @@ def _same_span(gold: Span, answer: Span) -> bool:
     return same_brackets and same_name and same_length and all(map(_same, gold.parts, answer.parts))
 
 
-def _choice(text: str) -> str | None:
-    """The letter of `(B)`, `\\text{B}`, `B.`, in lower case; None for all else."""
-    match = _CHOICE.fullmatch(squeezed(re.sub(r"\\text\{([^{}]*)\}", r"\1", text)))
-    return match[1].lower() if match else None
+def _choice(text: str) -> tuple[str, bool] | None:
+    """The letter of `(B)`, `\\text{B}`, `B.`, and whether it is surely a choice's and no unknown; None for all else."""
+    plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
+    match = _CHOICE.fullmatch(squeezed(plain))
+    if not match:
+        return None
+    return match["letter"], bool(match["mark"]) or plain != text or match["letter"] in "ABCDFGH"
 
 
 def _same_equation(ours: list[str], theirs: list[str]) -> bool:
     """Whether two equations, or an equation and a value, are the same; of a chain, the last side counts."""
     ours, theirs = _turned(ours), _turned(theirs)
     if len(ours) == 1:
-        return _same(ours[0], theirs[-1])
+        return _is_solved(theirs) and _same(ours[0], theirs[-1])
     if not _NAME.fullmatch(ours[0]):
         return len(theirs) > 1 and symbolic.same("=".join(ours), "=".join(theirs))
     if len(theirs) == 1:
@@ -170,6 +165,35 @@ def _same_equation(ours: list[str], theirs: list[str]) -> bool:
     if squeezed(ours[0]) == squeezed(theirs[0]):
         return _same(ours[-1], theirs[-1])
     return symbolic.same("=".join(ours), "=".join(theirs))
+
+
+def _is_solved(sides: list[str]) -> bool:
+    """Whether a chain of equations may stand for its last side: not `6 = 5`, nor `2x = 10`, which is yet to be solved.
+
+    A number before the last side must be equal to it, to the decimals that the last one shows.
+    """
+    *before, last = sides
+    letters = set(_UNKNOWN.sub("", before[0]))
+    is_named = _NAME.fullmatch(before[0]) or _CALL.search(before[0])
+    if len(letters) == 1 and "\\" not in letters and not is_named:
+        return False
+    shown = number(measured(last).body)
+    for side in before:
+        body = measured(side).body
+        value = _value(body)
+        end = shown[0] if shown else _value(measured(last).body)
+        if value is None or end is None:
+            continue
+        slack = Fraction(1, 2 * 10 ** shown[1]) if shown and shown[1] else Fraction(0 if number(body) else 1, 10**30)
+        if abs(value - end) > slack:
+            return False
+    return True
+
+
+def _value(body: str) -> Fraction | None:
+    """The value of a number or of a formula without unknowns; None for all else."""
+    plain = number(body)
+    return plain[0] if plain else symbolic.decimal(body)
 
 
 def _turned(sides: list[str]) -> list[str]:
@@ -219,13 +243,13 @@ def _half_line(sides: list[str], down: bool, strict: bool) -> Span | None:
 
 
 def _same_quantity(gold: Measure, answer: Measure) -> bool:
-    if gold.unit and answer.unit and gold.unit != answer.unit:
+    if not agree(gold.unit, answer.unit):
         return False
     if (gold.percent and answer.unit) or (answer.percent and gold.unit):
         return False
     base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))
     if base or other_base:
-        return not (gold.unit or answer.unit) and _same_numeral(
+        return not (gold.unit or answer.unit or gold.percent or answer.percent) and _same_numeral(
             base, other_base, squeezed(gold.body), squeezed(answer.body)
         )
     one_percent = gold.percent != answer.percent
@@ -265,5 +289,6 @@ def _same_time(gold: str, answer: str) -> bool:
 def _same_numeral(ours: re.Match[str] | None, theirs: re.Match[str] | None, gold: str, answer: str) -> bool:
     """Numerals with their base as a subscript, which one of the two may leave out."""
     if ours and theirs:
-        return ours.groups() == theirs.groups()
+        bases = {match[2].removeprefix("\\text{").removesuffix("}") for match in (ours, theirs)}
+        return ours[1] == theirs[1] and len(bases) == 1
     return (ours[1] if ours else gold) == (theirs[1] if theirs else answer)

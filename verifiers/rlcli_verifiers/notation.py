@@ -7,29 +7,46 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from rlcli_verifiers.nouns import SCALES, noun
+from rlcli_verifiers.units import unit as known_unit
+
+DOLLAR = "＄"
+"""A dollar that means money, and no formula."""
+
 _SIGNS = str.maketrans(
     {
         **{"−": "-", "–": "-", "—": "-"},
         **{"×": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "÷": r"\div ", "≤": r"\le ", "≥": r"\ge ", "∞": r"\infty "},
         **{"π": r"\pi ", "√": r"\sqrt ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "≠": r"\ne ", "°": r"^\circ "},
         **{"±": r"\pm ", "∅": r"\emptyset ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "\u00a0": " ", "\u202f": " "},
-        **dict.fromkeys("\u200b\u2060\ufeff", ""),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
     }
 )
 _INVISIBLE = re.compile(
     r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])\.?|\\(?:displaystyle|textstyle|limits|phantom)(?![A-Za-z])"
     r"|\\[!,;:>]|\\(?:quad|qquad)(?![A-Za-z])|(?<!\\)\\ |~|(?<!\\)\$"
 )
-_GROUPED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ |\\!,|\{,\}\\!)(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ |\\!,|\{,\}\\!)\s*+(?=\d{3}(?!\d))")
 _JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(,?)\s*(or|and)\s*\}")
 _FONT = re.compile(  # of one letter, but `5\text{m}` has a unit
-    r"(?!(?<=[\d}\s,;~!])\\(?:text|mathrm|mbox)\s*\{[ghlms]\})\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
+    r"(?!(?<=[\d}\s,;~!/])\\(?:text|mathrm|mbox)\s*\{[ghlmsACFJKLNVW]\})\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
 )
 _WRAPPED = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:bf|it|rm|sf)|mbox|boldsymbol|underline)\s*\{([^{}]*)\}"
 )
 _ARRAY = re.compile(r"[(\[]\s*\\begin\{array\}\s*\{[clr|\s]*\}(.*?)\\end\{array\}\s*[)\]]")
+_MONEY_TEXT = re.compile(r"\\(?:text(?:rm|bf|it|sf|normal)?|mathrm|mbox)\s*\{[^{}]*\}")
+_ASCII_NAMES = {"inf": "infty", "infinity": "infty", "oo": "infty"}
+_ASCII_NAME = re.compile(
+    r"(?<![A-Za-z\\])(?:(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp)(?=\s*\()|(pi|infinity|inf|oo)(?![A-Za-z]))"
+)
+_EXPONENT = re.compile(r"\^\s*(?=\()|\\exp\s*(?=[({])")
+_TYPED = re.compile(
+    r"\^\s*\(|\\exp(?![A-Za-z])|\*\*"
+    r"|(?<![A-Za-z\\])(?:sqrt|pi|inf|oo|exp|log|ln|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)"
+)
 _WORDY = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 
 _SIGN = r"(?P<sign>[-+]?)"
@@ -47,21 +64,21 @@ _REPEATING = re.compile(
 )
 
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:percent|%|\\%)\s*\}|\bpercent)\s*$")
-_DEGREES = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)\s*(?:[CF]|\\text\{[CF]\})?\s*$")
-_TEXT_UNIT = re.compile(r"\s*\\(?:text|textrm|textnormal|mathrm|mbox)\s*\{([^{}]*)\}\s*(?:\^\s*\{?\s*(\d)\s*\}?)?\s*$")
-_BARE_UNIT = re.compile(r"(?<=[\d}).])\s*(?<![A-Za-z\\])([A-Za-z][A-Za-z. ]*?)(?:\^\{?(\d)\}?)?$")
+_DEGREES = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree)\s*([CF]|\\text\{\s*[CF]\s*\})?\s*$")
+_GROUP = r"\\(?:text(?:rm|bf|it|sf|normal)?|math(?:rm|bf|it|sf)|mbox|rm|bf)\s*+\{([^{}]*+)\}"
+_POWER_OF_UNIT = r"\^\s*+(?:\d|\{\s*+-?\d\s*+\})"
+# What may be the unit after a quantity: pieces of text, or plain words.
+_TEXT_TAIL = re.compile(rf"\s*+{_GROUP}(?:\s*+(?:{_GROUP}|{_POWER_OF_UNIT}|/|\\cdot(?![A-Za-z])))*+\s*+$")
+_WORD_TAIL = re.compile(
+    rf"(?<![A-Za-z\\µμ])(?:\s*+(?:[A-Za-zµμ]++|[＄€£¥¢]|{_POWER_OF_UNIT}|[./'’-]|\*(?!\*)|\\cdot(?![A-Za-z])))++\s*+$"
+)
+_UNIT_FRACTION = re.compile(
+    rf"(?<=[\d}}\s,;!])\\frac\{{\s*({_GROUP}(?:{_POWER_OF_UNIT})?)\s*\}}\{{\s*({_GROUP}(?:{_POWER_OF_UNIT})?)\s*\}}\s*$"
+)
 _ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\s*)?\{?(?:\\(?:text|mathrm|mbox)\s*\{)?\s*(?:st|nd|rd|th)\s*\}*$")
-_MONEY = re.compile(r"^(?:\\\$|[$£€]|\\text\{\s*(?:USD|\\?\$)\s*\})\s*|^(-)\s*(?:\\\$|[$£€])\s*")
+_MONEY = re.compile(r"^(-?)\s*([＄£€¥])\s*(?=[-.\d\\({])")
+_USD = re.compile(r"^(-?)\s*\\text\{\s*(?:USD|US\s*＄)\s*\}")
 _APPROXIMATE = re.compile(r"^\s*(?:\\approx|≈|\\text\{\s*(?:about|approximately)\s*\}|about |approximately )\s*")
-_FUNCTIONS = {"sin", "cos", "tan", "log", "ln", "cot", "sec", "csc", "exp", "max", "min", "mod", "gcd", "lcm"}
-_UNITS = {
-    "cm": "cm", "centimeter": "cm", "centimetre": "cm", "mm": "mm", "m": "m", "meter": "m", "metre": "m", "km": "km",
-    "kilometer": "km", "in": "in", "inch": "in", "inche": "in", "ft": "ft", "feet": "ft", "foot": "ft", "yd": "yd",
-    "yard": "yd", "mi": "mi", "mile": "mi", "mph": "mph", "g": "g", "gram": "g", "kg": "kg", "kilogram": "kg",
-    "lb": "lb", "pound": "lb", "oz": "oz", "ounce": "oz", "s": "s", "sec": "s", "second": "s", "min": "min",
-    "minute": "min", "h": "h", "hr": "h", "hour": "h", "day": "day", "week": "week", "month": "month", "year": "year",
-    "dollar": "$", "cent": "cent", "usd": "$", "degree": "deg", "l": "l", "liter": "l", "litre": "l", "ml": "ml",
-}  # fmt: skip
 
 
 class Measure(NamedTuple):
@@ -77,15 +94,38 @@ class Measure(NamedTuple):
 def clean(text: str) -> str:
     r"""One spelling: `\dfrac12` and `\tfrac 1 2` as `\frac{1}{2}`, `10{,}000` as `10000`, no sizes, no thin spaces."""
     text = text.translate(_SIGNS).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
-    text = _GROUPED.sub("", text)
+    text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
-    text = _INVISIBLE.sub(" ", text.replace(r"\$", "\\text{$}")).replace("\\text{ }", " ")
+    text = _INVISIBLE.sub(" ", text).replace("\\text{ }", " ")
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
-    text = _braced(text).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
+    text = _braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
     if whole := _WRAPPED.fullmatch(text):
         text = whole[1].strip()
     text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", text)
     return re.sub(r"^(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*(?:R|\{R\})$", r"(-\\infty,\\infty)", text)
+
+
+def _with_money(text: str) -> str:
+    r"""With `\$`, and any dollar in `\text{}`, as `DOLLAR`: the others only begin and end a formula."""
+    if "$" not in text:
+        return text
+    text = _MONEY_TEXT.sub(lambda match: match[0].replace(r"\$", DOLLAR).replace("$", DOLLAR), text)
+    return re.sub(rf"\\text\s*\{{\s*({DOLLAR})\s*\}}", r"\1", text.replace(r"\$", DOLLAR))
+
+
+def _typed(text: str) -> str:
+    r"""What is typed without LaTeX, in LaTeX: `2*sqrt(3)`, `x**2`, `exp(2x)`, `x^(1/2)`, `pi`, `inf`."""
+    if not _TYPED.search(text):
+        return text
+    text = _ASCII_NAME.sub(lambda match: f"\\{match[1] or _ASCII_NAMES.get(match[2], match[2])} ", text)
+    text = text.replace("**", "^")
+    parts, start = [], 0
+    for match in _EXPONENT.finditer(text):
+        if match.start() >= start:
+            argument, end = _argument(text, match.end())
+            parts += [text[start : match.start()], "^{" if match[0][0] == "^" else "e^{", _typed(argument), "}"]
+            start = end
+    return "".join([*parts, text[start:]])
 
 
 def _braced(text: str) -> str:
@@ -121,7 +161,7 @@ def _argument(text: str, at: int) -> tuple[str, int]:
 
 def squeezed(text: str) -> str:
     """Without white space and what stands for it, except between digits: `4 2` is not 42."""
-    return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.replace("\\text{$}", "").split())).rstrip(".")
+    return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.replace(DOLLAR, "").split())).rstrip(".")
 
 
 def mask(text: str) -> str:
@@ -145,6 +185,16 @@ def split(text: str, separator: re.Pattern[str]) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
+def with_thousands(text: str) -> list[str]:
+    """`1,234` is a number, and may be a list of two; in brackets it is always a list."""
+    joined = list(text)
+    for match in _THOUSANDS.finditer(mask(text)):
+        for position in range(*match.span()):
+            joined[position] = joined[position].replace(",", "")
+    number = "".join(joined)
+    return [text] if number == text else [number, text]
+
+
 def words(text: str) -> str | None:
     """The text in lower case and single spaces, where it is words rather than mathematics; else None.
 
@@ -161,49 +211,67 @@ def words(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def measured(text: str) -> Measure:
-    r"""A quantity taken apart: its number or formula, and `\approx`, `\$`, `\%`, `^\circ`, `\text{ cm}^2`, `apples`."""
+    r"""A quantity taken apart: its number or formula, and `\approx`, `\$`, `\%`, `^\circ`, `\text{ cm}^2`, `apples`.
+
+    Only known units and nouns are taken off. `42 million` is 42000000; `5\text{ minus one}` stays as it is.
+    """
     text, approximate = _APPROXIMATE.subn("", text)
-    text = text.replace("\\text{$}", r"\$").strip()
-    money = _MONEY.match(text)
-    text = _MONEY.sub(r"\1", text).strip()
-    unit = "$" if money else ""
+    text, unit = _without_money(text.strip())
     percent = False
     for _ in range(3):  # `5\text{ cm}^2.`, `50\%\text{ of it}`
         before = text
         text = _ORDINAL.sub("", text)
-        for pattern in (_TEXT_UNIT, _BARE_UNIT):
-            found = pattern.search(text)
-            if found and found.start() > 0 and _is_unit(found[1], text[: found.start(1)], pattern is _TEXT_UNIT):
-                text, unit = text[: found.start()].strip(), _unit(found[1], found[2]) or unit
+        text, found = _without_unit(text)
+        unit = found or unit
         shorter = _PERCENT.sub("", text)
         percent, text = percent or shorter != text, shorter
-        shorter = _DEGREES.sub("", text)
-        unit, text = ("deg" if shorter != text else unit), shorter.strip().rstrip(".")
+        if degrees := _DEGREES.search(text):
+            scale = re.sub("[^CF]", "", (degrees[1] or "").replace(r"\text", ""))
+            unit, text = f"deg{scale}", text[: degrees.start()]
+        text = text.strip().rstrip(".")
         if text == before:
             break
     return Measure(text, percent, unit, bool(approximate))
 
 
-def _is_unit(said: str, before: str, is_text: bool) -> bool:
-    """Whether words after a number are its unit: in `\\text{}`, known, or set off by a space."""
-    parts = said.replace(".", " ").split()
-    if is_text:
-        return not set(parts) & {"or", "and"} and not re.search(r"\d", said)
-    if len(parts) == 1 and len(said) > 1 and (said in _UNITS or said.removesuffix("s") in _UNITS):
-        return True
-    long = all(len(part) >= 3 and part.lower() not in _FUNCTIONS for part in parts)
-    return bool(parts) and long and before[-1:].isspace()
+def _without_money(text: str) -> tuple[str, str]:
+    """The text without a currency's sign before it, and the currency."""
+    if money := _MONEY.match(text):
+        return text[: money.end(1)] + text[money.end() :], known_unit(money[2], True) or ""
+    if usd := _USD.match(text):
+        return text[: usd.end(1)] + text[usd.end() :].strip(), "$"
+    return text, ""
 
 
-def _unit(said: str, power: str | None) -> str:
-    """A known unit by its short name and power, `cm2`; empty for all else."""
-    parts = said.lower().replace(".", " ").split()
-    if parts and parts[0] in ("square", "sq", "cubic", "cu"):
-        power, parts = "2" if parts[0].startswith("s") else "3", parts[1:]
-    if len(parts) != 1:
-        return ""
-    name = _UNITS.get(parts[0]) or _UNITS.get(parts[0].removesuffix("s"), "")
-    return name + (power or "") if name else ""
+def _without_unit(text: str) -> tuple[str, str]:
+    """The text without the unit or noun at its end, and which that is; a scale ("million") is multiplied."""
+    for pattern in (_TEXT_TAIL, _WORD_TAIL):
+        tail = pattern.search(text)
+        if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥¢]", tail[0]):
+            continue
+        is_text = pattern is _TEXT_TAIL
+        said, body = re.sub(_GROUP, r" \1 ", tail[0]) if is_text else tail[0], text[: tail.start()].strip()
+        body, said = _scaled(body, said.strip(" ~"))
+        if not said.strip(" .,"):
+            return body, ""
+        found = known_unit(said, is_text)
+        if found is not None:
+            return body, found
+        counted = noun(said) if is_text or tail[0][0].isspace() else None
+        if counted is not None:
+            return body, f"#{counted}"
+    return text, ""
+
+
+def _scaled(body: str, said: str) -> tuple[str, str]:
+    """A plain number times the "million" that follows it, and what follows that."""
+    while said:
+        word, _, rest = said.partition(" ")
+        scale, value = SCALES.get(word.lower().removesuffix("s").rstrip(".")), number(body)
+        if scale is None or value is None:
+            break
+        body, said = str(value[0] * scale), rest.strip()
+    return body, said
 
 
 @lru_cache(maxsize=8192)

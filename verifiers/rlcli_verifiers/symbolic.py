@@ -213,7 +213,8 @@ def _parse(text: str, is_complex: bool) -> Any:
     if is_complex:
         text = re.sub(r"(?<![A-Za-z\\])i(?![A-Za-z])", "I", text)
     try:
-        return _parser()(is_real=not is_complex).parse(text)
+        parser, config = _parser()
+        return parser(is_real=not is_complex, config=config).parse(text)
     except Exception:  # whatever a parser of strange text raises, the text cannot be read
         return None
 
@@ -222,7 +223,7 @@ def _parse(text: str, is_complex: bool) -> Any:
 def _parser() -> Any:
     """latex2sympy2_extended's parser, with numbers made from their digits, exactly."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that there is no time-out
-    from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
     from sympy import Rational
 
     class Exact(_Latex2Sympy):
@@ -230,4 +231,4 @@ def _parser() -> Any:
             value = Fraction(text.replace(",", ""))
             return Rational(value.numerator, value.denominator)
 
-    return Exact
+    return Exact, ConversionConfig(lowercase_symbols=False)  # N is not n
