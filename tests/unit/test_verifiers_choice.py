@@ -96,6 +96,33 @@ def test_what_states_no_choice_is_no_answer(completion: str) -> None:
     assert choose(completion).outcome is Outcome.NO_ANSWER
 
 
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        ("for sure D, it can't be A", 1),
+        ("The answer is for sure D, it can't be A", 1),
+        ("It's D for sure, it can't be A.", 1),
+        ("It can't be A, so it must be D.", 1),
+        ("not A but D", 1),
+        ("The answer is D, it can’t be A", 1),
+        ("D, not A or B", 1),
+        ("(D), for sure", 1),
+        ("for sure D, or A", 0),
+        ("D for sure, or maybe A", 0),
+        ("definitely D or C", 0),
+        ("D or A, it can't be B", 0),
+        ("It can't be D", 0),
+        ("for sure A, it can't be D", 0),
+        ("Not D, A", 0),
+        ("neither A nor D", 0),
+        ("D is wrong, so A", 0),
+        ("it isn't D", 0),
+    ],
+)
+def test_choices_that_are_ruled_out_are_no_answers(completion: str, score: float) -> None:
+    assert choose(completion, "D").score == score
+
+
 def test_the_ground_truth_may_be_a_letter_a_text_or_an_index() -> None:
     for truth in ("B", "(b)", "Paris", " paris. "):
         assert choose("B", truth).score == 1.0
@@ -213,6 +240,22 @@ def test_countdown_wrong(completion: str) -> None:
 )
 def test_countdown_reads_nothing_but_arithmetic(completion: str) -> None:
     assert count(completion).outcome is Outcome.NO_ANSWER
+
+
+@pytest.mark.parametrize(
+    ("completion", "score"),
+    [
+        (r"\boxed{\frac{8}{3-\frac{8}{3}}}", 1),
+        (r"<answer>\dfrac{8}{3-\tfrac{8}{3}}</answer>", 1),
+        (r"\boxed{8 \div \left(3-\frac83\right)}", 1),
+        (r"\boxed{\cfrac{8}{\bigl(3-\frac{8}{3}\bigr)} = 24}", 1),
+        (r"\boxed{\frac{8}{3-\frac{3}{8}}}", 0),
+        (r"\boxed{\frac{8}{3-\frac{8}{}}}", 0),
+        (r"\frac{" * 100, 0),
+    ],
+)
+def test_countdown_reads_fractions_inside_fractions(completion: str, score: float) -> None:
+    assert count(completion, [3, 3, 8, 8], 24).score == score
 
 
 def test_countdown_is_exact_and_may_leave_numbers_out() -> None:

@@ -224,6 +224,16 @@ def test_long_white_space_around_an_alternative_costs_no_more_than_its_length(be
     assert time.process_time() - started < 0.5
 
 
+@pytest.mark.parametrize(
+    "unit", ["answer ", "answer" + " " * 400, "it ", "A:", "42 ", "\\\\text{", "$", "\\\\boxed{4} or ", "not A "]
+)
+def test_no_text_makes_the_search_for_an_answer_long(unit: str) -> None:
+    started = time.process_time()
+    for tail in ("", "x", "42"):
+        extract((unit * 8000)[:8000] + tail)
+    assert time.process_time() - started < 2.0
+
+
 def test_it_works_off_the_main_thread() -> None:
     with ThreadPoolExecutor(1) as threads:
         assert threads.submit(equal, r"\frac{x}{2}", "0.5x").result()

@@ -78,6 +78,93 @@ def test_gsm8k_flexible_takes_the_last_number(completion: str, gold: str) -> Non
     assert score(completion, gold, **FLEXIBLE).outcome is Outcome.OK
 
 
+@pytest.mark.parametrize(
+    ("truth", "marked"),
+    [
+        ("42", "**42**"),
+        ("42", r"\boxed{42}"),
+        ("42", r"$\boxed{42}$"),
+        ("42", "42 apples left"),
+        ("42", "42 square meters"),
+        ("42", "42 because 6*7=42"),
+        ("42", "42 (six sevens)"),
+        ("42", "42 times"),
+        ("-5", "−5"),
+        ("-5", "**–5**"),
+        ("42000000", "42 million"),
+        ("42000000", "42 million dollars"),
+    ],
+)
+def test_gsm8k_reads_markup_minus_signs_and_scales(truth: str, marked: str) -> None:
+    assert score(f"#### {marked}", truth).outcome is Outcome.OK
+    assert score(f"so it is {marked}", truth, answer_format="strict").outcome is Outcome.NO_ANSWER
+
+
+PARTS = [
+    " million",
+    " x 10",
+    "!",
+    "²",
+    " 1/2",
+    "÷2",
+    " and a half",
+    "×10",
+    " times 10",
+    " times ten",
+    " minus one",
+    " thousand dollars",
+    "√2",
+    " hundred",
+    " dozen",
+    "·10",
+    " plus 1",
+    ":30",
+    " squared",
+    " percent of 10",
+    " divided by 2",
+    " choose 2",
+    "x",
+    "k",
+    " - 1",
+    " − 1",
+    " factorial",
+    " point five",
+    "^2",
+    "=43",
+    " 3",
+]
+
+
+@pytest.mark.parametrize("after", PARTS)
+@pytest.mark.parametrize("mode", ["strict", "flexible"])
+def test_gsm8k_reads_no_part_of_another_number(mode: str, after: str) -> None:
+    verdict = score(f"#### 42{after}", "42", answer_format=mode)
+    assert verdict.outcome is not Outcome.OK, verdict
+    assert score(f"#### 5{after}", "5", answer_format=mode).outcome is not Outcome.OK
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth", "right"),
+    [
+        (r"\boxed{42} since 6*7", "42", 1),
+        (r"So $\boxed{42}$. Check: 6 * 7 = 42, 100 - 58", "42", 1),
+        (r"\boxed{42 \text{ apples}} 7", "42", 1),
+        (r"\boxed{\$1,234} 7", "1234", 1),
+        (r"\boxed{\frac{84}{2}}", "42", 1),
+        ("\\boxed{42}\n#### 41", "41", 1),
+        (r"\boxed{41} or \boxed{42}", "42", 0),
+        (r"\boxed{41}, \boxed{42}", "42", 0),
+        (r"\boxed{42\text{ million}}", "42", 0),
+        (r"\boxed{x} 42", "42", 0),
+        ("so 5 1/2", "2", 0),
+        ("it is 6 × 7", "7", 0),
+        ("so −42", "-42", 1),
+    ],
+)
+def test_gsm8k_flexible_prefers_a_box(completion: str, truth: str, right: float) -> None:
+    assert score(completion, truth, **FLEXIBLE).score == right
+
+
 def test_gsm8k_ground_truths() -> None:
     assert score("#### 1,234", "He has <<2+2=4>>4.\n#### 1,234").score == 1.0
     assert score("#### 1234", "1,234").score == 1.0
@@ -154,6 +241,16 @@ def test_format_wants_both_blocks_once_and_in_order() -> None:
     ):
         verdict = form(wrong)
         assert (verdict.score, verdict.outcome) == (0.0, Outcome.NO_ANSWER), wrong
+
+
+BLANKS = ["\u200b", "\u2060\ufeff", "\u00ad", "\u3164", "\u2800", "\u180e", "\u034f", "\ufe0f", "\0", "\u202e"]
+
+
+@pytest.mark.parametrize("blank", BLANKS, ids=ascii)
+def test_format_takes_nothing_invisible_for_an_answer(blank: str) -> None:
+    assert form(f"<think>a</think><answer>{blank}</answer>").outcome is Outcome.NO_ANSWER
+    assert form(f"</think>{blank}", format=r"</think>(?P<answer>.*)").outcome is Outcome.NO_ANSWER
+    assert form(f"<think>a</think><answer>{blank}0</answer>").outcome is Outcome.OK
 
 
 def test_format_takes_a_regex_of_the_row() -> None:

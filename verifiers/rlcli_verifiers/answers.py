@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from rlcli.types import Outcome, Verdict
 
 OPEN_THINK = "the reasoning has no end: <think> is still open"
 """Why there is no answer where `VerifyRequest.answer_text` gives None."""
 
+_FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and patterns that are drawn as nothing
+_INVISIBLE = frozenset(["Cc", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Zl", "Zp", "Zs"])
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TOKEN = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace is text
 
@@ -21,6 +24,11 @@ def judged(right: bool, answer: str, detail: str = "") -> Verdict:
 def no_answer(detail: str = "") -> Verdict:
     """Score 0: the response holds no answer in the form that the verifier reads."""
     return Verdict(0.0, Outcome.NO_ANSWER, detail=detail)
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space, zero-width and control characters, fillers."""
+    return all(one.isspace() or one in _FILLERS or unicodedata.category(one) in _INVISIBLE for one in text)
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, judged, last_box, last_line, last_tag, no_answer
+from rlcli_verifiers.notation import braced
 
 ANSWER_KIND = "countdown"
 
@@ -24,9 +25,10 @@ MAX_DIGITS = 9
 """Of one number in an expression."""
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-_FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])")
 _SIGNS = {"×": "*", "⋅": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"}
-_COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\left": "", r"\right": "", r"\,": "", "$": ""}
+_COMMANDS = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\,": "", "$": ""}
 
 
 class _Unreadable(ValueError):
@@ -92,7 +94,11 @@ def _problem(request: VerifyRequest) -> tuple[list[int], Fraction]:
 
 
 def _plain(text: str) -> str:
-    text = _FRACTION.sub(r"((\1)/(\2))", text[: 4 * MAX_CHARS])
+    text = braced(re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _SIZES.sub("", text[: 4 * MAX_CHARS])))
+    for _ in range(MAX_DEPTH):  # from the innermost fraction outwards
+        text, found = _FRACTION.subn(r"((\1)/(\2))", text)
+        if not found:
+            break
     for command, sign in _COMMANDS.items():
         text = text.replace(command, sign)
     return "".join(_SIGNS.get(character, character) for character in text).strip().rstrip(".")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlcli.types import Outcome, Verdict, VerifyRequest
-from rlcli_verifiers.answers import judged, no_answer
+from rlcli_verifiers.answers import is_blank, judged, no_answer
 
 ANSWER_KIND = "shape"
 
@@ -16,7 +16,7 @@ _THINK_THEN_ANSWER = re.compile(r"\s*<think>.*?</think>\s*<answer>(?P<answer>.*?
 def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
     """The response is <think>…</think><answer>…</answer>, or as a whole matches the row's or the option's regex.
 
-    Each tag exactly once, nothing but white space around and between the two blocks, and an answer that is not empty.
+    Each tag exactly once, nothing but white space around and between the two blocks, and an answer that can be seen.
     pattern: a regex in place of that; the row's own, extra_info["format"], goes first. It is matched with DOTALL from
     the first character to the last; its group `answer`, if it has one, must not be empty. A <think> that the prompt
     opened counts as the response's own. OK: the shape is right. NO_ANSWER: it is not, score 0. Raises `ValueError` for
@@ -36,7 +36,7 @@ def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
     answer = match.groupdict().get("answer")
     if answer is None:
         return Verdict(1.0, Outcome.OK)
-    return judged(True, answer.strip()) if answer.strip() else no_answer("the answer is empty")
+    return judged(True, answer.strip()) if not is_blank(answer) else no_answer("the answer is empty")
 
 
 def gold(request: VerifyRequest) -> str:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from fractions import Fraction
 from typing import Literal
 
 from rlcli.types import Verdict, VerifyRequest
-from rlcli_verifiers.answers import OPEN_THINK, judged, no_answer
+from rlcli_verifiers.alternatives import last_boxes
+from rlcli_verifiers.answers import OPEN_THINK, boxes, judged, no_answer
+from rlcli_verifiers.notation import clean, measured, number, with_thousands
+from rlcli_verifiers.nouns import ARITHMETIC, SCALES, noun
+from rlcli_verifiers.units import unit
 
 ANSWER_KIND = "number"
 
@@ -20,22 +25,31 @@ _NUMBER = (
     r"(?P<digits>(?:\d{1,3}(?:,\d{3}){1,40}+(?!\d)|\d++)(?:\.\d++)?|\.\d++)"
 )
 # Possessive digits and no operator after them: `#### 42/2` must not read as 42, nor as 4.
-_MARKED = re.compile(rf"####\s*{_NUMBER}(?![.,]?\d|[ \t]*[/*×^+=]|[ \t]+-[ \t]*\d|-\d|\w)", re.ASCII)
+_WHOLE = r"(?![.,]?\d|[ \t]*[/*×÷^+=!²³√<>·⋅]|[ \t]*[xX][ \t]*\d|[ \t]+-[ \t]*\d|-\d|[ \t]+\d|[:_]\d|\w)"
+_MARKED = re.compile(rf"####[\s:]*{_NUMBER}{_WHOLE}", re.ASCII)
 _ANYWHERE = re.compile(_NUMBER, re.ASCII)
+_AFTER = re.compile(_WHOLE, re.ASCII)
+_OPERAND = re.compile(r"[\d)!][ \t]*(?:[/*×÷^·⋅]|[xX][ \t])[ \t]*(?:\\?\$)?$", re.ASCII)
 # Nothing beside it but a unit: "1/2", "10^5" and "5 1/2" hold numbers and are none of them.
 _BARE = re.compile(rf"\s*{_NUMBER}\.?(?:\s*(?:\\?[$%])|\s+[A-Za-z]+)?\s*", re.ASCII)
+_MARKUP = str.maketrans({"−": "-", "–": "-", "—": "-", "\u00a0": " ", "\u202f": " ", "`": "", "＄": "$"})
+_BOLD = re.compile(r"(?<!\d)\*\*|\*\*(?!\s*\d)")
+_BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[ \t$%\\]*+((?:[A-Za-z][A-Za-z'-]*[ \t]*+){1,12})", re.ASCII)
+_AND_A_HALF = re.compile(r"\band[ -]+(?:an?|one|two|three|\w+)[ -]+(?:half|halves|quarters?|thirds?|\w+ths?)\b")
 # What may stand between two numbers of which one is to be picked by the reader.
 _BETWEEN = re.compile(r"[^\d\n]{0,30}?(?:\bor\b|\band\b|\bto\b|[,;|/~&])[^\d\n.]{0,20}", re.ASCII | re.IGNORECASE)
 _EITHER = re.compile(r"\W*(?:\w+\W+){0,2}?or\W+(?:maybe|perhaps|possibly)?\W*", re.ASCII | re.IGNORECASE)
 
 
 def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = "") -> Verdict:
-    """The number after the last #### equals the ground truth; in mode flexible, the last number of the response does.
+    """The number after the last #### equals the ground truth; in mode flexible, the last box, else the last number.
 
     mode: "strict" or "flexible"; not given, the row's extra_info answer_format, else strict. Only what follows
     </think> is read. The ground truth is the bare number or a GSM8K answer that ends in `#### N`; `42.00`, `$42` and
-    `42.` equal `42`. Two numbers to choose from (`#### 42 or 43`) are WRONG. Raises `ValueError` where the ground truth
-    is no number, which is the row's fault.
+    `42.` equal `42`; `42 million` is 42000000; `5!`, `5²`, `42 x 10` and `5 1/2` are no numbers here. Two numbers to
+    choose from (`#### 42 or 43`) are WRONG. Raises `ValueError` where the ground truth is no number, which is the row's
+    fault.
     """
     mode = mode or request.extra_info.get("answer_format") or "strict"
     if mode not in ("strict", "flexible"):
@@ -44,8 +58,11 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
     text = request.answer_text()
     if text is None:
         return no_answer(OPEN_THINK)
+    text = _plain(text)
+    if mode == "flexible" and (said := boxes(text)) and text.rfind("####") < said[-1][0]:
+        return _boxed(last_boxes(text, said), right)
     match = _marked(text) if mode == "strict" else _last(text)
-    answer = _value(match)
+    answer = _value(match, text)
     if match is None or answer is None:
         return no_answer("no number after ####" if mode == "strict" else "no number")
     other = _alternative(text, match, mode)
@@ -54,16 +71,39 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
     return judged(answer == right, f"{answer:f}")
 
 
+def _boxed(stated: list[str], right: Decimal) -> Verdict:
+    """The verdict on what boxes hold: one number, in any form that `math` reads as one."""
+    values = [found for one in stated for found in (_in_box(one),)]
+    if any(value is None for value in values):
+        return no_answer("the box holds no number")
+    return judged(set(values) == {Fraction(right)}, ", ".join(stated))
+
+
+def _in_box(text: str) -> Fraction | None:
+    if len(text) > MAX_DIGITS:
+        return None
+    found = [number(reading) for reading in with_thousands(measured(clean(text)).body)]
+    return found[0][0] if found[0] else None
+
+
 def gold(request: VerifyRequest) -> str:
     """The response `#### N`, which both modes read."""
     return f"So the answer is as follows.\n#### {_truth(request.ground_truth):f}"
 
 
 def _truth(text: str) -> Decimal:
-    value = _value(_marked(text) if "####" in text else _BARE.fullmatch(text))
+    plain = _plain(text)
+    value = _value(_marked(plain) if "####" in plain else _BARE.fullmatch(plain), plain)
     if value is None:
         raise ValueError(f"the ground truth {text!r} is no number")
     return value
+
+
+def _plain(text: str) -> str:
+    """Without bold type, with one kind of minus; after the last mark, without a box."""
+    text = _BOLD.sub("", text.translate(_MARKUP))
+    before, mark, after = text.rpartition("####")
+    return before + mark + _BOX.sub(r"\1", after) if mark else text
 
 
 def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
@@ -71,9 +111,9 @@ def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
     if mode == "strict":
         rest = text[match.end() :].partition("\n")[0]
         other = _ANYWHERE.search(rest)
-        return _value(other) if other and _BETWEEN.fullmatch(rest[: other.start()]) else None
+        return _value(other, rest) if other and _BETWEEN.fullmatch(rest[: other.start()]) else None
     before = list(_ANYWHERE.finditer(text, max(0, match.start() - 200), match.start()))
-    return _value(before[-1]) if before and _EITHER.fullmatch(text, before[-1].end(), match.start()) else None
+    return _value(before[-1], text) if before and _EITHER.fullmatch(text, before[-1].end(), match.start()) else None
 
 
 def _marked(text: str) -> re.Match[str] | None:
@@ -88,8 +128,33 @@ def _last(text: str) -> re.Match[str] | None:
     return match
 
 
-def _value(match: re.Match[str] | None) -> Decimal | None:
+def _value(match: re.Match[str] | None, text: str) -> Decimal | None:
+    """The number, times the "million" that follows; None where it is a part of another one ("5!", "5 and a half")."""
     if match is None or len(match["digits"]) > MAX_DIGITS:
         return None
-    value = Decimal(match["digits"].replace(",", ""))
+    rest = text[match.end("digits") : match.end("digits") + 200].partition("\n")[0]
+    if rest[:1] == "!" and re.search("[$.,]", match[0]):
+        rest = rest[1:]  # of `$1,234.50` there is no factorial
+    if not _AFTER.match(rest) or _OPERAND.search(text, max(0, match.start() - 20), match.start("digits")):
+        return None
+    scale = _scale(rest)
+    if scale is None:
+        return None
+    value = Decimal(match["digits"].replace(",", "")) * scale
     return -value if match["sign"] else value
+
+
+def _scale(rest: str) -> int | None:
+    """What the words after a number multiply it by; None where they make another number of it in another way."""
+    words, scale = _WORDS.match(rest), 1
+    if words is None:
+        return 1
+    said = words[1].lower().split()
+    while said and said[0].removesuffix("s") in SCALES:
+        scale *= SCALES[said.pop(0).removesuffix("s")]
+    phrase = " ".join(said)
+    if said and said[-1] in ARITHMETIC and re.match(r"[\s(]*-?\d", rest[words.end() :]):
+        return None  # "42 times 10"
+    if not said or unit(phrase, True) is not None or noun(phrase) is not None:
+        return scale
+    return None if ARITHMETIC & set(said[:3]) or _AND_A_HALF.search(phrase) else scale

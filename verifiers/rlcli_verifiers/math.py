@@ -74,4 +74,6 @@ def extract(text: str) -> list[str]:
     if after is not None:
         correction = corrected(after)
         return [correction] if correction is not None else of_sentence(after)
-    return of_last_line(text) or ([tagged] if tagged else [])
+    if tagged is not None:  # all of it is the answer
+        return of_last_line(tagged, alone=True) or ([tagged] if tagged else [])
+    return of_last_line(text)

@@ -14,6 +14,9 @@ ANSWER_KIND = "choice"
 
 LETTERS = "ABCDEFGHIJ"
 
+MAX_CHARS = 2000
+"""Of a statement, what is read."""
+
 _PHRASE = re.compile(
     r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
     r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
@@ -30,6 +33,22 @@ _LETTER = re.compile(r"\(?(?P<letter>[A-J])(?![A-Za-z'])(?P<close>\)|\.|:)?(?P<r
 _ANOTHER = re.compile(r"\s*(?:,|/|&|\||;|or\b|and\b|,\s*(?:or|and)\b)\s*(?:maybe\s+|option\s+)?\(?[A-J](?![A-Za-z'])")
 _SEVERAL = re.compile(r"(?:\(?[A-J]\)?[\s,/&|;.]*(?:or|and)?[\s,/&|;.]*){2,}")
 _BECAUSE = re.compile(r"\s*(?:$|[.,;:!)—–-]|because\b|since\b|as\b|is\s+(?:correct|right)\b)", re.IGNORECASE)
+_SURELY = (
+    r"(?:for\s+sure|without\s+a?\s*doubt|definitely|certainly|surely|clearly|obviously|undoubtedly|indeed|exactly)"
+)
+_LEAD = re.compile(
+    rf"(?:(?:so|thus|hence|therefore|then|it|that|this|it's|that's|is|must\s+be|has\s+to\s+be|i'm|i\s+am|option|choice|letter"
+    rf"|{_SURELY})\b[,:]?\s*)+(?=\(?[A-J](?![A-Za-z']))",
+    re.IGNORECASE,
+)
+_FOR_SURE = re.compile(rf"[\s,]*{_SURELY}\b", re.IGNORECASE)
+# "it can't be A", "not A or B": choices that are ruled out, and no others to choose from.
+_RULED_OUT = re.compile(
+    r"[,;]?\s*\b(?:it\s+|that\s+|but\s+|and\s+|because\s+|since\s+|as\s+)*"
+    r"(?:can(?:'t|not|\s+not)\s+be|could(?:n't|\s+not)\s+be|is(?:n't|\s+not)|not|neither|rules?\s+out)\s+(?:option\s+)?"
+    r"\(?(?-i:[A-J])\)?(?![A-Za-z'])(?:\s*(?:,|or|nor|and|/)\s*\(?(?-i:[A-J])\)?(?![A-Za-z']))*[,;]?\s*(?:(?:but|so)\b)?\s*",
+    re.IGNORECASE,
+)
 
 
 def verify(
@@ -114,17 +133,20 @@ def _statements(text: str) -> list[str]:
 
 def _read(said: str, choices: list[str]) -> str | None:
     """The letter stated; several where several are; None where there is none."""
-    text = " ".join(_MARKUP.sub(" ", said).split()).replace("( ", "(").replace(" )", ")")
+    text = " ".join(_MARKUP.sub(" ", said[:MAX_CHARS]).split()).replace("( ", "(").replace(" )", ")")
     if (found := _by_text(text, choices)) is not None:
         return found
     if _SEVERAL.fullmatch(text):
         return "".join(dict.fromkeys(re.findall("[A-J]", text)))
     if re.fullmatch(r"\(?[a-j]\)?[.:]?", text):
         text = text.upper()
+    text = _RULED_OUT.sub(" ", text.replace("’", "'")).strip()
+    if (lead := _LEAD.match(text)) and not re.match(r"\(?[A-J]\W", text):
+        text = text[lead.end() :]
     match = _LETTER.match(text)
     if match is None:
         return None
-    rest = match["rest"]
+    rest = _FOR_SURE.sub("", match["rest"], count=1) if _FOR_SURE.match(match["rest"]) else match["rest"]
     if another := _ANOTHER.match((match["close"] or "").strip(").:") + rest):
         return match["letter"] + re.sub("[^A-J]", "", another[0])
     beside = _by_text(rest, choices)

@@ -98,7 +98,7 @@ def clean(text: str) -> str:
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text).replace("\\text{ }", " ")
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
-    text = _braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
+    text = braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
     if whole := _WRAPPED.fullmatch(text):
         text = whole[1].strip()
     text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", text)
@@ -128,7 +128,7 @@ def _typed(text: str) -> str:
     return "".join([*parts, text[start:]])
 
 
-def _braced(text: str) -> str:
+def braced(text: str) -> str:
     r"""Braces around each argument of `\frac` and `\sqrt`: `\frac1{2}`, `\frac 3 8`, `\sqrt3`, `\sqrt(3)`."""
     parts, start = [], 0
     for match in re.finditer(r"\\(frac|sqrt)(?![A-Za-z])\s*(\[[^\]]*\])?", text):
@@ -138,7 +138,7 @@ def _braced(text: str) -> str:
         parts += [text[start : match.start()], f"\\{match[1]}{match[2] or ''}"]
         for _ in range(2 if match[1] == "frac" else 1):
             argument, end = _argument(text, end)
-            parts.append("{" + _braced(argument) + "}")
+            parts.append("{" + braced(argument) + "}")
         start = end
     return "".join([*parts, text[start:]])
 

@@ -62,7 +62,7 @@ def noun(text: str) -> str | None:
     said = said.strip()
     if len(tails) > 3 or not all(map(_is_harmless, filter(None, tails))):
         return None
-    if not said:
+    if not said or said == "times":
         return ""
     parts = re.split("[ -]+", said)
     if not _PHRASE.fullmatch(said) or not all(map(_is_harmless, parts)):

@@ -11,7 +11,7 @@ from rlcli_verifiers.notation import clean, measured, number, with_thousands
 from rlcli_verifiers.nouns import ARITHMETIC
 
 _ANSWER = re.compile(
-    r"(?:\banswer(?:\s+is\b|\s*\**\s*[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
+    r"(?:\banswer(?:\s+is\b|\s*+(?:\*++\s*+)?[:=]|\s+(?:was|equals|comes\s+(?:out\s+)?to|(?:would|should|must|will)\s+be)"
     r"(?=\s*[:*]*\s*[-+−\d$\\]))|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -72,13 +72,22 @@ def of_sentence(after: str) -> list[str]:
     return stated
 
 
-def of_last_line(text: str) -> list[str]:
-    r"""A last line that is a formula between dollars or brackets, or a number: `1,234`, `**42**`, `x = 5`, `5 cm`."""
-    tail = text.rstrip(" \n\t.*_`")
+def of_last_line(text: str, alone: bool = False) -> list[str]:
+    r"""A last line that is a formula between dollars or brackets, or a number: `1,234`, `**42**`, `x = 5`, `5 cm`.
+
+    alone: nothing may come before it.
+    """
+    tail = text.strip(" \n\t.*_`")
     for opening, closing in ((r"\[", r"\]"), ("$$", "$$")):
         start = tail.rfind(opening, 0, len(tail) - len(closing))
-        if tail.endswith(closing) and start >= 0 and (formula := MATHS.fullmatch(tail, start)):
+        if (
+            tail.endswith(closing)
+            and (start == 0 if alone else start >= 0)
+            and (formula := MATHS.fullmatch(tail, start))
+        ):
             return [inside(formula)]
+    if alone and "\n" in text.strip():
+        return []
     last = (last_line(text) or "").strip("*_` ").rstrip("*_` .")
     if formula := MATHS.fullmatch(last):
         return [inside(formula)]
