@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError, VerifierError
+from rlcli.scoring.output import Output
 from rlcli.scoring.registry import VERIFIERS, target
 from rlcli.scoring.spec import Composition
 
@@ -58,18 +60,23 @@ class Nursery:
     Where it is killed from outside, its workers are too, and the next that is asked of it finds another in its place,
     which has loaded the same verifiers.
 
-    sandbox: the backend in which verifiers run programs; empty: as RLCLI_SANDBOX says.
+    sandbox: the backend in which verifiers run programs; empty: as RLCLI_SANDBOX says. log: see `Output`.
     Raises `VerifierError` when it cannot be started, does not answer, or has died by itself; it is of no more use then.
     """
 
-    def __init__(self, sandbox: str = "") -> None:
+    def __init__(self, sandbox: str = "", log: Path | None = None) -> None:
         self._lock = threading.Lock()
         self._door = threading.Lock()  # who changes the process, or closes
         self._closed = False
         self._loaded: dict[str, Facts] = {}
         self._loads: list[dict[str, Any]] = []
         self._environment = _environment(sandbox)
-        self._spawn()
+        self._output = Output(log)
+        try:
+            self._spawn()
+        except BaseException:
+            self._output.close()
+            raise
 
     @property
     def loaded(self) -> Mapping[str, Facts]:
@@ -119,13 +126,15 @@ class Nursery:
     def close(self) -> None:
         """End the nursery and all its workers, whatever they are doing."""
         with self._door:
-            self._closed = True
+            ended, self._closed = self._closed, True
         self._hang_up()
         try:
             self._process.wait(_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:  # stuck in an import; the kernel kills its workers after it
             self._process.kill()
             self._process.wait()
+        if not ended:
+            self._output.close()
 
     def _hang_up(self) -> None:
         with contextlib.suppress(OSError):
@@ -147,7 +156,8 @@ class Nursery:
                     env=self._environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # a verifier that prints must not spoil `--json`
+                    stdout=self._output.fd,  # a verifier that prints must spoil neither `--json` nor the terminal
+                    stderr=self._output.fd,
                 )
             except (OSError, VerifierError) as error:
                 control.close()

@@ -32,7 +32,8 @@ from typing import Any
 
 from rlcli.scoring.combine import Verified
 from rlcli.scoring.load import NotLoaded, Part, Scorer, WrongOption, load
-from rlcli.types import Verdict, VerifyRequest
+from rlcli.scoring.sources import joined
+from rlcli.types import Verdict
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Private memory (RLIMIT_DATA) of one worker; a verification that needs more ends in a MemoryError."""
@@ -141,8 +142,9 @@ def _die_with(parent: int) -> None:
 
 
 def _work(connection: Connection, scorers: dict[str, Scorer], nursery: int) -> None:
-    """The life of a worker: a pickled (expression, pickled requests) in, a JSON reply out, until the owner hangs
-    up: a list of a verdict or a crash for each request, or one crash for all.
+    """The life of a worker: a pickled (expression, sources that are new to it, keys of those to forget, requests as
+    `sources.joined` takes them) in, a JSON reply out, until the owner hangs up: a list of a verdict or a crash for each
+    request, or one crash for all.
 
     Replies are JSON so that nothing which a verifier's process sends is ever unpickled in the owner.
     """
@@ -150,22 +152,26 @@ def _work(connection: Connection, scorers: dict[str, Scorer], nursery: int) -> N
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    worker = os.getpid()
+    worker, held = os.getpid(), dict[bytes, bytes]()
     while True:
         try:
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        reply = _verify(message, scorers)
+        reply = _verify(message, scorers, held)
         if os.getpid() != worker:  # a verifier forked: two replies to one message would give others its score
             return
         connection.send_bytes(reply)
 
 
-def _verify(message: bytes, scorers: dict[str, Scorer]) -> bytes:
+def _verify(message: bytes, scorers: dict[str, Scorer], held: dict[bytes, bytes]) -> bytes:
+    """held: the sources' data by key, which the message changes."""
     try:
-        expression, pickled = pickle.loads(message)
-        requests: list[VerifyRequest] = list(map(pickle.loads, pickled))
+        expression, new, gone, responses = pickle.loads(message)
+        held.update(new)
+        for key in gone:
+            del held[key]
+        requests = [joined(held[key], response) for key, response in responses]
         return b"[" + b",".join(map(_reply, scorers[expression].verify(requests))) + b"]"
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: whatever it raises, it crashed
         return _crash(error)

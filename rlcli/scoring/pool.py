@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import queue
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rlcli.errors import VerifierError
 from rlcli.scoring.nursery import Facts, Nursery
 from rlcli.scoring.registry import target
+from rlcli.scoring.sources import Source, Sources
 from rlcli.scoring.spec import Composition, parse
 from rlcli.scoring.worker import Deadline, ScoringWorker, wall_bound
 from rlcli.types import Verdict, VerifyRequest
@@ -47,8 +48,9 @@ class ScoringPool:
 
     Any thread may submit; in asyncio, await `asyncio.wrap_future(pool.submit(...))`. Workers are forked from a fresh
     interpreter, never from the calling process (pebble and multiprocessing import the caller's `__main__` into every
-    child and hand its environment on, which under Ray and vLLM is slow and wrong). sandbox: the backend for verifiers
-    that run programs, handed on as RLCLI_SANDBOX; empty: as the environment says.
+    child and hand its environment on, which under Ray and vLLM is slow and wrong). What a row gives to all its
+    verifications is sent to each process once (see `scoring.sources`). sandbox: the backend for verifiers that run
+    programs, handed on as RLCLI_SANDBOX; empty: as the environment says. log: the file for what verifiers print.
 
         with ScoringPool(processes=2, deadline_s=5.0, verifiers=["gsm8k"]) as pool:
             future = pool.submit("gsm8k", VerifyRequest(completion="6 × 7 = 42\\n#### 42", ground_truth="42"))
@@ -63,6 +65,7 @@ class ScoringPool:
         sandbox: str = "",
         *,
         wall_s: float = 0.0,
+        log: Path | None = None,
     ) -> None:
         assert processes >= 1, processes
         assert deadline_s > 0, deadline_s
@@ -72,17 +75,18 @@ class ScoringPool:
         self._tickets: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._nursery = Nursery(sandbox)
+        self._sources = Sources()
+        self._nursery = Nursery(sandbox, log)
         try:
             for line in self._lines.values():
                 self._nursery.load(line.composition)
-            workers = [ScoringWorker(self._nursery, slot, deadline) for slot in range(processes)]
+            self._workers = [ScoringWorker(self._nursery, slot, deadline) for slot in range(processes)]
         except BaseException:
             self._nursery.close()
             raise
         self._threads = [
             threading.Thread(target=self._serve, args=(worker,), name=f"rlcli-scoring-{worker.slot}", daemon=True)
-            for worker in workers
+            for worker in self._workers
         ]
         for thread in self._threads:
             thread.start()
@@ -92,10 +96,14 @@ class ScoringPool:
 
         Raises `ConfigError` where it cannot be read, `UnknownName`, and `VerifierError` once the pool is closed.
         """
+        return self.submit_response(verifier, *self._sources.split(request.tail(MAX_COMPLETION_CHARS)))
+
+    def submit_response(self, verifier: str, source: Source, response: bytes) -> Future[Verdict]:
+        """As `submit`, of a request that `Sources.split` has taken apart."""
         line = self._lines.get(verifier)
         if line is None:
             line = self._lines.setdefault(verifier, _line(verifier))
-        job = Job(pickle.dumps(request.tail(MAX_COMPLETION_CHARS)))
+        job = Job(source, response)
         with self._lock:
             if self._closed:
                 raise VerifierError("the scoring pool is closed")
@@ -107,6 +115,11 @@ class ScoringPool:
     def loaded(self) -> Mapping[str, Facts]:
         """What is known of the expressions that it was made with, and of those that were verified since."""
         return self._nursery.loaded
+
+    @property
+    def bytes_sent(self) -> int:
+        """To all scoring processes."""
+        return sum(worker.bytes_sent for worker in self._workers)
 
     def close(self) -> None:
         """Kill all scoring processes. Futures without a result yet raise `CancelledError`. Harmless when repeated."""
@@ -149,7 +162,8 @@ class ScoringPool:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    request: bytes
+    source: Source
+    response: bytes
     future: Future[Verdict] = field(default_factory=Future)
 
 

@@ -15,6 +15,7 @@ from rlcli.errors import VerifierError
 from rlcli.scoring.cputime import cpu_seconds
 from rlcli.scoring.nursery import Former, Nursery
 from rlcli.scoring.nursery_main import MAX_REPLY_BYTES
+from rlcli.scoring.sources import Held
 from rlcli.types import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class ScoringWorker:
         self._connection, self._pid, _ = nursery.start(slot)
         self._known = nursery.loaded
         self._fresh = True
+        self._held = Held()
+        self.bytes_sent = 0
 
     def prepare(self, line: Line) -> int:
         """Have the process know the verifiers of `line`; returns how many of its requests it may be given at once."""
@@ -108,12 +111,11 @@ class ScoringWorker:
 
     def _try(self, line: Line, jobs: Sequence[Job], spare: bool = True) -> _Tried:
         """One go; one more in a new process where the first was killed from outside, which is nobody's fault here."""
-        message = pickle.dumps((line.key, [job.request for job in jobs]))
-        tried = self._once(message, len(jobs))
-        return self._once(message, len(jobs)) if tried.killed and spare else tried
+        tried = self._once(line, jobs)
+        return self._once(line, jobs) if tried.killed and spare else tried
 
-    def _once(self, message: bytes, count: int) -> _Tried:
-        started = self._send(message)
+    def _once(self, line: Line, jobs: Sequence[Job]) -> _Tried:
+        started, count = self._send(line, jobs), len(jobs)
         overran = self._await_reply(started)
         if overran is not None:
             self._start()
@@ -153,10 +155,13 @@ class ScoringWorker:
                 return False
         return True
 
-    def _send(self, message: bytes) -> float:
-        """Hand a message over; returns when its verification started."""
+    def _send(self, line: Line, jobs: Sequence[Job]) -> float:
+        """Hand the requests over, with the sources that the process lacks; returns when their verification started."""
         for _ in range(STARTS):
+            new, gone = self._held.change(job.source for job in jobs)
+            message = pickle.dumps((line.key, new, gone, [(job.source.key, job.response) for job in jobs]))
             started = time.monotonic()
+            self.bytes_sent += len(message)
             try:
                 self._connection.send_bytes(message)
             except OSError:  # it died while it was idle (the kernel's OOM killer, say), which is not this job's fault
@@ -172,6 +177,7 @@ class ScoringWorker:
         known = self._nursery.loaded  # before the fork: what another thread loads meanwhile may be missing
         self._connection, self._pid, former = self._nursery.start(self.slot, gone)
         self._known, self._fresh = known, True
+        self._held.clear()
         return former
 
 

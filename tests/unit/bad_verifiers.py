@@ -131,5 +131,7 @@ _DEEDS = {
     "odd outcome": lambda request: Verdict(1.0, "splendid"),  # type: ignore[arg-type]
     "fork": lambda request: (os.fork(), _right(request))[1],
     "own crash": lambda request: Verdict(1.0, Outcome.CRASH, answer="42", detail="the service is down"),
-    "print": lambda request: (print("noise"), _right(request))[1],
+    "pop": lambda request: Verdict(1.0, Outcome.OK, answer=str(request.extra_info["left"].pop())),
+    "flood": lambda request: ([print("x" * 999, flush=True) for _ in range(2000)], _right(request))[1],
+    "print": lambda request: (print("noise", flush=True), _right(request))[1],
 }

@@ -26,8 +26,10 @@ import pytest
 
 from rlcli.errors import UnknownName, VerifierError
 from rlcli.scoring import pool
+from rlcli.scoring.output import LOG_BYTES, TERMINAL_BYTES
 from rlcli.scoring.pool import ScoringPool
 from rlcli.scoring.registry import VERIFIERS
+from rlcli.scoring.sources import Held
 from rlcli.scoring.worker import OVERRAN, ScoringWorker
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
@@ -273,6 +275,56 @@ def test_a_verification_whose_process_is_killed_from_outside_is_done_once_more(t
         assert ask(one, "right").result().score == 1.0
 
 
+def test_large_test_cases_are_sent_once_to_each_process() -> None:
+    cases, responses = "7" * (5 << 20), 512
+    with ScoringPool(2, 5.0, ["misbehave"]) as made:
+        asked = [ask(made, f"right:{number}", cases) for number in range(responses)]
+        waiting = [job for line in made._lines.values() for job in list(line.jobs)]
+        assert len({id(job.source) for job in waiting}) <= 1  # one source, however many responses wait
+        assert all(len(job.response) < 1000 for job in waiting)
+        assert [future.result().answer for future in asked] == [f"right:{number}" for number in range(responses)]
+        assert made.bytes_sent < 2 * len(cases) + 1000 * responses
+        # A fresh process holds nothing of it.
+        assert ask(made, "exit", cases).result().outcome is Outcome.CRASH
+        assert ask(made, "right", cases).result().score == 1.0
+
+
+def test_a_process_forgets_the_sources_that_were_used_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcli.scoring.worker.Held", lambda: Held(most=3000))
+    with ScoringPool(1, 5.0, ["gsm8k"]) as one:
+
+        def sent(number: int) -> int:
+            before = one.bytes_sent
+            truth = f"{'x' * 1000} #### {number}"
+            assert one.submit("gsm8k", VerifyRequest(f"#### {number}", truth)).result().score == 1.0
+            return int(one.bytes_sent - before > 1000)
+
+        assert [sent(number) for number in (1, 2, 1, 2, 3, 4, 3, 1, 1)] == [1, 1, 0, 0, 1, 1, 0, 1, 0]
+
+
+def test_what_a_verifier_changes_of_a_row_is_changed_for_that_verification_alone() -> None:
+    with ScoringPool(1, 5.0, ["misbehave"]) as one:
+        info = {"left": [1, 2]}
+        asked = [one.submit("misbehave", VerifyRequest("pop", "", extra_info=info)) for _ in range(3)]
+        assert [future.result().answer for future in asked] == ["2"] * 3
+
+
+def test_what_verifiers_print_goes_to_a_file_of_bounded_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "verifiers.log"
+    with ScoringPool(1, 20.0, ["misbehave"], log=log) as one:
+        assert ask(one, "print").result().score == 1.0
+        assert until(lambda: log.exists() and log.read_text() == "noise\n", 10.0)
+        assert ask(one, "flood").result().score == 1.0
+    assert until(lambda: "dropped" in log.read_text()[-100:], 10.0)
+    assert log.stat().st_size < LOG_BYTES + 100
+    with ScoringPool(1, 20.0, ["misbehave"]) as one:
+        assert ask(one, "flood").result().score == 1.0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err) < 2 * TERMINAL_BYTES
+    assert err.endswith("is dropped\n")
+
+
 def test_a_verifier_that_kills_its_own_process_is_a_crash(scoring: ScoringPool) -> None:
     verdict = ask(scoring, "kill").result()
     assert (verdict.score, verdict.outcome) == (0.0, Outcome.CRASH)
@@ -288,7 +340,7 @@ def verifications(made: ScoringPool, count: int) -> list[Future[Verdict]]:
     def one(i: int) -> Future[Verdict]:
         if i % 2:
             return made.submit("gsm8k", VerifyRequest(f"#### {i}", str(i - i % 3)))
-        return ask(made, "exit" if i % 200 == 100 else "raise" if i % 20 == 10 else f"slow:{i}")
+        return ask(made, "exit" if i % 200 == 100 else "raise" if i % 200 == 10 else f"slow:{i}")
 
     return [one(i) for i in range(count)]
 
@@ -299,14 +351,14 @@ class Redoing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slots: set[int] = set()
-        once, messages = ScoringWorker._once, dict[int, bytes]()
+        once, asked = ScoringWorker._once, dict[int, Any]()
 
-        def spied(worker: ScoringWorker, message: bytes, count: int) -> Any:
-            if messages.get(worker.slot) is message:
+        def spied(worker: ScoringWorker, line: Any, jobs: Any) -> Any:
+            if asked.get(worker.slot) is jobs:
                 self.slots.add(worker.slot)
-            messages[worker.slot] = message
+            asked[worker.slot] = jobs
             try:
-                return once(worker, message, count)
+                return once(worker, line, jobs)
             finally:
                 self.slots.discard(worker.slot)
 

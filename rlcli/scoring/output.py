@@ -1,0 +1,54 @@
+"""What verifiers print: kept up to a bound, so that it floods neither a terminal nor a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+LOG_BYTES = 1 << 20
+"""Of a run's file, on each machine."""
+
+TERMINAL_BYTES = 2000
+"""Where there is no file."""
+
+_DROPPED = b"\n... what verifiers print from here on is dropped\n"
+
+
+class Output:
+    """The writing end of a pipe, `fd`, as standard output and standard error of scoring processes.
+
+    What comes out of it goes to the file `log`, else to this process's standard error; beyond the bound it is read,
+    so that nobody who prints has to wait, and dropped.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
+        read, self.fd = os.pipe()
+        self._thread = threading.Thread(target=self._drain, args=(read,), name="rlcli-scoring-output", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Once the processes have ended."""
+        os.close(self.fd)
+        self._thread.join(1.0)  # a process that a verifier has left behind may hold the pipe open
+
+    def _drain(self, read: int) -> None:
+        left = LOG_BYTES if self._log else TERMINAL_BYTES
+        while data := os.read(read, 1 << 16):
+            if left > 0:
+                said = data if len(data) < left else data[:left] + _DROPPED
+                left -= len(data)
+                with contextlib.suppress(OSError):
+                    self._write(said)
+        os.close(read)
+
+    def _write(self, said: bytes) -> None:
+        if self._log is None:
+            sys.stderr.write(said.decode(errors="replace"))
+            sys.stderr.flush()
+            return
+        with self._log.open("ab") as file:
+            file.write(said)
