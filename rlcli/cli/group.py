@@ -43,6 +43,7 @@ COMMANDS = {
     "prep": Command(DATA, "prep:app", "Make train.parquet and test.parquet from a dataset."),
     "verifiers": Command(DATA, "verifiers:app", "List, show, run and audit the verifiers that score responses."),
     "recipes": Command(DATA, "recipes:app", "List, show, compare, copy and explain training recipes."),
+    "config": Command(DATA, "config:app", "Import configurations of verl and TRL as recipes."),
     "doctor": Command(
         MACHINE,
         "doctor:doctor",

@@ -1,0 +1,8 @@
+"""Configurations of verl and TRL as recipes. Files are read as data: nothing in them is executed."""
+
+from __future__ import annotations
+
+from rlcli.config.importing.convert import NAMES, Imported, import_file
+from rlcli.config.importing.reading import Line
+
+__all__ = ["NAMES", "Imported", "Line", "import_file"]

@@ -1,0 +1,130 @@
+"""From a foreign file to a recipe of ours that resolves."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rlcli.config.importing import files, trl, verl
+from rlcli.config.importing.reading import Line, Reading
+from rlcli.config.keys import find, keys
+from rlcli.config.load import resolve, to_toml
+from rlcli.config.schema import RunConfig
+from rlcli.errors import ConfigError
+
+LONGEST_SHOWN = 80
+NAMES = {"verl": "verl", "trl": "TRL"}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """framework: `verl` or `trl`; version: that its meaning was read in. settings: dotted key → value. toml: the
+    recipe's file. lines: what became of each key."""
+
+    framework: str
+    version: str
+    settings: dict[str, Any]
+    toml: str
+    lines: list[Line]
+
+
+def import_file(path: Path, processes: int = 1) -> Imported:
+    """The recipe of a configuration of verl or TRL. processes: that TRL is started with.
+
+    Raises `ConfigError` for a file that cannot be read or is neither, and for one whose recipe breaks a rule.
+    """
+    framework, given = files.read(path)
+    ours = {name: key.default for name, key in keys().items()}
+    read = verl.translate(given, ours) if framework == "verl" else trl.translate(given, ours, processes)
+    version = verl.VERSION if framework == "verl" else trl.VERSION
+    _drop_invalid(read)
+    _keep_ratios_right(read)
+    toml = _toml(read, path, f"{NAMES[framework]} {version}")
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = Path(folder) / "imported.toml"
+        recipe.write_text(toml, encoding="utf-8")
+        try:
+            resolve(str(recipe))
+        except ConfigError as error:
+            raise ConfigError(f"{path} makes no recipe: {error.message}", error.mend) from error
+    return Imported(framework, version, read.settings, toml, [shown(line) for line in read.lines])
+
+
+def shown(line: Line) -> Line:
+    """The line with its texts as they may be printed: bounded, without control characters."""
+    return replace(line, source=_printable(line.source), given=_safe(line.given), value=_safe(line.value))
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, bool | float | None) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    if isinstance(value, list):
+        return [_safe(item) for item in value[:20]]
+    return _printable(str(value)[: 4 * LONGEST_SHOWN])
+
+
+def _printable(text: str) -> str:
+    text = "".join(character if character.isprintable() else "�" for character in text)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"
+
+
+def _drop_invalid(read: Reading) -> None:
+    """Leave out settings that their key does not take, and report them as such."""
+    for key, value in dict(read.settings).items():
+        section, _, name = key.partition(".")
+        table, _, member = name.partition(".")
+        nested = {section: {table: {member: value} if member else value}}
+        try:
+            RunConfig.model_validate_json(json.dumps(nested), strict=True)
+        except ValidationError as error:
+            if not any(one["loc"] for one in error.errors(include_url=False)):
+                continue  # a rule between keys, of which the others are not here
+            known = find(key)
+            rule = f"{key} must be {known.rule}" if known else key
+            del read.settings[key]
+            read.lines = [
+                Line("missing", line.source, line.given, note=rule) if line.key == key else line for line in read.lines
+            ]
+
+
+def _keep_ratios_right(read: Reading) -> None:
+    """Give a correction where a rule of ours asks for one and the file has none."""
+    settings = read.settings
+    biased = [
+        key for key in ("rollout.top_p", "dynamic_sampling.oversample") if key in settings and settings[key] != 1.0
+    ]
+    if biased and settings.get("algorithm.correction") == "none":
+        settings["algorithm.correction"] = "token_tis"
+        note = f"{biased[0]} needs a correction"
+        read.lines = [
+            replace(line, value="token_tis", note=note) if line.key == "algorithm.correction" else line
+            for line in read.lines
+        ]
+
+
+def _toml(read: Reading, path: Path, origin: str) -> str:
+    """The recipe's file: sections in the order of the schema, each value with the key that it comes from."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-")[:60] or "imported"
+    sources = {line.key: line.source for line in read.lines if line.kind == "mapped"}
+    lines = [
+        "[recipe]",
+        f"name = {to_toml(name)}",
+        f"summary = {to_toml(f'Imported from a configuration of {origin}.')}",
+    ]
+    order = [key for key in keys() if key != "algorithm.options"]
+    plain = sorted((key for key in read.settings if key in order), key=order.index)
+    section = ""
+    for key in [*plain, *(key for key in read.settings if key not in order)]:
+        this, _, last = key.rpartition(".")
+        if this != section:
+            section = this
+            lines += ["", f"[{section}]"]
+        comment = f"  # {_printable(sources[key])}" if key in sources else ""
+        lines.append(f"{last} = {to_toml(read.settings[key])}{comment}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,144 @@
+"""A foreign configuration file, of whatever format, as flat keys and values. Bounded in size and depth."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.importing import pythoncode, shell
+from rlcli.config.importing.reading import Unresolved, scalar
+from rlcli.errors import ConfigError
+
+MOST_BYTES = 1 << 20
+MOST_VALUES = 20_000
+DEEPEST = 40
+
+REFERENCE = re.compile(
+    r"\$\{(?:(?P<plain>[A-Za-z_][\w.]*)|oc\.select:(?P<selected>[A-Za-z_][\w.]*)(?:,(?P<default>[^${}]*))?)\}"
+)
+VERL = frozenset(
+    {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "reward", "reward_model", "trainer"}
+)
+"""The first words of verl's keys."""
+TRL = frozenset(
+    {"per_device_train_batch_size", "num_generations", "max_completion_length", "max_prompt_length", "beta"}
+    | {"loss_type", "scale_rewards", "num_iterations", "use_vllm", "epsilon", "learning_rate", "output_dir"}
+)
+"""Keys one of which any TRL configuration of GRPO holds."""
+
+
+def read(path: Path) -> tuple[str, dict[str, Any]]:
+    """`verl` or `trl`, and dotted key → value. Raises `ConfigError` for a file that is neither, or cannot be read."""
+    text = _text(path)
+    given: Mapping[str, Any]
+    if path.suffix == ".py":
+        given = pythoncode.arguments(text, path)
+    elif path.suffix == ".json":
+        given = _flat(_json(text, path), path)
+    elif path.suffix in (".yaml", ".yml"):
+        given = {key: _typed(value) for key, value in _flat(_yaml(text, path), path).items()}
+    else:
+        given = shell.overrides(text, path)
+    framework = "verl" if any("." in key and key.partition(".")[0] in VERL for key in given) else ""
+    framework = framework or ("trl" if TRL & given.keys() else "")
+    if not framework:
+        raise ConfigError(
+            f"{path} holds no configuration of verl or TRL",
+            "give a script that runs verl.trainer.main_ppo, verl's YAML, or TRL's YAML, JSON or GRPOConfig(...)",
+        )
+    return framework, dict(given)
+
+
+def _text(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file", "give a shell script, a YAML, a JSON or a Python file")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} cannot be read: {reason}", "give a file that can be") from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "give the configuration alone")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
+    if "\0" in text:
+        raise ConfigError(f"{path} is a binary file", "give the configuration as text")
+    return text
+
+
+def _json(text: str, path: Path) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not JSON: {_line(error)}", "correct that place") from error
+
+
+def _yaml(text: str, path: Path) -> Any:
+    import yaml
+
+    try:  # all values as texts, tags without effect: YAML's own numbers would make 0.52 of the bounds 0.5_2
+        return yaml.load(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {_line(error)}", "correct that place") from error
+
+
+def _flat(table: Any, path: Path) -> dict[str, Any]:
+    """Nested tables as dotted keys. A list of anything but plain values counts as unresolved."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path} holds no table of keys and values", "give a configuration of verl or TRL")
+    flat: dict[str, Any] = {}
+    count = 0
+
+    def add(table: Mapping[Any, Any], prefix: str, depth: int) -> None:
+        nonlocal count
+        for name, value in table.items():
+            count += 1
+            if count > MOST_VALUES or depth > DEEPEST:
+                raise ConfigError(
+                    f"{path} holds more than {MOST_VALUES} values, or tables more than {DEEPEST} deep",
+                    "give the configuration alone",
+                )
+            if isinstance(value, Mapping) and value:
+                add(value, f"{prefix}{name}.", depth + 1)
+            elif isinstance(value, str) and "${" in value:
+                flat[f"{prefix}{name}"] = Unresolved(value)
+            elif isinstance(value, list) and any(isinstance(item, list | Mapping) for item in value):
+                flat[f"{prefix}{name}"] = Unresolved("a list of lists or tables")
+            else:
+                flat[f"{prefix}{name}"] = value
+
+    add(table, "", 0)
+    return {key: _referred(value, flat) for key, value in flat.items()}
+
+
+def _typed(value: Any) -> Any:
+    """A value of a YAML file, whose texts stand for numbers, booleans and nothing, too."""
+    if isinstance(value, list):
+        return [_typed(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    words = {"yes": True, "on": True, "no": False, "off": False, "": None, "~": None}
+    return words.get(value.lower(), scalar(value))
+
+
+def _referred(value: Any, flat: Mapping[str, Any]) -> Any:
+    """What an interpolation of OmegaConf's refers to, where that is a plain value of the same file."""
+    found = REFERENCE.fullmatch(value.text) if isinstance(value, Unresolved) else None
+    if not found or len(value.text) > 300:
+        return value
+    target = flat.get(found["plain"] or found["selected"])
+    if target is None and found["default"] is not None:
+        target = scalar(found["default"])
+    return value if target is None else target
+
+
+def _line(error: BaseException) -> str:
+    """What is wrong, in one line: a parser's message may have several, or hold the whole text."""
+    text = "too deep" if isinstance(error, RecursionError) else " ".join(str(error).split())
+    return text if len(text) <= 160 else f"{text[:160]}…"

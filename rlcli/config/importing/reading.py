@@ -1,0 +1,195 @@
+"""What was read of a foreign configuration, and what became of each of its keys."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+Kind = Literal["mapped", "same", "unresolved", "missing"]
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """A value that is not in the file: a shell variable, a Python name. text: as it is written there."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the report.
+
+    kind: `mapped` to `key` = `value`; `same`: rlcli does the same without a key; `unresolved`: the value is not in the
+    file; `missing`: rlcli has no counterpart. source: the foreign key. given: its value; None where the file leaves it
+    to a default of the foreign framework.
+    """
+
+    kind: Kind
+    source: str
+    given: Any
+    key: str = ""
+    value: Any = None
+    note: str = ""
+
+
+@dataclass
+class Reading:
+    """A foreign configuration while it is translated. given: what the file sets; defaults: what the framework would."""
+
+    given: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+
+    def __call__(self, source: str) -> Any:
+        """The value of a foreign key: the file's, else the framework's default; None where there is neither."""
+        self.asked.add(source)
+        value = self.given.get(source)
+        return self.defaults.get(source) if value is None or isinstance(value, Unresolved) else value
+
+    def gives(self, source: str) -> bool:
+        """Whether the file itself sets the key to something that can be read."""
+        self.asked.add(source)
+        return source in self.given and not isinstance(self.given[source], Unresolved | None)
+
+    def number(self, source: str) -> float | None:
+        """The value as a number; None where it is none, which is then reported as not usable."""
+        value = number_of(self(source))
+        if value is None and self.gives(source):
+            self.missing(source, "not a number")
+        return value
+
+    def whole(self, source: str) -> int:
+        """The value as a whole number of at least 1; the default's, else 1, where it is none."""
+        value = self.number(source)
+        if value is None or value < 1:
+            value = number_of(self.defaults.get(source)) or 1
+        return max(int(value), 1)
+
+    def flag(self, source: str) -> bool:
+        """Whether the value is true."""
+        value = self(source)
+        return value.strip().lower() == "true" if isinstance(value, str) else bool(value)
+
+    def text(self, source: str) -> str:
+        value = self(source)
+        return "" if value is None else str(value)
+
+    def map(self, source: str, key: str, value: Any, note: str = "", also: Iterable[str] = ()) -> None:
+        """Set `key`. also: further foreign keys that went into it."""
+        self.settings[key] = value
+        if isinstance(self.given.get(source), Unresolved):
+            note = f"{note}; the file's value is not known".removeprefix("; ")
+        self.lines.append(Line("mapped", source, self._given(source), key, value, note))
+        self.seen |= {source, *also}
+
+    def same(self, source: str, note: str) -> None:
+        if source in self.given:
+            self._once(Line("same", source, self._given(source), note=note))
+
+    def missing(self, source: str, note: str) -> None:
+        """Report what has no counterpart, or none with this value."""
+        self._once(Line("missing", source, self._given(source), note=note))
+
+    def skip(self, *sources: str) -> None:
+        """These were looked at, and there is nothing to report of them."""
+        self.seen |= {*sources}
+
+    def direct(self, table: Mapping[str, tuple[str, type]]) -> None:
+        """Map each foreign key of `table` that the file or the framework sets: to its key of ours, as that type."""
+        for source, (key, kind) in table.items():
+            if kind is bool:
+                self.map(source, key, self.flag(source))
+            elif kind is str:
+                if self.text(source):
+                    self.map(source, key, self.text(source))
+            elif (value := self.number(source)) is not None:
+                self.map(source, key, int(value) if kind is int else float(value))
+
+    def finish(self, same: Mapping[str, str], missing: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
+        """Report the keys that nobody asked for, by patterns → notes; and leave out settings that the file does not
+        give and that are our defaults anyway."""
+        for source, value in self.given.items():
+            if isinstance(value, Unresolved) and (source in self.asked or source == "**"):
+                self.lines.append(Line("unresolved", source, value.text))
+            elif source not in self.seen and value is not None and not source.endswith("._target_"):
+                self._rest(source, value, same, missing)
+        needless = {
+            line.key
+            for line in self.lines
+            if line.kind == "mapped" and line.given is None and defaults.get(line.key) == line.value
+        }
+        self.settings = {key: value for key, value in self.settings.items() if key not in needless}
+        self.lines = [line for line in self.lines if line.key not in needless]
+
+    def _rest(self, source: str, value: Any, same: Mapping[str, str], missing: Mapping[str, str]) -> None:
+        known = [note for pattern, note in same.items() if fnmatchcase(source, pattern)]
+        lacking = [note for pattern, note in missing.items() if fnmatchcase(source, pattern)]
+        if known:
+            self.same(source, known[0])
+        elif value is False or value in ([], {}, ""):
+            self.same(source, "off")
+        else:
+            self.missing(source, lacking[0] if lacking else "")
+
+    def _given(self, source: str) -> Any:
+        """What the file sets the key to, for the report: None where that is not known."""
+        value = self.given.get(source)
+        return None if isinstance(value, Unresolved) else value
+
+    def _once(self, line: Line) -> None:
+        if line.source not in self.seen:
+            self.lines.append(line)
+        self.seen.add(line.source)
+
+
+def number_of(value: Any) -> float | None:
+    """A number, or a text that is one; None for anything else. Python would read verl's bounds `0.5_2` as 0.52.
+
+    >>> number_of("1e-6"), number_of(True), number_of("ten"), number_of("0.5_2")
+    (1e-06, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str) or "_" in str(value):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not math.isfinite(number) or abs(number) > 1e18:
+        return None
+    return int(number) if isinstance(value, int) or number == int(number) else number
+
+
+def scalar(text: str) -> Any:
+    """A value as hydra reads it from a command line: true, null, a number, a list, or text without its quotes.
+
+    >>> [scalar(text) for text in ("True", "null", "5", "1e-6", "['a','b']", "'a b'", "~/data")]
+    [True, None, 5, 1e-06, ['a', 'b'], 'a b', '~/data']
+    """
+    text = text.strip()
+    if text.startswith("[") and text.endswith("]"):
+        return [scalar(item) for item in text[1:-1].split(",") if item.strip()]
+    quoted = re.fullmatch(r"(['\"])(.*)\1", text, re.DOTALL)
+    if quoted:
+        return quoted[2]
+    words = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    number = number_of(text)
+    return text if number is None else number
+
+
+def divisor_near(whole: int, parts: float) -> int:
+    """The divisor of `whole` that is nearest to `parts`, the smaller of two.
+
+    >>> divisor_near(32, 3), divisor_near(32, 100)
+    (2, 32)
+    """
+    small = [n for n in range(1, math.isqrt(whole) + 1) if whole % n == 0]
+    return min({*small, *(whole // n for n in small)}, key=lambda n: (abs(n - parts), n))
