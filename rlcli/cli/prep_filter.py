@@ -134,13 +134,14 @@ def _local(config: Any) -> tuple[EvalReport, dict[int, float], int]:
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
+    from rlcli.trainer.eval_template import day_of_run
     from rlcli.trainer.preflight import prepare
     from rlcli.trainer.view import View
 
     # Workers write their logs as they go, and they go with this folder.
     with tempfile.TemporaryDirectory(prefix="rlcli-filter-") as scratch, View() as view:
         view.phase("check model and data")
-        prepared = prepare(config, train=False, on_note=view.note)
+        prepared = prepare(config, train=False, on_note=view.note, day=day_of_run(config.model.path))
         view.phase("load torch and vLLM")  # which the next import does, and takes seconds
         from rlcli.trainer.launch import launch_evaluation
 

@@ -49,6 +49,7 @@ def checked_run(
             on_note=notes.append,
             on_checked=early.begin if not dry_run else lambda config, device: None,
             on_progress=view.progress,
+            day=resumed.day if resumed else None,
         )
         startup.done("prepared")
         if resumed is not None:
@@ -112,6 +113,7 @@ def train_in_folder(
     startup.done("imported")
 
     facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
+    facts |= {"day": prepared.day.isoformat()} if prepared.day else {}
     with RunFolder.resume(target) if resumed else RunFolder.create(target, force=force, facts=facts) as folder:
         resumed_at = None
         if resumed is not None:

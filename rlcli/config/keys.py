@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
 
+TABLE = "a table of numbers"
 UNSET = "unset"
 """How a recipe or `--set` spells the absence of a value: TOML has no null."""
 
@@ -30,7 +31,8 @@ class Key:
     default: Any
     description: str
     kind: str
-    """The JSON type: string, integer, number, boolean, array, or object for a table of numbers."""
+    """The JSON type: string, integer, number, boolean, array, object for a table, or any for a value of one that is not
+    bound to numbers."""
     optional: bool
     """Whether it may be `unset`."""
 
@@ -54,14 +56,16 @@ def keys() -> dict[str, Key]:
 
 
 def find(name: str) -> Key | None:
-    """The key called `name`. Of a table of numbers (`algorithm.options`) every member is a key.
+    """The key called `name`. Of a table (`algorithm.options`, `data.chat_template_kwargs`) every member is a key.
 
     >>> find("algorithm.options.beta").rule
     'a number'
     """
     table = keys().get(name.rpartition(".")[0])
     if table is not None and table.kind == "object":
-        return Key(name, "a number", None, table.description, "number", False)
+        numbers = table.rule == TABLE
+        rule, kind = ("a number", "number") if numbers else ("text, a number, true or false", "any")
+        return Key(name, rule, None, table.description, kind, False)
     return keys().get(name)
 
 
@@ -85,7 +89,9 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     if name in sections():
         return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
     if name in keys():
-        return ConfigError(f"'{name}' is a table{where}", f"set one of its numbers: {name}.NAME=NUMBER")
+        value = "NUMBER" if keys()[name].rule == TABLE else "VALUE"
+        one = "numbers" if keys()[name].rule == TABLE else "values"
+        return ConfigError(f"'{name}' is a table{where}", f"set one of its {one}: {name}.NAME={value}")
     leaf = name.rpartition(".")[2]
     leaves = {known.partition(".")[2] for known in keys()}
     close_leaves = difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)
@@ -108,7 +114,7 @@ def _rule(schema: dict[str, Any]) -> str:
     if "rule" in schema:  # where the schema's own terms would tell nobody what it accepts
         return str(schema["rule"])
     if schema["type"] == "object":
-        return "a table of numbers"
+        return TABLE
     if "enum" in schema:
         return "one of " + ", ".join(schema["enum"])
     if schema["type"] == "array":

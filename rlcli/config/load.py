@@ -127,8 +127,9 @@ def _parse_value(key: Key, text: str) -> Any:
     if key.kind == "boolean" and text.lower() in ("true", "false"):
         return text.lower() == "true"
     if key.kind == "array" and isinstance(value, str):
-        return [item.strip() for item in value.split(",") if item.strip()]
-    return value
+        items = [item.strip() for item in value.split(",") if item.strip()]
+        return [int(item) if item.isdecimal() else item for item in items]
+    return [value] if key.kind == "array" and isinstance(value, int) else value
 
 
 def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
@@ -155,8 +156,9 @@ def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Ma
         return ConfigError(str(found[0]["ctx"]["error"]))
     rules = {key: known.rule for key in wrong if (known := find(key))}
     lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {rule}" for key, rule in rules.items()]
-    # A number that no function takes cannot be explained; those that there are can.
-    named = "algorithm.options" if wrong[0].startswith("algorithm.options.") else wrong[0]
+    # A member that nothing takes cannot be explained; those that there are can.
+    table = wrong[0].rpartition(".")[0]
+    named = table if table in keys() else wrong[0]
     return ConfigError("; ".join(lines), f"what it does: rlcli recipes explain {named}")
 
 

@@ -43,6 +43,12 @@ class Model(Section):
 class Data(Section):
     path: str = Field(default="", description="A parquet file, or a folder with train.parquet.")
     max_prompt_tokens: Positive = Field(default=1024, description="Longer prompts are left out, and counted.")
+    chat_template_kwargs: dict[str, str | bool | int | float] = Field(
+        default_factory=dict,
+        json_schema_extra={"rule": "a table of texts, numbers, true and false"},
+        description="Variables of the model's chat template: chat_template_kwargs.NAME, such as enable_thinking "
+        "= false, or date_string; one that the template does not read is named.",
+    )
     shuffle: bool = Field(default=True, description="Draw prompts in a new random order each epoch (seeded).")
     response: str = Field(
         default="",
@@ -70,6 +76,11 @@ class Rollout(Section):
         default=1.0,
         description="Prompts begun in a step, as a multiple of those that it needs: it ends when enough are finished, "
         "and what is broken off goes on in the next step.",
+    )
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(),
+        description="Tokens that end a response besides the tokenizer's end of sequence, the generation config's and "
+        "the one by which the chat template closes a turn.",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.5, description="Share of a GPU's memory that vLLM may take while it generates."

@@ -105,8 +105,6 @@ def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[
     versions = (FORMAT, transformers.__version__, tokenizers.__version__)
     kind = (type(tokenizer).__name__, tokenizer.special_tokens_map, tokenizer.eos_token_id)
     template = json.dumps(tokenizer.chat_template, sort_keys=True)
-    if "strftime_now" in template:
-        template += time.strftime("%Y-%m-%d")
     return _hashed(content, backend.to_str(), template, repr(kind), repr(limits), repr(versions))
 
 

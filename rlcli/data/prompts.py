@@ -14,8 +14,9 @@ import numpy as np
 
 from rlcli.data.spread import spread
 from rlcli.data.table import JoinedPrompts, PromptTable, read_prompts, taken
+from rlcli.data.template import render
 from rlcli.errors import DataError, ModelError
-from rlcli.types import Message, Prompt
+from rlcli.types import Prompt
 
 __all__ = ["TokenizedPrompts", "load_tokenizer", "prompt_lengths", "read_prompts"]
 
@@ -272,19 +273,4 @@ def _response(prompt: Prompt, name: str) -> str:
 
 
 def _render(tokenizer: Any, prompt: Prompt) -> str:
-    import jinja2
-
-    messages: list[Message] = list(prompt.messages)
-    try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelError(
-            f"the chat template of {tokenizer.name_or_path or 'the model'} is broken: {error}",
-            "mend or copy again its chat_template.jinja",
-        ) from error
-    except jinja2.TemplateError as error:
-        raise ModelError(
-            f"the chat template of {tokenizer.name_or_path or 'the model'} refuses prompt {prompt.id}: {error}",
-            "give the prompt roles that the template knows, or use another model",
-        ) from error
-    return text
+    return render(tokenizer, prompt.messages, what=f"prompt {prompt.id}")

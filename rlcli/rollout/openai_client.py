@@ -8,9 +8,9 @@ import os
 import queue
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -31,7 +31,8 @@ PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One response wanted. `key` is the caller's own and comes back with the result; a seed of None sends none.
+    """One response wanted. `key` is the caller's own and comes back with the result; a seed of None sends none; extra:
+    further fields of the request, which not every server knows.
 
     >>> request = ChatRequest(key="gsm8k:0/1", messages=[{"role": "user", "content": "2+2?"}], max_tokens=64, seed=1)
     """
@@ -41,6 +42,7 @@ class ChatRequest:
     temperature: float = 0.0
     max_tokens: int = 1024
     seed: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class ChatClient:
         }
         if request.seed is not None:
             body["seed"] = request.seed
+        body |= request.extra
         answer, latency_s = await self._send(http, "POST", "chat/completions", body)
         try:
             choice = answer["choices"][0]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ def environment() -> dict[str, Any]:
         "directory": str(Path.cwd()),
         "command": [re.sub(r"//[^/@\s]*@", "//***@", part) for part in sys.argv],
     }
+
+
+def recorded_day(environment: Mapping[str, Any]) -> date | None:
+    """The day that a run's chat template takes for today: it is fixed when the run begins. None where the record does
+    not tell."""
+    try:
+        return date.fromisoformat(str(environment.get("day") or environment["started"])[:10])
+    except (LookupError, ValueError):
+        return None
 
 
 def installed(package: str) -> str:

@@ -13,7 +13,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.eval_settings import local_model, prompts_mark, settings_of_evaluation
+from rlcli.trainer.eval_settings import day_in, local_model, prompts_mark, settings_of_evaluation
 from rlcli.trainer.eval_store import EvalStore, dataset_names, settings_of
 from rlcli.trainer.evaluate import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
 from rlcli.trainer.responses import COLUMNS, Responses, joined
@@ -96,19 +96,21 @@ class _Dataset:
 
 def evaluate_model(request: Request, view: View) -> Evaluation:
     """Evaluate a model on engines of our own, started once for all datasets, and not at all if nothing is missing."""
+    from rlcli.trainer.eval_template import day_of_run
     from rlcli.trainer.preflight import prepare
 
     notes = _Notes(view.note)
     names, marks = _names(request)
+    day = day_of_run(request.config.model.path) or day_in(settings_of(request.out) if request.out else {})
     prepared: dict[str, Prepared] = {}
     for name, path in zip(names, request.paths, strict=True):
         prepared[name] = prepare(
-            _with_data(request.config, path), train=False, on_note=notes, on_progress=view.progress
+            _with_data(request.config, path), train=False, on_note=notes, on_progress=view.progress, day=day
         )
     ready = _together(list(prepared.values()))
     _check_templates(request.config.model.path, prepared, notes)
     datasets = _datasets(request, marks, {name: own.prompts.prompts for name, own in prepared.items()})
-    model = local_model(ready.config.model.path, ready.adapter, ready.dtype)
+    model = local_model(ready.config.model.path, ready.adapter, ready.dtype, ready.day)
     with ExitStack() as stack:
         store = _open(request, datasets, ready.config, model, stack)
 
@@ -312,17 +314,11 @@ def _together(prepared: Sequence[Prepared]) -> Prepared:
 
 
 def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callable[[str], None]) -> None:
-    from transformers import AutoTokenizer
-
-    from rlcli.trainer.eval_template import check_template, trained_with
+    from rlcli.trainer.eval_template import rendered_with, trained_with
 
     first = next(iter(prepared.values()))
-    path = first.config.model.path
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    for own in prepared.values():
-        for note in check_template(tokenizer, own.prompts.prompts[0]):
-            notes(note)
-    for note in trained_with(path, first.adapter):
+    given = first.config.data.chat_template_kwargs
+    for note in trained_with(first.config.model.path, first.adapter) + rendered_with(model, given):
         notes(note)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlcli.types import Prompt
 LOOKS = 64
 """Places at which a file of weights is read: an update changes all of them, and reading them takes milliseconds."""
 LOOK_BYTES = 4096
+DAY = "the day in the chat template"
 SMALL = (".json", ".jinja", ".txt", ".model")
 WEIGHTS = (".safetensors", ".bin")
 
@@ -28,14 +30,26 @@ def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: 
         "verifier": config.verifier.name,
         "verifier.deadline_s": config.verifier.deadline_s,
     }
+    if config.data.chat_template_kwargs:
+        found["data.chat_template_kwargs"] = dict(sorted(config.data.chat_template_kwargs.items()))
+    if config.rollout.stop_token_ids:
+        found["rollout.stop_token_ids"] = sorted(config.rollout.stop_token_ids)
     for file in sorted({file for row in {prompt.verifier for prompt in prompts} for file in _files(row)}):
         found[f"the content of {file}"] = _digest(Path(file).read_bytes())
     return found
 
 
-def local_model(path: str, adapter: str, dtype: str) -> dict[str, Any]:
-    """Of a model that is evaluated here. path: folder or hub id; adapter: folder of a LoRA adapter on it, or empty."""
+def day_in(evaluation: Mapping[str, Any]) -> date | None:
+    """The day that the chat template took for today when the first samples of a folder were generated."""
+    day = evaluation.get("settings", {}).get(DAY)
+    return date.fromisoformat(day) if day else None
+
+
+def local_model(path: str, adapter: str, dtype: str, day: date | None = None) -> dict[str, Any]:
+    """Of a model that is evaluated here. path: folder or hub id; adapter: folder of a LoRA adapter on it, or empty.
+    day: which its chat template takes for today, if it asks."""
     found: dict[str, Any] = {"model": path, "weights": _mark(path), "model.dtype": dtype}
+    found |= {DAY: day.isoformat()} if day else {}
     return found | ({"adapter": adapter, "weights of the adapter": _mark(adapter)} if adapter else {})
 
 

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
+from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
-from typing import Any
 
-from rlcli.errors import ModelError
-from rlcli.types import Prompt
+from rlcli.trainer.environment import environment_of, recorded_day
 
 
-def check_template(tokenizer: Any, prompt: Prompt) -> list[str]:
-    """What a reader should know of the tokenizer's chat template, tried on one prompt.
+def day_of_run(model: str) -> date | None:
+    """The day that the run trained with, in whose folder `model` lies; None where it lies in none."""
+    return next((recorded_day(environment_of(folder)) for folder in _runs(model)), None)
 
-    Raises `ModelError` where the template drops the prompt's text.
-    """
-    name, messages = tokenizer.name_or_path or "the model", list(prompt.messages)
-    opened = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    if messages[-1]["content"].strip() not in opened:
-        raise ModelError(
-            f"the chat template of {name} leaves out the text of prompt {prompt.id}",
-            "put the model's own chat_template.jinja into its folder",
-        )
-    if opened == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False):
-        return [f"the chat template of {name} opens no assistant turn: the model may go on with the user's"]
+
+def rendered_with(model: str, values: Mapping[str, object]) -> list[str]:
+    """A note where `model` lies in the folder of a run that gave its chat template other variables than `values`."""
+    for folder in _runs(model):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+            then = dict(settings["data"].get("chat_template_kwargs", {}))
+            if then != dict(values):
+                return [
+                    f"the run {folder.name} was trained with data.chat_template_kwargs = {then}, not {dict(values)}"
+                ]
     return []
 
 
@@ -46,6 +48,13 @@ def trained_with(model: str, adapter: str) -> list[str]:
         f"the run {run} was trained with the chat template of {base}, and that of {model} is another: "
         "the model sees prompts that look different"
     ]
+
+
+def _runs(model: str) -> list[Path]:
+    """The folder of the run that `model` names, or lies in."""
+    folder = Path(model)
+    above = [folder.resolve(), *folder.resolve().parents[:3]] if folder.is_dir() else []
+    return [parent for parent in above if (parent / "config.toml").is_file()][:1]
 
 
 def _run_of(folder: Path) -> tuple[str, str]:

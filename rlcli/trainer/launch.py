@@ -125,6 +125,8 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         scoring_processes=prepared.scoring_processes,
         verifiers=prepared.verifiers,
         group_id=group_id,
+        stop_token_ids=tuple(prepared.stop_tokens),
+        thinking=prepared.thinking,
     )
 
 

@@ -100,7 +100,8 @@ def _prompt_rows(prepared: Prepared, epoch: float) -> list[tuple[str, str]]:
     """Nothing where the data is not known yet."""
     if not epoch:
         return []
-    return [("prompts", f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch")]
+    prompts = f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"
+    return [("prompts", prompts), *_template_rows(prepared)]
 
 
 def _trained(prepared: Prepared) -> str:
@@ -156,6 +157,7 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
     rows = [
         ("samples an engine", f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once"),
         ("sampling", f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}"),
+        *_ending_rows(prepared),
     ]
     if rollout.oversample > 1:
         begun = math.ceil(round(rollout.prompts_per_step * rollout.oversample, 6))
@@ -203,6 +205,24 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
     if prepared.kv_cache_bytes:
         rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
     return rows
+
+
+def _ending_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """What ends a response, and what becomes of one that is cut off before it."""
+    cut = {"mask": "left out of the loss and of the group's statistics", "zero_reward": "their reward is 0"}
+    stops = ", ".join(f"{token} {text!r}" for token, text in prepared.stop_tokens.items())
+    rows = [("a response ends at", stops)] if stops else []
+    rule = prepared.config.train.truncated
+    return rows + ([("cut-off responses", cut[rule])] if rule in cut else [])
+
+
+def _template_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """What prompts are rendered with, where it is not the template alone."""
+    given = prepared.config.data.chat_template_kwargs
+    rows = [("chat template", ", ".join(f"{name} = {value!r}" for name, value in given.items()))] if given else []
+    if prepared.day:
+        rows.append(("date in the template", f"{prepared.day.isoformat()}, kept with the run"))
+    return rows + ([("reasoning", "the template opens a <think>")] if prepared.thinking else [])
 
 
 def _listed(verifiers: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from rlcli.config.load import Resolved, layered, resolve
 from rlcli.config.schema import RunConfig, Train
+from rlcli.data import template
 from rlcli.data.prompt_cache import tokenized
 from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
 from rlcli.data.table import verifiers_of
@@ -192,7 +194,9 @@ def _check_model(config: RunConfig, shape: ModelShape) -> None:
 def _prompts(config: RunConfig) -> TokenizedPrompts:
     rows = read_prompts(config.data.path, "train", config.verifier.name)
     response, most = config.data.response, config.rollout.max_response_tokens
-    tokenizer = load_tokenizer(config.model.path)
+    tokenizer = template.fix(
+        load_tokenizer(config.model.path), config.data.chat_template_kwargs, datetime.now(UTC).date()
+    )
     return tokenized(rows, tokenizer, config.data.max_prompt_tokens, response=response, max_response_tokens=most)
 
 

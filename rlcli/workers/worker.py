@@ -153,7 +153,11 @@ class Worker:
             if self.spec.adapter:
                 self.engine.load_adapter(self.spec.adapter)
             self._close_scorer()
-            self.rollout_role = RolloutRole(self.rank, self.engine, self._scorer(), tokenizer)
+            self.rollout_role = RolloutRole(
+                *(self.rank, self.engine, self._scorer(), tokenizer),
+                thinking=self.spec.thinking,
+                stop_token_ids=self.engine.spec.stop_token_ids,
+            )
             if self.residence.moves:
                 self.engine.sleep()  # A checkpoint may come first; the sync wakes it.
 

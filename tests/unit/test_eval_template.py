@@ -1,18 +1,15 @@
-"""Chat templates that are not the model's: refused where they drop the prompt, else said."""
+"""Chat templates that are not the model's, or that a run gave other variables: a note says so."""
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlcli.errors import ModelError
 from rlcli.model.tiny import make_tiny_model
-from rlcli.trainer.eval_template import check_template, trained_with
-from rlcli.types import Prompt
-
-PROMPT = Prompt("sums:test:0", ({"role": "user", "content": "2+2="},), "sums", "math", "exact", "4")
+from rlcli.trainer.eval_template import day_of_run, rendered_with, trained_with
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +34,6 @@ def copy_with(folder: Path, to: Path, template: str = "") -> Path:
 OTHER = "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}: {% endif %}"
 
 
-def test_a_template_that_drops_the_prompt_is_refused(model: Path) -> None:
-    assert check_template(tokenizer_of(model), PROMPT) == []
-    with pytest.raises(ModelError, match=r"leaves out the text of prompt sums:test:0; put the model's own"):
-        check_template(tokenizer_of(model, "Hello!"), PROMPT)
-
-
-def test_a_template_that_opens_no_turn_is_said(model: Path) -> None:
-    said = check_template(tokenizer_of(model, "{{ messages[0].content }}"), PROMPT)
-    assert len(said) == 1
-    assert "opens no assistant turn" in said[0]
-
-
 def test_an_export_with_another_template_than_its_run_is_said(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "grpo-1"
     same, other = copy_with(model, run / "exports" / "step-1"), copy_with(model, run / "exports" / "step-2", OTHER)
@@ -66,3 +51,17 @@ def test_an_adapter_whose_tokenizer_has_another_template_is_said(model: Path, tm
     assert said == [f"the tokenizer in {adapter} has another chat template than {model}, which is used"]
     assert trained_with(str(model), str(copy_with(model, tmp_path / "equal"))) == []
     assert trained_with("owner/name", "") == []
+
+
+def test_a_run_gives_its_day_and_says_which_variables_it_had(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "grpo-1"
+    inside = copy_with(model, run / "exports" / "step-1")
+    (run / "config.toml").write_text(
+        f'[model]\npath = "{model}"\n[data]\nchat_template_kwargs.enable_thinking = false\n'
+    )
+    (run / "environment.json").write_text('{"started": "2024-07-25T23:59:00Z", "day": "2024-07-26"}')
+    assert day_of_run(str(run)) == day_of_run(str(inside)) == date(2024, 7, 26)
+    assert day_of_run(str(model)) is day_of_run("owner/name") is None
+    (note,) = rendered_with(str(inside), {})
+    assert "the run grpo-1 was trained with data.chat_template_kwargs = {'enable_thinking': False}, not {}" in note
+    assert rendered_with(str(run), {"enable_thinking": False}) == rendered_with(str(model), {"x": 1}) == []

@@ -1,0 +1,184 @@
+"""The chat template: what ends a turn, what it is rendered with, its date, and what is refused before a run starts."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.config.load import dump_toml, resolve
+from rlcli.data import template
+from rlcli.data.prompt_cache import _key
+from rlcli.data.prompts import TokenizedPrompts
+from rlcli.errors import ConfigError, ModelError
+from rlcli.model.tiny import make_tiny_model
+from rlcli.trainer.environment import recorded_day
+from rlcli.types import Prompt
+from tests import chat_templates as of
+from tests.chat_templates import tokenizer_with
+
+QUESTION = ({"role": "user", "content": "2+2?"},)
+SYSTEM = ({"role": "system", "content": "Add."}, *QUESTION)
+DAY = date(2024, 7, 26)
+
+
+def prompt(messages: Any = QUESTION, number: int = 0) -> Prompt:
+    return Prompt(f"sums:train:{number}", tuple(messages), "sums", "math", "exact", "4")
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (of.CHATML, "<|im_end|>"),
+        (of.DATED, "<|eot|>"),
+        (of.BY_OPENER, "<|user|>"),
+        (of.BY_TEXT, None),
+        (of.BY_EOS, "<eos>"),
+        (of.TWO_ENDS, "<|return|>"),
+        (of.THINKING, "<eos>"),
+        ("{{ messages[0].content }}", None),
+        ("{% if messages|length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ messages[0].content }}", None),
+    ],
+)
+def test_the_token_that_closes_a_turn_is_read_off_the_template(text: str, ends: str | None) -> None:
+    tokenizer = tokenizer_with(text)
+    found = template.end_of_turn(tokenizer)
+    assert (None if found is None else tokenizer.convert_ids_to_tokens(found)) == ends
+
+
+def test_all_that_ends_a_response_is_one_set(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny")
+    tokenizer = tokenizer_with(of.CHATML)
+    end, eos = tokenizer.convert_tokens_to_ids("<|im_end|>"), tokenizer.eos_token_id
+    assert template.stop_tokens(tokenizer, str(model), ()) == {eos: "<eos>", end: "<|im_end|>"}
+    (model / "generation_config.json").write_text('{"eos_token_id": [1, 4]}')
+    more = template.stop_tokens(tokenizer, str(model), (5, eos))
+    assert more == {eos: "<eos>", 4: "<|user|>", 5: "<|assistant|>", end: "<|im_end|>"}
+    assert template.stop_tokens(tokenizer, str(tmp_path / "nowhere"), ()) == {eos: "<eos>", end: "<|im_end|>"}
+    with pytest.raises(ConfigError, match=r"there is no token 100000, the tokenizer of .* has ids up to"):
+        template.stop_tokens(tokenizer, str(model), (100_000,))
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "thinking"),
+    [
+        (of.THINKING, {}, True),
+        (of.CHATML, {}, False),
+        (of.CHATML, {"enable_thinking": False}, False),  # the block is empty, and closed
+        (of.BY_EOS, {}, False),
+    ],
+)
+def test_a_think_that_the_prompt_opens_is_known(text: str, values: dict[str, Any], thinking: bool) -> None:
+    assert template.opens_thinking(template.fix(tokenizer_with(text), values, None)) == thinking
+
+
+def test_variables_of_the_template_are_set_and_travel_with_the_tokenizer() -> None:
+    plain, fixed = tokenizer_with(of.CHATML), tokenizer_with(of.CHATML)
+    template.fix(fixed, {"enable_thinking": False}, None)
+    without, with_it = (template.render(one, QUESTION) for one in (plain, fixed))
+    assert with_it == without + "<think>\n\n</think>\n\n"
+    assert template.render(pickle.loads(pickle.dumps(fixed)), QUESTION) == with_it
+    dated = template.fix(tokenizer_with(of.DATED), {"date_string": 'on a "quoted" день\n'}, DAY)
+    assert 'Today: on a "quoted" день\n' in template.render(dated, QUESTION)
+    untouched = template.fix(tokenizer_with(of.CHATML), {}, None)
+    assert untouched.chat_template == of.CHATML
+    assert _key("c", [], plain, (1, "", 0)) != _key("c", [], fixed, (1, "", 0)), "cached tokens are others'"
+
+
+def test_a_variable_that_the_template_does_not_read_is_named() -> None:
+    notes: list[str] = []
+    tokenizer = tokenizer_with(of.CHATML)
+    template.fix(tokenizer, {"enable_thinking": True, "think": 1}, None, notes.append)
+    assert len(notes) == 1
+    assert "data.chat_template_kwargs.think has no effect" in notes[0]
+    for name in ("messages", "add_generation_prompt", "tokenize", "strftime_now", "not a name"):
+        with pytest.raises(ConfigError, match=f"data.chat_template_kwargs.{name}: no variable"):
+            template.fix(tokenizer_with(of.CHATML), {name: 1}, None)
+
+
+def test_the_date_is_the_given_one_whatever_day_it_is() -> None:
+    tokenizer = tokenizer_with(of.DATED)
+    assert template.asks_for_date(tokenizer)
+    assert not template.asks_for_date(tokenizer_with(of.CHATML))
+    assert datetime.now().strftime("%d %b %Y") in template.render(tokenizer, QUESTION)
+    assert "Today: 26 Jul 2024\n" in template.render(template.fix(tokenizer, {}, DAY), QUESTION)
+    every = "".join(f"%{code} " for code in template.DIRECTIVES) + "100%% %-d."
+    clock = (
+        "{{ strftime_now(" + repr(every) + ") }}{% macro m() %}{{ strftime_now(format='%Y') }}{% endmacro %}{{ m() }}"
+    )
+    fixed = template.fix(tokenizer_with(clock), {}, DAY)
+    assert template.render(fixed, QUESTION) == datetime(2024, 7, 26).strftime(every) + "2024"
+
+
+def test_a_fixed_template_renders_as_before_where_its_first_line_counts() -> None:
+    for text in ("\n{% if true %}a{% endif %}\n", "  {% if true %}a{% endif %}", "{%- if x %}{{ x }}{% endif %}a\n\nb"):
+        shown = template.render(tokenizer_with(text), QUESTION)
+        assert template.render(template.fix(tokenizer_with(text), {"y": 1}, None), QUESTION) == shown
+
+
+def test_prompts_of_a_dated_template_are_the_same_on_every_day() -> None:
+    def prints(day: date) -> str:
+        return TokenizedPrompts.tokenize([prompt()], template.fix(tokenizer_with(of.DATED), {}, day), 99).fingerprint()
+
+    assert prints(DAY) == prints(DAY)
+    assert prints(DAY) != prints(date(2024, 7, 27))
+    assert recorded_day({"day": "2024-07-26", "started": "2025-01-01T00:00:00Z"}) == DAY
+    assert recorded_day({"started": "2024-07-26T23:59:59Z"}) == DAY  # of a run that began with an earlier release
+    assert recorded_day({}) is recorded_day({"day": "soon"}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "messages", "says"),
+    [
+        ("", QUESTION, "has no chat template|renders nothing"),
+        ("{% if false %}{{ messages }}{% endif %} \n", QUESTION, "renders nothing"),
+        ("Hello!", QUESTION, "leaves out the user's message"),
+        (
+            "{% if messages|length == 1 %}{{ messages[0].content }}{% endif %}b",
+            SYSTEM,
+            "leaves out the system's message",
+        ),
+        (of.BY_EOS.replace("in messages", "in messages[-1:]"), (*QUESTION, *QUESTION), "leaves out the user's message"),
+        ("{{ raise_exception('no') }}", QUESTION, "refuses a conversation of user: no"),
+        ("{{ messages[0].content + 1 }}", QUESTION, "fails on a conversation of user: TypeError"),
+        ("{% for %}", QUESTION, "is broken"),
+        ("{{ bos_token }}{{ bos_token }}{{ messages[0].content }}", QUESTION, "would begin with <pad> twice"),
+    ],
+)
+def test_a_template_that_cannot_be_right_is_refused(text: str, messages: Any, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as refused:
+        template.check(tokenizer_with(text, bos="<pad>"), [prompt(), prompt(messages, 1)])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_that_is_right_passes() -> None:
+    for text in (of.CHATML, of.DATED, of.BY_OPENER, of.BY_TEXT, of.TWO_ENDS, of.THINKING):
+        assert template.check(tokenizer_with(text, bos="<pad>"), [prompt(), prompt(SYSTEM)]) == []
+    (note,) = template.check(tokenizer_with(of.BY_EOS), [prompt()])
+    assert "opens no assistant turn" in note
+
+
+def test_variables_are_keys_of_the_configuration() -> None:
+    sets = ["data.chat_template_kwargs.enable_thinking=false", "data.chat_template_kwargs.date_string=26 Jul 2024"]
+    run = resolve("grpo", {}, [*sets, "data.chat_template_kwargs.budget=3", "rollout.stop_token_ids=[4, 5]"])
+    given = {"enable_thinking": False, "date_string": "26 Jul 2024", "budget": 3}
+    assert run.config.data.chat_template_kwargs == given
+    assert run.config.rollout.stop_token_ids == (4, 5)
+    text = dump_toml(run)
+    assert 'chat_template_kwargs.date_string = "26 Jul 2024"  # --set' in text
+    for wrong, says in {
+        "data.chat_template_kwargs=3": "set one of its values: data.chat_template_kwargs.NAME=VALUE",
+        "data.chat_template_kwargs.x=[1]": "must be text, a number, true or false",
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            resolve("grpo", {}, [wrong])
+        assert says in str(refused.value)
+
+
+def test_variables_are_read_back_from_the_file_of_a_run(tmp_path: Path) -> None:
+    run = resolve("grpo", {}, ["data.chat_template_kwargs.enable_thinking=false", "rollout.stop_token_ids=7"])
+    (tmp_path / "config.toml").write_text(dump_toml(run))
+    assert resolve(str(tmp_path / "config.toml")).config == run.config
