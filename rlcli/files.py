@@ -96,6 +96,12 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def sync_file(path: Path) -> None:
+    """Bring the content of a file that has been written and closed to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_folder(path: Path) -> None:
     """Bring what a folder lists, such as a new name of a file, to the disk, where its file system can."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

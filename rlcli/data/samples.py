@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RunFailed
-from rlcli.files import replacing
+from rlcli.files import replacing, sync_file, sync_folder
 from rlcli.types import Prompt, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
 
+_NUMBERS = re.compile(r"\d+")
 PART_EVERY_S = 1.0
 PART_SHARE = 0.01
 """A part is written a second after the last, later after one hundredth of the time that the writer has lived, so that a
@@ -112,21 +114,33 @@ def schema() -> Any:
     )
 
 
+def sample_files(room: Path, step: int) -> list[Path]:
+    """The files of samples that the workers of a run wrote of one step, in the order of their ranks. room: the run's
+    `samples` or `evaluations`. Of runs that an older rlcli began, they lie in the room itself, with the step before
+    their name."""
+    named = f"step-{step:06d}"
+    found = [*(room / named).glob("rank-*.parquet"), *room.glob(f"{named}.rank-*.parquet")]
+    return sorted(found, key=lambda path: [int(number) for number in _NUMBERS.findall(path.name.removeprefix(named))])
+
+
 def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Write `rows`, each from `sample_row`, atomically, with a column `step`."""
+    """Write `rows`, each from `sample_row`, as `write_table` does, with a column `step`."""
     import pyarrow as pa
 
     write_table(path, pa.Table.from_pylist([{"step": step, **row} for row in rows], schema=schema()))
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a table of samples atomically. RunFailed where it cannot be written."""
+    """Write a table of samples atomically; it is on the disk, and so is its name, when this returns. RunFailed where it
+    cannot be written."""
     import pyarrow.parquet as pq
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
             pq.write_table(table, beside)
+            sync_file(beside)
+        sync_folder(path.parent)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise RunFailed(f"cannot write {path}: {why}", "make room there, or give a folder to write to") from error

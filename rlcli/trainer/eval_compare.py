@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.data.samples import sample_files
 from rlcli.errors import DataError
 from rlcli.trainer.eval_store import PARTS, prompt_order, read_samples, settings_of
 from rlcli.trainer.evaluate import score_bounds, values_of
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MEAN = "mean score"
-OF_STEP = re.compile(r"(step-\d+)\.rank-")
+OF_STEP = re.compile(r"(step-(\d+))(\.rank-|$)")
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,19 @@ def _tables(path: str) -> dict[str, Any]:
     place = Path(path)
     if place.is_file() and place.suffix == ".parquet":
         return {place.stem: read_samples(place)}
+    step = place.with_suffix("") if place.suffix == ".json" else place
+    named = OF_STEP.fullmatch(step.name)
+    if named and (shards := sample_files(step.parent, int(named[2]))):
+        return {step.name: pa.concat_tables([read_samples(shard) for shard in shards])}
     if place.is_dir():
         files = sorted(place.glob("*.parquet"))
-        if files and (several := OF_STEP.match(files[0].name)):
-            raise DataError(f"{path} holds samples of a run at several steps", f"name one: {place / several[1]}")
+        several = sorted(found[1] for entry in place.iterdir() if (found := OF_STEP.match(entry.name)))
+        if several:
+            raise DataError(f"{path} holds samples of a run at several steps", f"name one: {place / several[0]}")
         if (place / PARTS).is_dir():
             raise DataError(f"{path} holds an evaluation that is not finished", "run the command that began it again")
         if files:
             return {file.stem: read_samples(file) for file in files}
-    step = place.with_suffix("") if place.suffix == ".json" else place
-    shards = sorted(step.parent.glob(f"{step.name}.rank-*.parquet")) if step.parent.is_dir() else []
-    if shards:
-        return {step.name: pa.concat_tables([read_samples(shard) for shard in shards])}
     raise DataError(
         f"{path} holds no samples of an evaluation",
         "give a folder that rlcli eval wrote with --out, a parquet file of samples, or runs/NAME/evaluations/step-N",

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RunFailed
-from rlcli.files import replacing, sync_folder, write_synced
+from rlcli.files import replacing, sync_file, sync_folder, write_synced
 from rlcli.trainer.run_folder import METRICS, finite
 
-OF_STEP = re.compile(r"step-(\d+)\.(json$|rank-)")
+OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
@@ -54,7 +53,7 @@ def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
                 # Of an evaluation that was cut short, another number of workers would leave some files as they are.
                 last = max(step, sampled) if room == "samples" else step
                 if of > last or (room == "evaluations" and of not in told):
-                    path.unlink()
+                    _remove(path)
             for path in (run / room).glob(".step-*.tmp"):  # what was being written when a kill came
                 path.unlink()
 
@@ -72,15 +71,14 @@ def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
 
 
 def sync(run: Path, after: int) -> None:
-    """Bring to the disk what is recorded of the steps after `after`: a machine that goes down must not keep their
-    checkpoint and lose them."""
-    rooms = [run / "samples", run / "evaluations"]
-    files = [path for room in rooms for step, path in _of_steps(room) if step > after]
-    for path in (run / METRICS, *files):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    for room in (run, *rooms):
-        sync_folder(room)
+    """Bring to the disk what the controller recorded of the steps after `after`: a machine that goes down must not keep
+    their checkpoint and lose them. The samples are there: workers return none before theirs are on the disk. So this
+    takes the same time however many workers and steps there are."""
+    reports = [path for step, path in _of_steps(run / "evaluations") if step > after and path.suffix == ".json"]
+    for path in (run / METRICS, *reports):
+        sync_file(path)
+    for folder in (run, run / "samples", run / "evaluations"):
+        sync_folder(folder)
 
 
 @contextlib.contextmanager
@@ -112,8 +110,19 @@ def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         write_synced(beside, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
+def _remove(path: Path) -> None:
+    """A file of a step; or its folder, but for what others have put there."""
+    if not path.is_dir():
+        return path.unlink()
+    for file in (*path.glob("rank-*.parquet"), *path.glob(".rank-*.tmp")):
+        file.unlink()
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
 def _of_steps(room: Path) -> list[tuple[int, Path]]:
-    """The files of `room` that the run has written after a step, with the step; `step-000012.rank-0.round-2.parquet` is
-    of step 12. What others have put there is not among them."""
+    """What the run has written to `room` after a step, with the step: `step-000012.json`, the folder `step-000012`,
+    and, of runs that an older rlcli began, `step-000012.rank-0.round-2.parquet`. What others have put there is not
+    among them."""
     found = [(OF_STEP.match(path.name), path) for path in room.glob("step-*")]
     return [(int(name[1]), path) for name, path in found if name]

@@ -42,7 +42,7 @@ class RunFolder:
     """A folder that this process holds:
 
         config.toml  environment.json  metrics.jsonl  events.jsonl  trackers.json
-        samples/step-000001.rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
+        samples/step-000001/rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
 
     with RunFolder.create(Path("runs/first")) as folder:
         folder.append_metrics({"step": 1, "reward/mean": 0.25})

@@ -268,10 +268,11 @@ def _times(count: int, factor: float) -> int:
 
 
 def _of_round(path: str, number: int) -> str:
-    """`step-000001.rank-{rank}.parquet`, and from the second round on `step-000001.rank-{rank}.round-2.parquet`."""
+    """`…/rank-{rank}.parquet`, and from the second round on `…/rank-{rank}.round-2.parquet`."""
     return path if number == 1 or not path else str(Path(path).with_suffix(f".round-{number}.parquet"))
 
 
 def by_rank(folder: Path, step: int) -> str:
-    """Where each worker writes its samples: `step-000001.rank-{rank}.parquet`, the rank left for it to fill in."""
-    return str(folder / f"step-{step:06d}.rank-{{rank}}.parquet")
+    """Where each worker writes its samples: `step-000001/rank-{rank}.parquet`, the rank left for it to fill in. One
+    folder a step: workers bring theirs to the disk themselves, and the controller looks at no file of theirs."""
+    return str(folder / f"step-{step:06d}" / "rank-{rank}.parquet")

@@ -24,8 +24,8 @@ def differences(run: Path, reference: Path) -> list[str]:
 def lost_samples(run: Path, reference: Path) -> int:
     """Samples of the reference run that the other run's folder lacks, or holds with another response."""
     lost = 0
-    for file in sorted((reference / "samples").glob("*.parquet")):
-        there = run / "samples" / file.name
+    for file in sorted((reference / "samples").rglob("*.parquet")):
+        there = run / file.relative_to(reference)
         mine = _rows(there) if there.exists() else []
         lost += sum(row not in mine for row in _rows(file))
     return lost

@@ -16,6 +16,7 @@ from catalog import STEPS, sets_for
 from conftest import ENVIRONMENT, Cli
 
 from rlcli.config import recipes
+from rlcli.data.samples import sample_files
 from rlcli.trainer.run_folder import events_of
 
 pytestmark = pytest.mark.timeout(900)
@@ -143,7 +144,7 @@ def test_a_run_that_rolls_back_goes_on_from_the_checkpoint_with_other_prompts(
     assert [(event["step"], event["to"]) for event in events] == [(2, 1)]
 
     def prompts(name: str, step: int) -> set[str]:
-        files = (folder / "two" / name / "samples").glob(f"step-{step:06d}.*")
+        files = sample_files(folder / "two" / name / "samples", step)
         return {prompt for file in files for prompt in pq.read_table(file)["prompt_id"].to_pylist()}
 
     assert prompts("grpo:rollback", 1) == prompts("grpo", 1)
@@ -162,8 +163,7 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[
     assert second["canary/max_abs_diff"] < 1e-3
     rows = [
         row
-        for rank in (0, 1)
-        for file in (folder / "two" / "grpo:tail" / "samples").glob(f"step-000002.rank-{rank}.*")
+        for file in sample_files(folder / "two" / "grpo:tail" / "samples", 2)
         for row in pq.read_table(file).to_pylist()
     ]
     assert {row["version"] for row in rows} == {1, 2}

@@ -82,7 +82,9 @@ def samples_of(run: Path, room: str) -> dict[str, list[dict[str, Any]]]:
     """File → its rows, but for what is measured with a clock."""
     import pyarrow.parquet as pq
 
-    found = {path.name: pq.read_table(path).to_pylist() for path in (run / room).glob("*.parquet")}
+    files = sorted((run / room).rglob("*.parquet"))
+    assert files
+    found = {str(path.relative_to(run)): pq.read_table(path).to_pylist() for path in files}
     return {
         name: [{key: value for key, value in row.items() if key != "verify_s"} for row in rows]
         for name, rows in found.items()
@@ -153,7 +155,7 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_agrees_to_rounding(one_r
     import torch
 
     whole, moved = one_rank["grpo"]["whole"], two_ranks["moved"][""]
-    assert (moved / "samples" / "step-000004.rank-1.parquet").exists()
+    assert (moved / "samples" / "step-000004" / "rank-1.parquet").exists()
     for one, two in zip(metrics_of(whole), metrics_of(moved), strict=True):
         names = {"reward/mean", "update/policy_loss", "update/grad_norm", "update/kl_coef", "eval/pass@1"} & one.keys()
         assert names == names & two.keys()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from conftest import ENVIRONMENT, SMALL, Cli, start
 
+from rlcli.data.samples import sample_files
 from rlcli.trainer.run_folder import events_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -83,10 +84,8 @@ def test_a_run_leaves_metrics_samples_configuration_logs_and_checkpoints(runs: d
     phases = ("build", "generate", "load", "old_log_probs", "reference", "update", "sync")
     assert all(0.2 < steps[2]["memory/base_gb"] < steps[2][f"memory/{name}_gb"] < 8 for name in phases)
     assert steps[3]["memory/checkpoint_gb"] > steps[3]["memory/base_gb"], "of step 2"
-    assert {path.name for path in (run / "samples").iterdir()} >= {
-        "step-000001.rank-0.parquet",
-        "step-000003.rank-1.parquet",
-    }
+    for room in ("samples/step-000001", "samples/step-000003", "evaluations/step-000002"):
+        assert {path.name for path in (run / room).iterdir()} == {"rank-0.parquet", "rank-1.parquet"}
     assert "kl_coef = 0.1  # --set" in (run / "config.toml").read_text()
     assert json.loads((run / "environment.json").read_text())["packages"]["ray"]
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
@@ -117,11 +116,7 @@ def test_the_start_is_told(runs: dict[str, Path]) -> None:
 def test_samples_are_readable_and_all_there(runs: dict[str, Path]) -> None:
     import pyarrow.parquet as pq
 
-    rows = [
-        row
-        for path in (runs["two workers"] / "samples").glob("step-000002.*")
-        for row in pq.read_table(path).to_pylist()
-    ]
+    rows = [row for path in sample_files(runs["two workers"] / "samples", 2) for row in pq.read_table(path).to_pylist()]
     assert len(rows) == 16
     assert {row["outcome"] for row in rows} <= {"ok", "wrong", "no_answer"}
     assert all(1 <= row["response_tokens"] <= 24 for row in rows)
@@ -237,6 +232,6 @@ def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path
     assert all(line["canary/max_abs_diff"] < 1e-4 for line in steps)
     assert steps[0]["update/grad_norm"] > 0
     # Both generate the same; the first of the two keeps the samples.
-    assert {path.name for path in (out / "samples").iterdir()} == {f"step-00000{n}.rank-0.parquet" for n in (1, 2)}
-    assert 16 <= len(pq.read_table(out / "samples" / "step-000001.rank-0.parquet")) <= 24
+    assert {path.name for path in (out / "samples").iterdir()} == {"step-000001", "step-000002"}
+    assert 16 <= len(pq.read_table(out / "samples" / "step-000001" / "rank-0.parquet")) <= 24
     assert left() <= before

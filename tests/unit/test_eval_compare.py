@@ -131,9 +131,9 @@ def test_folders_are_matched_by_dataset_and_their_settings_told(
 
 
 def test_the_evaluations_of_a_run_are_read_from_all_its_workers(tmp_path: Path) -> None:
-    for step, letters in ((0, "w"), (50, "r")):
+    for named, letters in (("step-000000.rank", "w"), ("step-000050/rank", "r")):  # an older rlcli had no folder a step
         for rank in (0, 1):
-            write(tmp_path / f"step-{step:06d}.rank-{rank}.parquet", {rank: letters})
+            write(tmp_path / f"{named}-{rank}.parquet", {rank: letters})
     found = compare(str(tmp_path / "step-000000"), str(tmp_path / "step-000050.json"), 5)
     assert (found.overall.prompts, found.overall.better) == (2, 2)
     with pytest.raises(DataError, match=r"samples of a run at several steps; name one: .*/step-000000"):

@@ -194,7 +194,8 @@ def test_going_back_keeps_the_place_in_the_prompts_and_the_count_of_bad_updates(
 def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFolder) -> None:
     notes: list[str] = []
     synced: list[int] = []
-    for name in ("step-000001.rank-0", "step-000002.rank-0", "step-000002.rank-0.round-2"):
+    for name in ("step-000001/rank-0", "step-000002/rank-0", "step-000002/rank-0.round-2"):
+        (folder.samples / f"{name}.parquet").parent.mkdir(exist_ok=True)
         (folder.samples / f"{name}.parquet").touch()
     trainer: Any = SimpleNamespace(
         folder=folder,
@@ -208,7 +209,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
     roll_back(trainer, "a bad update")
     assert synced
     assert notes[0].startswith("a bad update; there is no checkpoint to go back to")
-    assert [path.name for path in folder.samples.iterdir()] == ["step-000001.rank-0.parquet"]
+    assert [path.name for path in folder.samples.iterdir()] == ["step-000001"]
 
 
 def test_metrics_count_what_was_left_out_and_take_nothing_from_it() -> None:

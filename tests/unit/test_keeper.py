@@ -15,6 +15,7 @@ import pytest
 from rlcli.algorithms.controllers import EntropyController, KlController
 from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
+from rlcli.data.samples import write_samples
 from rlcli.errors import RunFailed
 from rlcli.files import described
 from rlcli.trainer.ahead import Ahead
@@ -167,13 +168,18 @@ def test_what_is_recorded_is_on_the_disk_before_its_checkpoint(
 
     monkeypatch.setattr(os, "fsync", fsync)
     for step in (1, 2):
-        (folder.samples / f"step-{step:06d}.rank-0.parquet").touch()
+        for rank in range(3):  # they bring their samples to the disk themselves
+            write_samples(folder.samples / f"step-{step:06d}" / f"rank-{rank}.parquet", step, [])
+        files = [f".rank-{rank}.parquet.{os.getpid()}.tmp" for rank in range(3)]
+        assert synced == [name for file in files for name in (file, f"step-{step:06d}")]
+        synced.clear()
         (folder.evaluations / f"step-{step:06d}.json").touch()
         keeper.begin(step, state(step), [])
         keeper.poll(wait=True)
         before_it = synced[: synced.index("manifest.json")]
-        own = [f"step-{step:06d}.rank-0.parquet", f"step-{step:06d}.json"]
-        assert before_it[:6] == ["metrics.jsonl", *own, "run", "samples", "evaluations"]
+        own = f"step-{step:06d}.json"
+        assert before_it[:5] == ["metrics.jsonl", own, "run", "samples", "evaluations"]
+        assert not [name for name in synced if name.endswith(".parquet")]
         synced.clear()
 
 

@@ -37,8 +37,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             metrics: dict[str, Any] = {"reward/mean": step / 10} if step else {}
             metrics |= {"eval/pass@1": 0.25} if step in (0, 2) else {}  # the last one was cut short
             folder.append_metrics({"step": step, **metrics, "update/grad_norm": float("nan")})
-            (folder.samples / f"step-{step:06d}.rank-0.parquet").touch()
-            (folder.samples / f"step-{step:06d}.rank-0.round-2.parquet").touch()
+            of_step = f"step-{step:06d}.rank-0" if step < 1 or step == 4 else f"step-{step:06d}/rank-0"
+            for name in (f"{of_step}.parquet", f"{of_step}.round-2.parquet"):  # an older rlcli had no folder a step
+                (folder.samples / name).parent.mkdir(exist_ok=True)
+                (folder.samples / name).touch()
             if step % 2 == 0:
                 (folder.evaluations / f"step-{step:06d}.json").write_text('{"headline": "pass@1"}')
         _checkpoint(folder.path, 2)
@@ -85,12 +87,16 @@ def test_an_evaluation_that_came_late_joins_the_line_of_its_step(run: Path) -> N
 
 
 def test_what_an_evaluation_that_was_cut_short_has_left_goes(run: Path) -> None:
-    left = run / "evaluations" / "step-000004.rank-1.parquet"
-    left.touch()
+    left = [run / "evaluations" / name for name in ("step-000004.rank-1.parquet", "step-000004/rank-0.parquet")]
+    left.append(run / "evaluations" / "step-000004" / ".rank-1.parquet.7.tmp")
+    left[1].parent.mkdir()
+    for file in left:
+        file.touch()
     (run / "evaluations" / "step-000004-at-another-temperature").mkdir()  # put there by hand
     assert evaluated_steps(run) == {0, 2}, "reports of evaluations that no line tells of do not count"
     rewind(run, 4)
-    assert not left.exists()
+    assert not any(file.exists() for file in left)
+    assert not left[1].parent.exists()
     assert sorted(evaluations_of(run)) == [0, 2]
     assert len(metrics_of(run)) == 5
     assert (run / "evaluations" / "step-000004-at-another-temperature").is_dir()
@@ -112,7 +118,7 @@ def test_a_record_that_cannot_be_read_is_not_taken_for_empty(run: Path, monkeypa
         with pytest.raises(RunFailed, match=r"metrics\.jsonl: Input/output error"):
             amend(run, 4, {"eval/pass@1": 0.5})
     assert (run / "metrics.jsonl").read_bytes() == before
-    assert len(list((run / "samples").iterdir())) == 10
+    assert len(list((run / "samples").rglob("*.parquet"))) == 10
 
 
 def test_a_run_goes_on_with_its_own_configuration(run: Path) -> None:

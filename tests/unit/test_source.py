@@ -23,7 +23,7 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.trainer.collect import Collected
-from rlcli.trainer.source import RolloutSource
+from rlcli.trainer.source import RolloutSource, by_rank
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
 from rlcli.workers.pending import Saver, pending
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
@@ -398,13 +398,11 @@ def test_greedy_baselines_stay_with_their_group() -> None:
 
 def test_each_round_saves_its_samples_to_a_file_of_its_own(tmp_path: Path) -> None:
     workers = Workers(unequal_where(lambda row: row % 2 == 0))
-    source_of(
-        workers, save_as=lambda step: str(tmp_path / f"step-{step:06d}.rank-{{rank}}.parquet"), keep="unequal"
-    ).take(1)
-    assert [Path(call.save_as.format(rank=0)).name for call in workers.calls] == [
-        "step-000001.rank-0.parquet",
-        "step-000001.rank-0.round-2.parquet",
-        "step-000001.rank-0.round-3.parquet",
+    source_of(workers, save_as=lambda step: by_rank(tmp_path, step), keep="unequal").take(1)
+    assert [str(Path(call.save_as.format(rank=0)).relative_to(tmp_path)) for call in workers.calls] == [
+        "step-000001/rank-0.parquet",
+        "step-000001/rank-0.round-2.parquet",
+        "step-000001/rank-0.round-3.parquet",
     ]
     unsaved = Workers(unequal_where(lambda row: row % 2 == 0))
     source_of(unsaved, keep="unequal").take(1)

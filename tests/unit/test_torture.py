@@ -48,12 +48,12 @@ def test_seeds_differ() -> None:
 
 
 def a_run(folder: Path) -> Path:
-    for room in ("samples", "evaluations", "checkpoints/step-000002"):
+    for room in ("samples/step-000001", "evaluations", "checkpoints/step-000002"):
         (folder / room).mkdir(parents=True)
     lines = [{"step": step, "reward/mean": 0.5, "time/step_s": len(folder.name)} for step in (1, 2)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [{"prompt_id": "a", "response": "b", "verify_s": float(len(folder.name))}] * 3
-    pq.write_table(pa.Table.from_pylist(rows), folder / "samples" / "step-000001.rank-0.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "samples" / "step-000001" / "rank-0.parquet")
     (folder / "evaluations" / "step-000002.json").write_text("{}")
     checkpoint = folder / "checkpoints" / "step-000002"
     dcp.save({"policy.model.weight": torch.arange(4.0)}, checkpoint_id=checkpoint / "policy", no_dist=True)
@@ -70,7 +70,7 @@ def write_metrics(run: Path) -> None:
 
 def write_samples(run: Path) -> None:
     rows = [{"prompt_id": "a", "response": text, "verify_s": 0.0} for text in "bcb"]
-    pq.write_table(pa.Table.from_pylist(rows), run / "samples" / "step-000001.rank-0.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), run / "samples" / "step-000001" / "rank-0.parquet")
 
 
 def write_weights(run: Path) -> None:
@@ -82,8 +82,8 @@ def write_weights(run: Path) -> None:
 CHANGES: dict[str, Callable[[Path], Any]] = {
     "metrics.jsonl, line 2: reward/mean": write_metrics,
     "metrics.jsonl has 0 lines": lambda run: (run / "metrics.jsonl").write_text(""),
-    "samples/step-000001.rank-0.parquet differs": write_samples,
-    "samples/ holds other files": lambda run: (run / "samples" / ".step-000001.tmp").touch(),
+    "samples/step-000001/rank-0.parquet differs": write_samples,
+    "samples/ holds other files": lambda run: (run / "samples" / "step-000001" / ".rank-0.tmp").touch(),
     "evaluations/step-000002.json differs": lambda run: (run / "evaluations/step-000002.json").write_text("[]"),
     "evaluations/ holds other files": lambda run: (run / "evaluations" / "step-000002.json").unlink(),
     "checkpoint: policy/policy.model.weight differs": write_weights,
@@ -106,5 +106,5 @@ def test_a_sample_is_lost_where_its_file_is_gone_or_holds_another(tmp_path: Path
     run, reference = a_run(tmp_path / "run"), a_run(tmp_path / "reference")
     write_samples(reference)
     assert lost_samples(run, reference) == 1
-    (run / "samples" / "step-000001.rank-0.parquet").unlink()
+    (run / "samples" / "step-000001" / "rank-0.parquet").unlink()
     assert lost_samples(run, reference) == 3
