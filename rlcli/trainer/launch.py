@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
@@ -27,9 +28,10 @@ from rlcli.trainer.tracking import Trackers
 from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
 from rlcli.trainer.view import View
 from rlcli.workers import startup
-from rlcli.workers.cluster import policy_pool, start_group
+from rlcli.workers.cluster import policy_pool
 from rlcli.workers.early import EarlyStart
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.placing import Pool, reserve, start_group
 from rlcli.workers.sentinel import OnLost, leave
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
@@ -71,14 +73,12 @@ def running_workers(
         try:
             startup.done("ray")
             on_phase("start workers")
-            for size, own in _pools(config, spec):
-                pool = replace(policy_pool(config, prepared.device), workers=size, key=KEYS[own.name])
-                placed = early.take(pool) if own.name == POLICY else None
-                how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, "placed": placed}
+            for own, pool, held in _held(config, spec, prepared.device, early):
+                how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, **held}
                 started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
                 group.join(*group.meeting_point())
                 if train:
-                    check_shared(logs, own.name, size)
+                    check_shared(logs, own.name, pool.workers)
             startup.done("workers")
             on_phase("load model")
             build(list(started.values()))
@@ -127,7 +127,28 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         group_id=group_id,
         stop_token_ids=tuple(prepared.stop_tokens),
         thinking=prepared.thinking,
+        hub_token=os.environ.get("HF_TOKEN", ""),
     )
+
+
+def _held(
+    config: RunConfig, spec: WorkerSpec, device: str, early: EarlyStart
+) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
+    """Each pool, what its workers are built from, and what `start_group` is told of the places that it has: of all
+    pools before the first of them starts."""
+    first = policy_pool(config, device)
+    apart = {CRITIC: 1, ENGINES: config.rollout.tensor_parallel}
+    pools = [
+        (own, replace(first, workers=size, key=KEYS[own.name], engine=apart.get(own.name, first.engine)))
+        for size, own in _pools(config, spec)
+    ]
+    placed = early.take(first)
+    there = [first] if placed is not None else []
+    left = [pool for _, pool in pools[len(there) :]]
+    places = iter(reserve(left, beside=there) if left else [])
+    for own, pool in pools:
+        taken = own.name == POLICY and placed is not None
+        yield own, pool, {"placed": placed} if taken else {"places": next(places)}
 
 
 def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:

@@ -1,4 +1,4 @@
-"""Ray: a local cluster for this run or a running one, a place for each worker, and the actors in it."""
+"""Ray: a local cluster for this run, or a running one."""
 
 from __future__ import annotations
 
@@ -14,21 +14,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from rlcli.attempt import group_id, is_restart
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
-from rlcli.workers import heap
-from rlcli.workers.group import WorkerGroup
+from rlcli.workers.placing import PLACEMENT_TIMEOUT_S, RETRY_EVERY_S, Pool
 from rlcli.workers.sentinel import DaemonSentinel, HeadSentinel, OnLost, leave
 from rlcli.workers.undertaker import Undertaker
 
-PLACEMENT_TIMEOUT_S = 120.0
-RETRY_EVERY_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
 """Ray's object store lies in /dev/shm; below this it would silently fall back to disk."""
@@ -38,44 +32,6 @@ MIN_OPEN_FILES = 1024
 
 HEAD = ("gcs_server", "raylet")
 """The daemons without which a local cluster is none."""
-
-WORKER_ENV = {
-    # vLLM runs inside the worker, so that weights reach it without leaving the process.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Its warnings (weights that «failed to load», a template that cannot be warmed up) are false alarms here.
-    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONWARNINGS": "ignore",
-    "PYTHONUNBUFFERED": "1",
-}
-
-DETERMINISTIC_ENV = {
-    # vLLM's kernels then give a response the same bits whatever else is in the batch; it sets up NCCL likewise.
-    "VLLM_BATCH_INVARIANT": "1",
-    # Without a workspace of its own for each stream cuBLAS may choose another order of sums.
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-}
-"""On GPUs, where train.deterministic asks for it."""
-
-PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT", "TORCH_COMPILE_DISABLE", "WANDB_MODE")
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Where a group runs: how many workers, on what. threads: of each worker on CPUs. deterministic: with kernels on
-    GPUs that give the same bits each time. key: what sets the number of workers."""
-
-    workers: int
-    device: str
-    threads: int
-    deterministic: bool = False
-    key: str = "cluster.workers"
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        return {"CPU": 1.0, "GPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
 
 
 def resolve_device(wanted: str, address: str) -> str:
@@ -133,7 +89,11 @@ def policy_pool(config: RunConfig, device: str) -> Pool:
     """Where the policy's workers run."""
     deterministic = config.train.deterministic
     return Pool(
-        config.cluster.workers, device, 1 if deterministic else worker_threads(config.all_workers), deterministic
+        config.cluster.workers,
+        device,
+        1 if deterministic else worker_threads(config.all_workers),
+        deterministic,
+        engine=1 if config.rollout.workers else config.rollout.tensor_parallel,
     )
 
 
@@ -182,6 +142,8 @@ def set_environment() -> None:
     os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
     # It would start a process a core for tasks, which our workers, with an environment of their own, cannot use.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # Its head would keep a record of every call, for a dashboard that is not there: 23 MiB in 1,000 small steps.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
 
 
 @contextlib.contextmanager
@@ -290,98 +252,6 @@ def _own_signal_handlers() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Actors, by rank, and the placement group that holds their resources."""
-
-    actors: list[Any]
-    places: Any
-
-
-def start_group(
-    worker: type,
-    pool: Pool,
-    logs: Path,
-    *args: Any,
-    name: str = "rank",
-    stall_s: float | None = None,
-    placed: Placed | None = None,
-) -> WorkerGroup:
-    """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: how their
-    logs are called. stall_s: seconds after which one that makes no progress has failed (see `WorkerGroup`). placed:
-    those that there are already, constructed without `args`: their method `begin` is called with these."""
-    for left in logs.glob(f"{name}-*.stack"):
-        left.unlink(missing_ok=True)  # what workers before these have noted
-    found = placed or place(worker, pool, *args)
-    same_bits = pool.device == "cpu" or pool.deterministic
-    group = WorkerGroup(worker, found.actors, logs, found.places, name, stall_s, same_bits)
-    if placed is not None:
-        group.begin(*args)
-    return group
-
-
-def place(worker: type, pool: Pool, *args: Any) -> Placed:
-    """Start actors of class `worker`, each constructed with (rank, world size, *args)."""
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    _await_resources(pool)
-    places = placement_group([pool.bundle] * pool.workers, strategy="PACK")
-    ready, _ = ray.wait([places.ready()], timeout=PLACEMENT_TIMEOUT_S)
-    if not ready:
-        remove_placement_group(places)
-        raise SetupError(
-            f"the cluster is busy: no room for {pool.workers} × {pool.bundle} in {PLACEMENT_TIMEOUT_S:.0f} s",
-            f"wait for other jobs to end or lower {pool.key}",
-        )
-    environment = WORKER_ENV | {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    if pool.device == "cpu":
-        # Inductor costs half a minute of compilation and gains nothing on the models that fit a CPU.
-        environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
-        environment |= heap.environment()
-    elif pool.deterministic:
-        environment |= DETERMINISTIC_ENV
-    actor = ray.remote(worker)
-    actors = [
-        actor.options(
-            num_cpus=pool.bundle["CPU"],
-            num_gpus=pool.bundle.get("GPU", 0),
-            max_restarts=0,
-            runtime_env={"env_vars": environment},
-            scheduling_strategy=PlacementGroupSchedulingStrategy(places, placement_group_bundle_index=rank),
-        ).remote(rank, pool.workers, *args)
-        for rank in range(pool.workers)
-    ]
-    return Placed(actors, places)
-
-
-def _await_resources(pool: Pool) -> None:
-    """What a cluster does not have is refused; after a failure it may come back."""
-    import ray
-
-    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
-    while True:
-        try:
-            _check_resources(pool, ray.cluster_resources())
-            return
-        except SetupError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(RETRY_EVERY_S)
-
-
-def _check_resources(pool: Pool, resources: dict[str, float]) -> None:
-    for kind, each in pool.bundle.items():
-        there = resources.get(kind, 0)
-        if there < each * pool.workers:
-            wanted = each * pool.workers
-            raise SetupError(
-                f"{pool.key} = {pool.workers} needs {wanted:.0f} {kind}s, the cluster has {there:.0f}",
-                f"lower {pool.key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
-            )
 
 
 def _object_store_bytes() -> int:

@@ -10,15 +10,13 @@ from concurrent.futures import Future
 
 from rlcli.config.schema import RunConfig
 from rlcli.workers.cluster import (
-    Placed,
-    Pool,
     cluster_address,
     local,
-    place,
     policy_pool,
     ray_session,
     set_environment,
 )
+from rlcli.workers.placing import Placed, Pool, place
 from rlcli.workers.sentinel import OnLost, leave
 
 CLOSE_S = 20.0

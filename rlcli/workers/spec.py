@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
@@ -21,7 +22,8 @@ class WorkerSpec:
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
     so on. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to preload.
     group_id: of this run on this machine. stop_token_ids: those that end a response; None: to be found out. thinking:
-    prompts end within an open <think>."""
+    prompts end within an open <think>. hub_token: the driver's, for workers on other machines; it travels here, as
+    Ray writes the environment that it is given to its logs."""
 
     config: RunConfig
     device: str
@@ -38,6 +40,12 @@ class WorkerSpec:
     weights_follow: bool = False
     stop_token_ids: tuple[int, ...] | None = None
     thinking: bool = False
+    hub_token: str = field(default="", repr=False)
+
+    def log_in(self) -> None:
+        """Let this process read from the hub what the driver may read."""
+        if self.hub_token:
+            os.environ.setdefault("HF_TOKEN", self.hub_token)
 
     @property
     def adapter_apart(self) -> bool:

@@ -65,8 +65,8 @@ class Worker:
     @dispatch()
     def begin(self, spec: WorkerSpec) -> None:
         """Be a worker of this run."""
-        self.spec = spec
-        self.config = spec.config
+        self.spec, self.config = spec, spec.config
+        spec.log_in()
         _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")
         watch.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
 

@@ -175,7 +175,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 
     from rlcli.config.schema import RunConfig
     from rlcli.rollout.engine import GenerationRequest, Sampling
-    from rlcli.workers.cluster import WORKER_ENV
+    from rlcli.workers.placing import WORKER_ENV
     from rlcli.workers.spec import WorkerSpec
     from rlcli.workers.worker import Worker
 

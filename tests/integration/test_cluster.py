@@ -15,9 +15,10 @@ import pytest
 
 from rlcli.errors import DataError, RunFailed, SetupError
 from rlcli.workers import heap
-from rlcli.workers.cluster import Pool, ray_session, start_group
+from rlcli.workers.cluster import ray_session
 from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
+from rlcli.workers.placing import Pool, start_group
 
 TWO = Pool(workers=2, device="cpu", threads=1)
 

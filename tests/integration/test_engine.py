@@ -194,7 +194,7 @@ def main(model: str, out: str) -> None:
 def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from conftest import ENVIRONMENT
 
-    from rlcli.workers.cluster import WORKER_ENV
+    from rlcli.workers.placing import WORKER_ENV
 
     out = tmp_path_factory.mktemp("engine") / "found.json"
     done = subprocess.run(

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from rlcli.errors import RunFailed
-from rlcli.workers.cluster import Pool, ray_session, start_group
+from rlcli.workers.cluster import ray_session
+from rlcli.workers.placing import Pool, start_group
 
 pytestmark = pytest.mark.long
 

@@ -13,8 +13,9 @@ import pytest
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed
 from rlcli.workers import early
-from rlcli.workers.cluster import Placed, policy_pool
+from rlcli.workers.cluster import policy_pool
 from rlcli.workers.early import EarlyStart
+from rlcli.workers.placing import Placed
 
 CONFIG = RunConfig.model_validate({"cluster": {"workers": 2}})
 

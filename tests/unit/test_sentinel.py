@@ -9,9 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
@@ -134,16 +133,16 @@ def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.Mon
     import ray
 
     from rlcli.errors import SetupError
-    from rlcli.workers import cluster
+    from rlcli.workers import placing
 
-    answers: Callable[[], dict[str, Any]] = iter([{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 2.0}]).__next__
-    monkeypatch.setattr(ray, "cluster_resources", answers)
-    monkeypatch.setattr(cluster, "RETRY_EVERY_S", 0.01)
-    two = cluster.Pool(workers=2, device="cpu", threads=1)
-    with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 1"):
-        cluster._await_resources(two)
-    monkeypatch.setattr(cluster, "is_restart", lambda: True)
-    cluster._await_resources(two)
+    nodes = ([{"Alive": alive, "Resources": {"CPU": 2.0}}] for alive in (False, False, True))
+    monkeypatch.setattr(ray, "nodes", nodes.__next__)
+    monkeypatch.setattr(placing, "RETRY_EVERY_S", 0.01)
+    two = placing.Pool(workers=2, device="cpu", threads=1)
+    with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 0"):
+        placing._await_room([two])
+    monkeypatch.setattr(placing, "is_restart", lambda: True)
+    assert placing._await_room([two]) == [{"CPU": 2.0}]
 
 
 def test_the_address_of_rays_client_server_is_refused() -> None:

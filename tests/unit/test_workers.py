@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -158,3 +160,18 @@ def test_each_is_on_the_device_when_it_is_needed_and_away_when_the_engine_wants_
         "load_weights: policy",
         "wake_cache: nobody",
     ]
+
+
+def test_the_hubs_token_travels_in_the_spec_and_is_shown_nowhere(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    spec = replace(worker.spec, hub_token="hf_planted")
+    assert "hf_planted" not in repr(spec)
+    worker.spec.log_in()
+    assert "HF_TOKEN" not in os.environ
+    spec.log_in()
+    assert os.environ["HF_TOKEN"] == "hf_planted"
+    replace(spec, hub_token="hf_other").log_in()
+    assert os.environ["HF_TOKEN"] == "hf_planted", "a machine's own token stays"
+    monkeypatch.delenv("HF_TOKEN")
