@@ -84,7 +84,7 @@ def test_a_run_leaves_metrics_samples_configuration_logs_and_checkpoints(runs: d
     phases = ("build", "generate", "load", "old_log_probs", "reference", "update", "sync")
     assert all(0.2 < steps[2]["memory/base_gb"] < steps[2][f"memory/{name}_gb"] < 8 for name in phases)
     assert steps[3]["memory/checkpoint_gb"] > steps[3]["memory/base_gb"], "of step 2"
-    for room in ("samples/step-000001", "samples/step-000003", "evaluations/step-000002"):
+    for room in ("samples/step-000001", "samples/step-000003", "evaluations/step-000003"):
         assert {path.name for path in (run / room).iterdir()} == {"rank-0.parquet", "rank-1.parquet"}
     assert "kl_coef = 0.1  # --set" in (run / "config.toml").read_text()
     assert json.loads((run / "environment.json").read_text())["packages"]["ray"]
