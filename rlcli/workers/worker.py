@@ -88,13 +88,8 @@ class Worker:
         on_gpu = self.spec.device == "cuda"
         # Ray shows each worker its own GPU alone, so that its index is 0 everywhere.
         local = 0 if on_gpu else self.rank
-        os.environ.update(
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.world),
-            LOCAL_RANK=str(local),
-            MASTER_ADDR=address,
-            MASTER_PORT=str(port),
-        )
+        os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(local)}
+        os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(self.device)
