@@ -69,17 +69,25 @@ class PolicyModel(Decoder):
         """As every decoder's; an adapter is added to the weights that it belongs to."""
         if not self.has_adapter:
             return super().stream_weights(dtype)
+        return whole(merged(self.lm, self.adapter_scale), dtype or self.dtype)
+
+    @property
+    def adapter_scale(self) -> float:
+        """What the product of the adapter's factors is multiplied by."""
         adapter = self.peft.peft_config["default"]
-        return whole(merged(self.lm, adapter.lora_alpha / adapter.r), dtype or self.dtype)
+        return float(adapter.lora_alpha / adapter.r)
 
     def adapter_state(self) -> dict[str, Tensor]:
         """The adapter, whole, in float32, under the names of peft's files. Collective."""
         named = ((name, p) for name, p in self.lm.named_parameters() if is_adapter(name))
         return saved_names(self.peft, dict(whole(named, torch.float32)))
 
-    def save_adapter(self, folder: Path) -> None:
-        """Write `adapter_config.json` and `adapter_model.safetensors`, as peft and vLLM read them.
+    def save_adapter(self, folder: Path) -> dict[str, Tensor]:
+        """Write `adapter_config.json` and `adapter_model.safetensors`, as peft and vLLM read them; returns what the
+        second holds.
 
         Collective: every rank calls it and writes its own gathered copy to its own folder.
         """
-        write_adapter(self.peft, self.adapter_state(), folder)
+        state = self.adapter_state()
+        write_adapter(self.peft, state, folder)
+        return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -10,6 +10,9 @@ from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from rlcli.model.checksum import Sent
+    from rlcli.model.held import Verified
 
 T = TypeVar("T")
 
@@ -61,7 +64,8 @@ class RolloutEngine(Protocol):
     same order with the same arguments.
 
     The life of a step: `begin`, `add` and `step` until nothing is `unfinished`, or `abort` → `sleep` (the trainer takes
-    the memory) → `wake_weights` → `load_weights` or `load_adapter` → `wake_cache` → `prompt_log_probs` of the probe.
+    the memory) → `wake_weights` → `load_weights` or `load_adapter` → `verify` → `wake_cache` → `prompt_log_probs` and
+    `cached_tokens` of the probe.
     """
 
     @property
@@ -108,6 +112,16 @@ class RolloutEngine(Protocol):
 
     def load_adapter(self, folder: str) -> None:
         """Take a LoRA adapter from a folder in peft's format; later calls replace it."""
+        ...
+
+    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+        """Compare what the engine computes with to what was sent: all weights, or the adapter's. After a load; by all
+        workers that share the engine."""
+        ...
+
+    def cached_tokens(self, prompt: np.ndarray) -> int:
+        """Have the prefix cache hold a prompt of whole blocks, which is `prompt` over and over; how many tokens of it
+        were there already. 0 where the engine sleeps."""
         ...
 
     def sleep(self) -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import SetupError
 from rlcli.rollout import cpu_kernels
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
+
+if TYPE_CHECKING:
+    from rlcli.model.checksum import Sent
+    from rlcli.model.held import Layout, Verified
 
 T = TypeVar("T")
 
@@ -103,6 +107,7 @@ class VllmEngine:
         self._requests = 0
         self._keys: dict[str, int] = {}
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
+        self._layout: Layout | None = None
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
         self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
         if spec.device == "cpu":
@@ -177,7 +182,14 @@ class VllmEngine:
         return np.asarray(found, dtype=np.float32)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        from rlcli.model.held import Recorder
+
+        if self._layout is not None:
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        else:
+            with Recorder(self._model) as recorder:
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorder.given(weights)})
+            self._layout = recorder.layout()
         if self.spec.device == "cpu":
             # A tied head was repacked at load time into a layout of its own, and the reload leaves that copy stale.
             self._llm.apply_model(_repack_head)
@@ -186,11 +198,49 @@ class VllmEngine:
     def load_adapter(self, folder: str) -> None:
         from vllm.lora.request import LoRARequest
 
+        from rlcli.model.held import AdapterRecorder
+
         request = LoRARequest("policy", ADAPTER_ID, folder, load_inplace=True)
-        self._engine.add_lora(request)
+        if self._layout is not None:
+            self._engine.add_lora(request)
+        else:
+            with AdapterRecorder(self._model.lora_manager, ADAPTER_ID) as recorder:
+                self._engine.add_lora(request)
+            self._layout = recorder.layout()
         # Requests name the adapter that is loaded; asking for load_inplace again would read it anew for each of them.
         self._adapter = LoRARequest("policy", ADAPTER_ID, folder)
         self._llm.reset_prefix_cache()
+
+    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+        import torch.distributed as dist
+        from vllm.distributed.parallel_state import get_tp_group
+
+        from rlcli.model.held import Layout, adapter_slots, compare, weights_of
+
+        layout, model = self._layout or Layout(), self._model
+        if self.spec.lora_rank:
+            slots = adapter_slots(model.lora_manager)
+            parts = layout.parts(lambda owner, shape: [slots[owner]], sent)
+        else:
+            parts = layout.parts(weights_of(model), sent)
+        group = get_tp_group()
+        ranks: list[Any] = [None] * group.world_size
+        dist.all_gather_object(ranks, parts, group=group.cpu_group)
+        found = compare(sent, ranks)
+        return found._replace(differences=[*found.differences, *(f"{name} was not sent" for name in layout.untouched)])
+
+    def cached_tokens(self, prompt: Any) -> int:
+        import numpy as np
+        from vllm import SamplingParams
+
+        if self._engine.is_sleeping():
+            return 0
+        length = min(2 * self._engine.vllm_config.cache_config.block_size + 1, self.spec.max_length - 1)
+        self._add(np.resize(prompt, length), SamplingParams(max_tokens=1, temperature=0.0, detokenize=False))
+        cached = 0
+        while self._engine.has_unfinished_requests():
+            cached += sum(output.num_cached_tokens or 0 for output in self._engine.step() if output.finished)
+        return cached
 
     def sleep(self) -> None:
         if self.spec.device == "cuda" and not self._engine.is_sleeping():
@@ -209,6 +259,12 @@ class VllmEngine:
 
     def close(self) -> None:
         self._engine.engine_core.shutdown()
+
+    @property
+    def _model(self) -> Any:
+        """vLLM's model, which is in this process."""
+        (model,) = self._llm.apply_model(_itself)
+        return model
 
     def _wake(self, what: str) -> None:
         if self.spec.device == "cuda" and self._engine.is_sleeping():
@@ -329,6 +385,10 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
 def _allowed_rank(rank: int) -> int:
     """The least rank that vLLM's LoRA kernels are built for and that holds `rank`."""
     return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
+
+
+def _itself(model: Any) -> Any:
+    return model
 
 
 def _repack_head(model: Any) -> None:

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from rlcli.workers.dispatch import Shared
 from rlcli.workers.group import WorkerGroup
 from rlcli.workers.transfer import Synced
 
@@ -23,7 +24,8 @@ class Engines:
             self.policy.release_rollout_memory()
 
     def sync(self, probe: Any, version: int) -> Synced:
-        """Hand the policy's weights over, as `version`, and compare engines and trainer on `probe` (int32 ids)."""
+        """Hand the policy's weights over, as `version`, check that the engines hold them, and compare engines and
+        trainer on `probe` (int32 ids)."""
         if self.own is None:
             return Synced.of_all(self.policy.sync_weights(probe, version))
         began, received = time.perf_counter(), 0
@@ -34,5 +36,7 @@ class Engines:
                 coming = ahead.submit(self.policy.send_weights, False)
                 received += max(self.own.receive_weights(bucket))
         seconds = time.perf_counter() - began
+        sent = Shared(self.policy.sent_weights())
         log_probs = self.policy.probe_log_probs(probe.tolist())
-        return Synced(max(self.own.weights_received(probe, log_probs, version)), received, seconds)
+        loaded = Synced.of_all(self.own.weights_received(probe, log_probs, version, sent))
+        return loaded._replace(bytes=received, seconds=seconds)

@@ -156,7 +156,10 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
     return {
         "canary/max_abs_diff": synced.difference,
         "sync/bytes": float(synced.bytes),
+        "sync/checked_tensors": float(synced.checked),
+        "sync/unchecked_tensors": float(synced.unchecked),
         "time/transfer_s": synced.seconds,
+        "time/check_s": synced.check_s,
         "throughput/sync_gb_per_s": synced.bytes / synced.seconds / 1e9,
     }
 

@@ -21,8 +21,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from rlcli.model.checksum import Checksums
     from rlcli.model.policy import PolicyModel
     from rlcli.rollout.engine import RolloutEngine
 
@@ -36,11 +38,16 @@ BUCKET_BYTES = 256 << 20
 
 class Synced(NamedTuple):
     """How a sync went. difference: the largest of a log-prob of the probe, of any engine to the trainer; infinite where
-    one is no number. bytes: that each engine took. seconds: for gathering and loading them, without the canary."""
+    one is no number. bytes: that each engine took. seconds: for gathering and loading them, without the checks.
+    checked: tensors that the engine was found to hold exactly as they were sent. unchecked: those that could not be
+    compared, since its loader changes them. check_s: seconds for that, without the canary."""
 
     difference: float
     bytes: int
     seconds: float
+    checked: int
+    unchecked: int
+    check_s: float
 
     @classmethod
     def of_all(cls, ranks: Sequence[Synced]) -> Synced:
@@ -64,17 +71,20 @@ def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
 
 
 def outgoing(
-    policy: PolicyModel, adapter_in: tuple[str | None, str] | None, most_bytes: int = BUCKET_BYTES
+    policy: PolicyModel,
+    sums: Checksums,
+    adapter: tuple[str | None, str, torch.dtype] | None,
+    most_bytes: int = BUCKET_BYTES,
 ) -> Iterator[list[Named]]:
-    """What engines need of the policy: all its weights under their checkpoint names, or, with `adapter_in`, the files
-    of its adapter, which pass through a temporary folder in that one, named as that begins. Collective: every rank
-    iterates to the end, in step."""
-    if adapter_in is not None:
-        yield adapter_files(policy, *adapter_in)
+    """What engines need of the policy, with its checksums noted in `sums`: all its weights under their checkpoint
+    names, or, with `adapter` (folder, prefix, the engine's dtype), the files of its adapter, which pass through a
+    temporary folder in that one, named as that begins. Collective: every rank iterates to the end, in step."""
+    if adapter is not None:
+        yield adapter_files(policy, sums, *adapter)
         return
     bucket: list[Named] = []
     size = 0
-    for name, tensor in policy.stream_weights():
+    for name, tensor in sums.of(policy.stream_weights()):
         if bucket and size + tensor.nbytes > most_bytes:
             yield bucket
             bucket, size = [], 0
@@ -83,14 +93,24 @@ def outgoing(
     yield bucket
 
 
-def adapter_files(policy: PolicyModel, folder: str | None, prefix: str) -> list[Named]:
+def adapter_files(
+    policy: PolicyModel, sums: Checksums, folder: str | None, prefix: str, dtype: torch.dtype
+) -> list[Named]:
     """The files of the policy's adapter, by name, as uint8. Collective."""
     import numpy as np
     import torch
 
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
-        policy.save_adapter(Path(place))
+        save_adapter(policy, Path(place), sums, dtype)
         return [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in sorted(Path(place).iterdir())]
+
+
+def save_adapter(policy: PolicyModel, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
+    """Write the policy's adapter to `folder`, and note in `sums` what an engine of `dtype` makes of it: it rounds both
+    factors, then scales the second. Collective."""
+    for name, tensor in policy.save_adapter(folder).items():
+        rounded = tensor.to(dtype)
+        sums.add(name, rounded * policy.adapter_scale if ".lora_B." in name else rounded)
 
 
 def packed(bucket: Iterable[Named]) -> Packed:

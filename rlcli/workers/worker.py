@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.workers import memory, profiling, startup, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_kept, fill_selected
@@ -24,8 +24,23 @@ from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.spec import WorkerSpec, engine_spec
-from rlcli.workers.transfer import Incoming, Named, Synced, counted, largest, load_files, outgoing, packed, unpacked
+from rlcli.workers.synced import check_prefixes, check_verified
+from rlcli.workers.transfer import (
+    Incoming,
+    Named,
+    Synced,
+    counted,
+    largest,
+    load_files,
+    outgoing,
+    packed,
+    save_adapter,
+    unpacked,
+)
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, RolloutReport, StepWork
+
+if TYPE_CHECKING:
+    from rlcli.model.checksum import Checksums, Sent
 
 COLLECTIVE_MARGIN_S = 120.0
 """A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
@@ -35,6 +50,8 @@ class Worker:
     """Rank `rank` of `world`. Without Ray (to debug): build one with world 1 and call the same methods."""
 
     residence = Residence()
+    probe: Any = None
+    """Of the last sync."""
 
     def __init__(self, rank: int, world: int, spec: WorkerSpec | None = None) -> None:
         """spec: given to `begin` where it is not known yet."""
@@ -47,6 +64,7 @@ class Worker:
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
         self.outgoing: Iterator[list[Named]] = iter(())
+        self.sums: Checksums | None = None
         self.incoming: Incoming | None = None
         if spec is not None:
             self.begin(spec)
@@ -182,6 +200,7 @@ class Worker:
 
     @dispatch()
     def release_rollout_memory(self) -> None:
+        self._cache_probe()
         self._rollout.engine.sleep()
         self.residence.engine_takes_part(False)
 
@@ -266,9 +285,12 @@ class Worker:
 
     @dispatch()
     def sync_weights(self, probe: Any, version: int) -> Synced:
-        """Stream the policy into the engine, then compare both on `probe` (int32 token ids), which the controller holds
-        against its tolerance. version: of the weights, noted with each sample that they generate."""
-        engine, policy = self._rollout.engine, self._policy.policy
+        """Stream the policy into the engine, and check that it holds what was sent; then compare both on `probe` (int32
+        token ids), which the controller holds against its tolerance. version: of the weights, noted with each sample
+        that they generate. RunFailed where the engine holds anything else, or old prefixes."""
+        from rlcli.model.checksum import Checksums
+
+        engine, policy, sums = self._rollout.engine, self._policy.policy, Checksums()
         self.batch = None
         self.residence.send("policy.optimizer", "critic.optimizer", "critic")
         self.residence.bring("policy")
@@ -279,19 +301,20 @@ class Worker:
         if self.spec.adapter_apart:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
-                policy.save_adapter(Path(folder))
+                save_adapter(policy, Path(folder), sums, policy.dtype)
                 sizes += [file.stat().st_size for file in Path(folder).iterdir()]
                 engine.load_adapter(folder)
         else:
-            engine.load_weights(counted(policy.stream_weights(), sizes))
+            weights = counted(sums.of(policy.stream_weights()), sizes)
+            engine.load_weights(weights)
+            for _ in weights:  # What it has not read was sent all the same.
+                pass
         self._await_device()
         seconds = time.perf_counter() - began
         log_probs = self._policy.probe_log_probs(probe)
         self.residence.send("policy")
         memory.mark()
-        engine.wake_cache()
-        self._rollout.version = version
-        return Synced(largest(log_probs - engine.prompt_log_probs(probe)), sum(sizes), seconds)
+        return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
 
     @dispatch(collect="first")
     def send_weights(self, first: bool) -> list[Any]:
@@ -299,12 +322,22 @@ class Worker:
         with the `first`; an empty list after the last. Collective; rank 0 sends."""
         import ray
 
+        from rlcli.model.checksum import Checksums
+
         if first:
-            self.batch = None
-            place = (_fast_folder(), self.spec.adapter_prefix) if self.spec.adapter_apart else None
-            self.outgoing = outgoing(self._policy.policy, place)
+            self.batch, self.sums = None, Checksums()
+            policy = self._policy.policy
+            place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.adapter_apart else None
+            self.outgoing = outgoing(policy, self.sums, place)
         bucket = next(self.outgoing, None)
         return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
+
+    @dispatch(collect="first")
+    def sent_weights(self) -> dict[str, Sent]:
+        """Checksums of all that `send_weights` gave."""
+        assert self.sums is not None, "nothing was sent"
+        sent, self.sums = self.sums.sent(), None
+        return sent
 
     @dispatch()
     def receive_weights(self, bucket: list[Any]) -> int:
@@ -313,6 +346,7 @@ class Worker:
 
         engine = self._rollout.engine
         if self.incoming is None:
+            self._cache_probe()
             engine.wake_weights()
             adapter = load_files(engine, _fast_folder(), self.spec.adapter_prefix)
             self.incoming = Incoming(adapter if self.spec.adapter_apart else engine.load_weights)
@@ -322,19 +356,16 @@ class Worker:
         return sum(sizes)
 
     @dispatch()
-    def weights_received(self, probe: Any, log_probs: list[float], version: int) -> float:
-        """Nothing more comes: take the weights over, and compare the engine with the trainer's `log_probs` of `probe`,
-        as `sync_weights` does."""
+    def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: dict[str, Sent]) -> Synced:
+        """Nothing more comes: take the weights over, and check and compare them as `sync_weights` does. log_probs: the
+        trainer's, of `probe`. sent: what its `sent_weights` gave."""
         import numpy as np
 
-        engine = self._rollout.engine
-        assert self.incoming is not None, "no weights were received"
-        self.incoming.end()
-        self.incoming = None
+        if self.incoming is not None:
+            self.incoming.end()
+            self.incoming = None
         self._await_device()
-        engine.wake_cache()
-        self._rollout.version = version
-        return largest(np.asarray(log_probs) - engine.prompt_log_probs(probe))
+        return self._loaded(probe, np.asarray(log_probs), version, sent)
 
     @dispatch()
     def startup_moments(self) -> dict[str, float]:
@@ -462,6 +493,23 @@ class Worker:
         self.engine = self.engine or VllmEngine(spec)
         self.engine.on_step = _engine_step
         startup.done("engine")
+
+    def _loaded(self, probe: Any, log_probs: Any, version: int, sent: dict[str, Sent]) -> Synced:
+        """Have the engine, which was given weights, generate with them, once the checks have passed."""
+        engine, began = self._rollout.engine, time.perf_counter()
+        verified = engine.verify(sent)
+        check_verified(verified, len(sent), self.rank)
+        check_s = time.perf_counter() - began
+        engine.wake_cache()
+        check_prefixes(engine.cached_tokens(probe), self.rank)
+        self._rollout.version, self.probe = version, probe
+        difference = largest(log_probs - engine.prompt_log_probs(probe))
+        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s)
+
+    def _cache_probe(self) -> None:
+        """Have the probe of the last sync among the prefixes that the engine has cached: the next one looks for it."""
+        if self.probe is not None:
+            self._rollout.engine.cached_tokens(self.probe)
 
     def _await_device(self) -> None:
         if self.spec.device == "cuda":

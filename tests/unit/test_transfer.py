@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlcli.model.checksum import Checksums, Sent, checksum
 from rlcli.trainer.engines import Engines
-from rlcli.workers.transfer import Incoming, load_files, outgoing, packed, unpacked
+from rlcli.workers.transfer import Incoming, Synced, load_files, outgoing, packed, unpacked
 
 
 class Policy:
@@ -31,11 +32,13 @@ class Policy:
 
 class Adapted(Policy):
     has_adapter = True
+    adapter_scale = 2.0
 
-    def save_adapter(self, folder: Path) -> None:
+    def save_adapter(self, folder: Path) -> dict[str, Tensor]:
         assert folder.name.startswith("run-"), "what a kill leaves behind is found by its name"
         (folder / "adapter_model.safetensors").write_bytes(bytes(range(256)))
         (folder / "adapter_config.json").write_text("{}")
+        return {f"q.lora_{kind}.weight": torch.full((2, 3), 1.0) for kind in "AB"}
 
 
 def test_tensors_arrive_as_they_were_sent_in_the_memory_that_held_them() -> None:
@@ -56,7 +59,7 @@ def test_tensors_arrive_as_they_were_sent_in_the_memory_that_held_them() -> None
 
 def test_buckets_hold_as_much_as_they_may_and_a_larger_tensor_is_one_alone() -> None:
     policy: Any = Policy(10, 10, 10, 40, 5, 5)
-    found = [[name for name, _ in bucket] for bucket in outgoing(policy, None, most_bytes=80)]
+    found = [[name for name, _ in bucket] for bucket in outgoing(policy, Checksums(), None, most_bytes=80)]
     assert found == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
 
 
@@ -100,11 +103,17 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
             found.update({path.name: path.read_bytes() for path in Path(folder).iterdir()})
 
     policy: Any = Adapted()
+    sums = Checksums()
     engine: Any = Engine()
-    (bucket,) = outgoing(policy, (str(tmp_path), "run-"))
+    (bucket,) = outgoing(policy, sums, (str(tmp_path), "run-", torch.bfloat16))
     incoming = Incoming(load_files(engine, str(tmp_path), "run-"))
     incoming.give(unpacked(packed(bucket)))
     incoming.end()
+    sent = {name: one.checksum for name, one in sums.sent().items()}
+    assert sent == {
+        f"q.lora_{kind}.weight": int(checksum(torch.full((2, 3), scale, dtype=torch.bfloat16)))
+        for kind, scale in (("A", 1.0), ("B", 2.0))
+    }
     assert found == {"adapter_config.json": b"{}", "adapter_model.safetensors": bytes(range(256))}
     assert list(tmp_path.iterdir()) == []
 
@@ -127,6 +136,9 @@ class Trainers:
             self.next_sent.set()
         return [self.sent]
 
+    def sent_weights(self) -> dict[str, Sent]:
+        return {"w": Sent(3, 1, torch.float32)}
+
     def probe_log_probs(self, tokens: list[int]) -> list[float]:
         return [-1.0] * (len(tokens) - 1)
 
@@ -147,9 +159,10 @@ class EngineWorkers:
         self.got += bucket
         return [10, 20]
 
-    def weights_received(self, probe: Any, log_probs: list[float], version: int) -> list[float]:
+    def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
-        return [0.25, 0.5]
+        assert sent.value == self.trainers.sent_weights()
+        return [Synced(difference, 0, 0.0, 1, 0, 0.125) for difference in (0.25, 0.5)]
 
 
 def test_the_next_bucket_is_gathered_while_one_is_loaded_and_no_more_than_these_two_are_there() -> None:
@@ -158,7 +171,7 @@ def test_the_next_bucket_is_gathered_while_one_is_loaded_and_no_more_than_these_
     engines = Engines(trainers, workers)  # type: ignore[arg-type]
     synced = engines.sync(np.arange(4, dtype=np.int32), 7)
     assert synced.difference == 0.5, "the largest of any engine counts"
-    assert synced.bytes == 5 * 20
+    assert (synced.bytes, synced.checked, synced.check_s) == (5 * 20, 1, 0.125)
     assert workers.got == [1, 2, 3, 4, 5]
     assert trainers.most == 2
 

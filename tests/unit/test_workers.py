@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 
 from rlcli.config.schema import RunConfig
+from rlcli.errors import RunFailed
+from rlcli.model.held import Verified
 from rlcli.workers.dispatch import add_up, dispatch, dispatch_of
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.work import sample_seed
@@ -61,11 +63,18 @@ def test_every_phase_of_the_step_is_dispatched() -> None:
         dispatch_of(Worker, name)
 
 
+def sound_engine() -> MagicMock:
+    """A stand-in for an engine that passes the checks of a sync."""
+    engine = MagicMock()
+    engine.verify.return_value, engine.cached_tokens.return_value = Verified(3, 1, []), 0
+    return engine
+
+
 @pytest.fixture
 def worker(tmp_path: Any) -> Worker:
     """A worker whose roles are stand-ins. (Its constructor would take this process's output.)"""
     made = object.__new__(Worker)
-    made.config = RunConfig()
+    made.rank, made.config = 0, RunConfig()
     made.spec = WorkerSpec(
         made.config,
         "cpu",
@@ -80,7 +89,7 @@ def worker(tmp_path: Any) -> Worker:
         (),
         "test",
     )
-    made.policy, made.rollout_role, made.batch = MagicMock(), MagicMock(version=0), None
+    made.policy, made.rollout_role, made.batch = MagicMock(), MagicMock(version=0, engine=sound_engine()), None
     return made
 
 
@@ -102,6 +111,25 @@ def test_the_canary_sings_of_any_log_prob_that_is_no_number(
     assert worker.rollout_role is not None
     worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[attr-defined]
     assert worker.sync_weights(np.arange(3, dtype=np.int32), version=1).difference == difference
+
+
+def test_a_sync_ends_the_run_where_the_engine_holds_other_weights_or_old_prefixes(worker: Worker) -> None:
+    probe = np.arange(2, dtype=np.int32)
+    assert worker.policy is not None
+    assert worker.rollout_role is not None
+    engine: Any = worker.rollout_role.engine
+    worker.policy.probe_log_probs.return_value = engine.prompt_log_probs.return_value = np.float32([-1.0])  # type: ignore[attr-defined]
+    assert worker.sync_weights(probe, version=1)[3:5] == (3, 1)
+    engine.cached_tokens.assert_called_once_with(probe)
+    worker.release_rollout_memory()
+    assert engine.method_calls[-2:] == [call.cached_tokens(probe), call.sleep()], "the next sync will look for it"
+    engine.verify.return_value = Verified(0, 0, [f"w{i} differs" for i in range(5)])
+    with pytest.raises(RunFailed, match=r"worker 0 does not hold .*: w0 differs, w1 differs, w2 differs and 2 more"):
+        worker.sync_weights(probe, version=2)
+    engine.verify.return_value, engine.cached_tokens.return_value = Verified(5, 0, []), 32
+    with pytest.raises(RunFailed, match="worker 0 still has prefixes cached that earlier weights computed: 32 tokens"):
+        worker.sync_weights(probe, version=2)
+    assert worker.rollout_role.version == 1, "nothing is generated with what has not been checked"
 
 
 class Moves:
@@ -126,7 +154,7 @@ class Moves:
 
 
 def test_each_is_on_the_device_when_it_is_needed_and_away_when_the_engine_wants_the_room(worker: Worker) -> None:
-    moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), MagicMock()
+    moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), sound_engine()
     worker.residence = moves  # type: ignore[assignment]
     worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
     assert worker.rollout_role is not None
