@@ -3,7 +3,7 @@
     python tests/integration/catalog.py MODEL DATA OUT WORKERS RECIPE…
 
 Of a recipe with a harm, `grpo:swapped`, the last rank goes wrong in that way (see `harms.py`); `failed` is what the run
-says of it when it stops.
+says of it when it stops. More `--set` arguments of all of them are in CATALOG_SETS, parted by blanks.
 
 Starting Ray and importing vLLM takes half a minute, once; the roles are built anew for each recipe, as in any run.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -51,7 +52,9 @@ def sets_for(recipe: str) -> list[str]:
 def resolved(name: str, model: str, data: str, workers: int) -> Resolved:
     recipe, _, harm = name.partition(":")
     flags = {"model.path": model, "data.path": data, "train.steps": STEPS, "cluster.workers": workers}
-    return resolve(recipe, flags, sets_for(recipe) + SETTINGS.get(harm, []))
+    return resolve(
+        recipe, flags, sets_for(recipe) + SETTINGS.get(harm, []) + os.environ.get("CATALOG_SETS", "").split()
+    )
 
 
 def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> None:
@@ -69,7 +72,7 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
             spec = worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
             groups.policy.build(spec)
             _, _, harm = recipe.partition(":")
-            with RunFolder.create(out / recipe, force=False) as folder, harmed(groups.policy, harm):
+            with RunFolder.create(out / recipe, force=False) as folder, harmed(groups.engines or groups.policy, harm):
                 folder.write_config(dump_toml(config))
                 trackers = open_trackers((), folder, "", {}, view.note)
                 try:

@@ -55,6 +55,28 @@ def _keep_first(worker: Any) -> None:
     worker.engine.load_adapter = lambda folder: adapter(folder) if next(calls) == 1 else None
 
 
+def _leave_out(worker: Any, *names: str) -> None:
+    """After the first sync these tensors of the engine are never loaded again."""
+    _second_sync(worker, lambda weights: [(name, tensor.clone()) for name, tensor in weights if name not in names])
+
+
+def _keep_head(worker: Any) -> None:
+    """After the first sync the engine multiplies by the head that it has packed then."""
+    load, heads = worker.engine.load_weights, list[Any]()
+
+    def load_weights(weights: Weights) -> None:
+        load(weights)
+        head = worker.engine._model.lm_head
+        heads.append(head.cpu_linear)
+        head.cpu_linear = heads[0]
+
+    worker.engine.load_weights = load_weights
+
+
+def _keep_prefixes(worker: Any) -> None:
+    worker.engine._llm.reset_prefix_cache = lambda: True
+
+
 def _spoil_loss(worker: Any, *bad: int) -> None:
     """The loss of some updates, counted from 1, is no number; the gradient that it has by itself is one."""
     policy, calls = worker.policy, itertools.count(1)
@@ -81,6 +103,9 @@ HARMS: dict[str, Callable[[Any], None]] = {
     "swapped": lambda worker: _second_sync(worker, _swap),
     "nan": lambda worker: _second_sync(worker, _spoil),
     "stale": _keep_first,
+    "one": lambda worker: _leave_out(worker, "model.layers.1.self_attn.k_proj.weight"),
+    "head": _keep_head,
+    "prefixes": _keep_prefixes,
     "skip": lambda worker: _spoil_loss(worker, 2),
     "rollback": lambda worker: _spoil_loss(worker, 3),
     "tail": _slow,
@@ -90,6 +115,7 @@ HARMS: dict[str, Callable[[Any], None]] = {
 def _heal(worker: Any) -> None:
     for name in ("load_weights", "load_adapter"):
         worker.engine.__dict__.pop(name, None)
+    worker.engine._llm.__dict__.pop("reset_prefix_cache", None)
 
 
 @contextmanager

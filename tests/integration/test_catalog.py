@@ -103,11 +103,9 @@ def test_a_run_stops_where_one_engine_has_other_weights_than_the_trainer(
     two_workers: dict[str, dict[str, Any]], name: str
 ) -> None:
     assert re.match(
-        r"after the weight sync the engine's log-probs differ from the trainer's by \S+, more than 0.001; "
-        r"the engine does not run the trained weights",
+        r"after the weight sync the engine of worker 1 does not hold the weights that the trainer sent: \S+ differs",
         two_workers[name]["failed"],
     )
-    assert ("by inf" in two_workers[name]["failed"]) == (name == "grpo:nan")
     assert not two_workers[name]["steps"]  # the first sync was sound, the one after the first update was not
 
 

@@ -1,0 +1,73 @@
+"""An engine that generates with anything but the trained weights stops the run at the first sync in which it does: in
+bfloat16 and at a learning rate that moves no log-prob by more than bfloat16 rounds; a sound run is let through."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ENVIRONMENT
+from test_catalog import ADAPTED
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
+
+SETS = {
+    "together": "model.dtype=bfloat16 train.lr=1e-6",
+    "apart": "model.dtype=bfloat16 train.lr=1e-6 rollout.workers=1 async.staleness=1",
+    "adapter": "model.dtype=bfloat16",
+    "sliced": "train.lr=1e-6 rollout.tensor_parallel=2 cluster.workers=2",
+}
+HARMS = {
+    "together": ("stale", "one", "head", "prefixes"),
+    "apart": ("stale", "head", "prefixes"),
+    "adapter": ("stale", "prefixes"),
+    "sliced": ("stale", "one", "head", "prefixes"),
+}
+PREFIXES = "still has prefixes cached that earlier weights computed"
+
+
+@pytest.fixture(scope="module", params=SETS)
+def runs(request: Any, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By what went wrong in it, each run of a layout."""
+    layout = request.param
+    recipe = ADAPTED[0] if layout == "adapter" else "grpo"
+    names = [recipe, *(f"{recipe}:{harm}" for harm in HARMS[layout])]
+    workers = "2" if layout == "sliced" else "1"
+    out = tmp_path_factory.mktemp("weights") / layout
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("catalog.py")), tiny, sums, out, workers, *names],
+        env=os.environ | ENVIRONMENT | {"CATALOG_SETS": SETS[layout]},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {"layout": layout} | {row["recipe"].partition(":")[2]: row for row in rows}
+
+
+def test_a_sound_run_is_checked_and_let_through(runs: dict[str, Any]) -> None:
+    assert not runs[""]["failed"]
+    assert len(runs[""]["steps"]) == 2
+    for step in runs[""]["steps"]:
+        assert step["sync/checked_tensors"] > 25
+        assert step["sync/unchecked_tensors"] == 0
+        assert step["update/grad_norm"] > 0
+
+
+def test_every_fault_ends_the_run_at_its_first_sync(runs: dict[str, Any]) -> None:
+    for harm in HARMS[runs["layout"]]:
+        failed = runs[harm]["failed"]
+        assert failed.startswith("after the weight sync the engine of worker "), (harm, failed)
+        assert (PREFIXES in failed) == (harm == "prefixes"), failed
+        if harm == "one":
+            assert "that the trainer sent: model.layers.1.self_attn.k_proj.weight differs" in failed
+        if harm == "head":
+            assert "that the trainer sent: model.embed_tokens.weight differs" in failed
+        assert runs[harm]["steps"] == [], "the first sync was sound, the one after the first update was not"
