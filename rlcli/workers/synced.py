@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import RunFailed
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 NAMED = 3
 """Differences that a message names."""
+FAR, LEAST, SHARE = 2.0, 1e-3, 0.5
+"""Of `Follows`: errors of the engine that are a move, the least error, and the least share of a move."""
 
 
 def check_verified(verified: Verified, sent: int, rank: int) -> None:
@@ -35,3 +37,39 @@ def check_prefixes(cached: int, rank: int) -> None:
             f"computed: {cached} tokens of the probe",
             "vLLM did not reset its prefix cache; report it with the output of rlcli doctor",
         )
+
+
+class Follows:
+    """Whether an engine whose weights cannot be compared, since it quantises them, has log-probs that move with the
+    trainer's.
+
+    Both are kept of a first sync, and the distance between them is the engine's error. Once the trainer's have moved
+    from there by twice that, m, the engine's have moved by f, which has to be m and an error: the share of m in f,
+    m·f / m·m, is about 1 where it follows and 0 where it does not. Later syncs are then compared with this one.
+    """
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, Any] | None = None
+
+    def check(self, trainer: Any, engine: Any, rank: int) -> None:
+        """RunFailed where the engine of worker `rank` does not follow. Log-probs of the probe, float `[n]`."""
+        if self._kept is None:
+            self._kept = trainer, engine
+            return
+        was_trainer, was_engine = self._kept
+        moved, followed = trainer - was_trainer, engine - was_engine
+        if not _rms(moved) > FAR * max(_rms(was_engine - was_trainer), LEAST):
+            return
+        share = float(moved @ followed / (moved @ moved))
+        if not share >= SHARE:
+            raise RunFailed(
+                f"after the weight sync the log-probs of worker {rank}'s engine have moved by {share:.2f} of what the "
+                f"trainer's have, which is {_rms(moved):.3g}",
+                "its quantised weights do not follow the trained ones; leave out rollout.quantization, or report it "
+                "with that worker's log and the output of rlcli doctor",
+            )
+        self._kept = trainer, engine
+
+
+def _rms(values: Any) -> float:
+    return float((values @ values / max(len(values), 1)) ** 0.5)

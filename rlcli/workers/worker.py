@@ -24,7 +24,7 @@ from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.spec import WorkerSpec, engine_spec
-from rlcli.workers.synced import check_prefixes, check_verified
+from rlcli.workers.synced import Follows, check_prefixes, check_verified
 from rlcli.workers.transfer import (
     Incoming,
     Named,
@@ -66,6 +66,7 @@ class Worker:
         self.outgoing: Iterator[list[Named]] = iter(())
         self.sums: Checksums | None = None
         self.incoming: Incoming | None = None
+        self.follows = Follows()
         if spec is not None:
             self.begin(spec)
 
@@ -132,6 +133,7 @@ class Worker:
         self.spec = spec or self.spec
         self.config = self.spec.config
         self.writer.wait()
+        self.follows = Follows()
         self.policy = self.critic = self.batch = None  # their memory goes before more is taken
         logging.disable_progress_bar()
         for seed in (torch.manual_seed, np.random.seed, random.seed):
@@ -503,7 +505,10 @@ class Worker:
         engine.wake_cache()
         check_prefixes(engine.cached_tokens(probe), self.rank)
         self._rollout.version, self.probe = version, probe
-        difference = largest(log_probs - engine.prompt_log_probs(probe))
+        generates = engine.prompt_log_probs(probe)
+        if verified.unchecked:
+            self.follows.check(log_probs, generates, self.rank)
+        difference = largest(log_probs - generates)
         return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s)
 
     def _cache_probe(self) -> None:

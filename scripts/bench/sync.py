@@ -7,9 +7,20 @@ In turn, in the same processes, on a real model that FSDP2 has sharded over gloo
     bucket N   as the sync gathers them: buckets of at most N MiB, each cast and flattened into one collective, the
                next one under way while the last one is used
     tensor     every parameter by itself: cast, then `full_tensor()`
+    checksums  as the bucket of 32 MiB, and of each tensor the checksum by which the engine's is checked
     copy       each whole parameter once more, from memory to memory (device to device): the bound
 
-The engine's own loading is not in it. Seconds are medians of `--repeats`; a ratio is the median of the quotients, turn
+The engine's own loading is not in it. With `--engine` there is a second table, of one engine in one process, in turn:
+
+    load       a sync into vLLM: its own loading, packing for CPU kernels
+    checked    the same with all checks: checksums of what is sent and of what the engine holds, a cached prompt looked
+               for before and after
+    sender's   the checksums of what is sent alone
+
+`of a step` is the median of what the checks add, as a share of `--step-s`, the seconds of a step: unless given, what
+`scripts/bench/step.py` measures of a model of 1M parameters.
+
+Seconds are medians of `--repeats`; a ratio is the median of the quotients, turn
 by turn.
 """
 
@@ -21,6 +32,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
+import _sync_engine
 import torch
 import torch.distributed as dist
 from _common import interleaved, on_ranks, ratio, write_json
@@ -35,6 +47,16 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+def whole_shape(size: str) -> dict[str, Any]:
+    """What a Qwen2Config of the size takes."""
+    shape = SIZES[size]
+    return shape | {
+        "intermediate_size": 4 * shape["hidden_size"],
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+
+
 def sharded(size: str, mesh: Any, dtype: torch.dtype) -> Any:
     """A Qwen2 with random weights, in float32, that computes in `dtype`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -42,10 +64,7 @@ def sharded(size: str, mesh: Any, dtype: torch.dtype) -> Any:
     from rlcli.model.policy import PolicyModel
     from rlcli.model.sharding import shard
 
-    shape = SIZES[size]
-    config = Qwen2Config(
-        **shape, intermediate_size=4 * shape["hidden_size"], num_key_value_heads=2, tie_word_embeddings=True
-    )
+    config = Qwen2Config(**whole_shape(size))
     with torch.device(mesh.device_type):
         model = PolicyModel(Qwen2ForCausalLM(config), dtype=dtype, source=size)
     shard(model, mesh)
@@ -73,6 +92,7 @@ def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int],
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.model.buckets import buckets
+    from rlcli.model.checksum import Checksums
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
@@ -99,6 +119,7 @@ def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int],
 
     runs: dict[str, Callable[[], Iterable[Any]]] = {
         **{f"bucket {mb}": lambda mb=mb: buckets(named, dtype, mb << 20) for mb in buckets_mb},  # type: ignore[misc]
+        "checksums": lambda: Checksums().of(tensor for bucket in buckets(named, dtype) for tensor in bucket),
         "tensor": per_tensor,
         "copy": copied,
     }
@@ -121,6 +142,9 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--buckets-mb", nargs="+", type=int, default=[8, 32, 256])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--engine", action="store_true", help="measure an engine's loading with and without checks")
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32"], help="of engines")
+    parser.add_argument("--step-s", type=float, default=1.5)
     parser.add_argument("--json", default="")
     options = parser.parse_args()
 
@@ -140,7 +164,31 @@ def main() -> None:
                     f"{ratio(seconds['copy'], each):.2f}",
                 )
     Console().print(table)
-    write_json(options.json, {"rows": rows})
+    engines = []
+    if options.engine:
+        shapes = {size: whole_shape(size) for size in options.sizes}
+        engines = [
+            {"size": size, "dtype": dtype} | on_ranks(_sync_engine.measured, 1, shape, dtype, options.repeats)
+            for size, shape in shapes.items()
+            for dtype in options.dtypes
+        ]
+        Console().print(engine_table(engines, options.step_s))
+    write_json(options.json, {"rows": rows, "engines": engines})
+
+
+def engine_table(rows: list[dict[str, Any]], step_s: float) -> Table:
+    table = Table("model", "dtype", "MB", "tensors", "how", "ms", "GB/s", "of a step")
+    for row in rows:
+        seconds = row["seconds"]
+        added = median(all_ - load for all_, load in zip(seconds["load, checked"], seconds["load"], strict=True))
+        for how, each in seconds.items():
+            table.add_row(
+                *(row["size"], row["dtype"], f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), how),
+                f"{median(each) * 1e3:.2f}",
+                f"{row['bytes'] / median(each) / 1e9:.2f}",
+                f"+{added / step_s:.2%}" if how == "load, checked" else "",
+            )
+    return table
 
 
 if __name__ == "__main__":

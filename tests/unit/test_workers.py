@@ -15,6 +15,7 @@ from rlcli.errors import RunFailed
 from rlcli.model.held import Verified
 from rlcli.workers.dispatch import add_up, dispatch, dispatch_of
 from rlcli.workers.spec import WorkerSpec
+from rlcli.workers.synced import Follows
 from rlcli.workers.work import sample_seed
 from rlcli.workers.worker import Worker
 
@@ -74,7 +75,7 @@ def sound_engine() -> MagicMock:
 def worker(tmp_path: Any) -> Worker:
     """A worker whose roles are stand-ins. (Its constructor would take this process's output.)"""
     made = object.__new__(Worker)
-    made.rank, made.config = 0, RunConfig()
+    made.rank, made.config, made.follows = 0, RunConfig(), Follows()
     made.spec = WorkerSpec(
         made.config,
         "cpu",

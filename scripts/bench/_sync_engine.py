@@ -1,0 +1,74 @@
+"""In a process of its own: seconds of a sync into a vLLM engine on this device, with and without its checks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from _common import interleaved, write_json
+
+PROMPT = 64
+"""Tokens of the prompt whose prefix is looked for."""
+
+
+def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str, repeats: int, out: str) -> None:
+    import numpy as np
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from rlcli.model.checksum import Checksums
+    from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    folder = Path(tempfile.mkdtemp(dir=Path(out).parent))
+    config = Qwen2Config(**shape, architectures=["Qwen2ForCausalLM"], dtype=dtype)
+    config.save_pretrained(folder)
+    with torch.device(device):
+        lm = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    named = [(name, parameter.detach()) for name, parameter in lm.named_parameters()]
+    spec = {"max_length": 512, "max_concurrent": 16, "tensor_parallel": 1, "lora_rank": 0, "weights_follow": True}
+    memory = {"kv_cache_bytes": 64 << 20, "gpu_memory_utilization": 0.5, "enforce_eager": True}
+    engine = VllmEngine(
+        EngineSpec(str(folder), dtype, device, **spec, **memory, stop_token_ids=(), group_id="bench")  # type: ignore[arg-type]
+    )
+    probe = np.arange(PROMPT, dtype=np.int32)
+
+    def load() -> None:
+        engine.load_weights(iter(named))
+
+    def checked() -> None:
+        sums = Checksums()
+        engine.cached_tokens(probe)
+        engine.load_weights(sums.of(named))
+        sent = sums.sent()
+        assert engine.verify(sent) == (len(named), 0, [])
+        assert engine.cached_tokens(probe) == 0
+
+    def checksums() -> None:
+        sums = Checksums()
+        for _ in sums.of(named):
+            pass
+        sums.sent()
+
+    def seconds(work: Callable[[], None]) -> Callable[[], float]:
+        def run() -> float:
+            began = time.perf_counter()
+            work()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - began
+
+        return run
+
+    runs = {"load": load, "load, checked": checked, "sender's checksums": checksums}
+    found = interleaved({name: seconds(work) for name, work in runs.items()}, repeats=repeats)
+    nbytes = sum(tensor.nbytes for _, tensor in named)
+    write_json(out, {"device": device, "bytes": nbytes, "tensors": len(named), "seconds": found})
+    engine.close()
+    dist.destroy_process_group()
