@@ -12,8 +12,8 @@ TOKENS, ERROR = 63, 0.05
 
 
 def walk(step: float, follows: float, *, steps: int = 40, stale_from: int = 0) -> int:
-    """The sync, from 1, at which an engine is found out that from one step on follows the share `follows` of each of the
-    trainer's, with an error that is new at each; 0: never."""
+    """The sync, from 1, at which an engine is found out that from one step on follows the share `follows` of each of
+    the trainer's, with an error that is new at each; 0: never."""
     random = np.random.default_rng(0)
     trainer = -random.random(TOKENS)
     engine, checks = trainer.copy(), Follows()
