@@ -24,16 +24,16 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
     os.environ.update(WORKER_ENV)
     from rlcli.workers.worker import Worker
 
-    found = Worker(0, 1, spec(check, model, lora_rank))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # The worker sends its output to a log of its own; what is reported stays where it was.
+    # The worker sends its process's output to a log of its own; here it stays in the part's.
     ours = (os.dup(1), os.dup(2))
+    found = Worker(0, 1, spec(check, model, lora_rank))
+    for number, kept in enumerate(ours, 1):
+        os.dup2(kept, number)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     try:
         found.join("127.0.0.1", port)
-        for number, kept in enumerate(ours, 1):
-            os.dup2(kept, number)
         found.build()
         yield found
     finally:

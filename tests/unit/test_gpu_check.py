@@ -212,6 +212,18 @@ def test_a_bare_checkout_is_found_with_its_entry_points(tmp_path: Path) -> None:
     assert int(requirements) == len(metadata.requires("rlcli") or [])
 
 
+def test_the_oldest_versions_that_the_check_is_for_are_within_the_bounds() -> None:
+    from packaging.requirements import Requirement
+
+    from rlcli.rollout.vllm_engine import SUPPORTED
+
+    wanted = {"torch": "2.11.0", "vllm": "0.24.0", "transformers": "5.17.0", "ray": "2.60.0"}
+    declared = map(Requirement, metadata.requires("rlcli") or [])
+    bounds = {one.name: one.specifier for one in declared if one.marker and one.marker.evaluate({"extra": "gpu"})}
+    assert all(bounds[name].contains(version) for name, version in wanted.items())
+    assert SUPPORTED[0] <= (0, 24) < SUPPORTED[1]
+
+
 def test_operations_are_those_that_torch_counts() -> None:
     """torch counts attention without its mask; the head is run for predicted tokens alone."""
     import torch
@@ -242,3 +254,40 @@ def test_a_shared_prompt_is_counted_once() -> None:
     )
     # 5 + 2 + 3 tokens, 5 predicted; pairs: 15 of the prompt, 2·5 + 3 and 3·5 + 6 of the responses.
     assert forward_flops(shape, 5, [[2, 3]]) == 2 * 16 * 10 + 2 * 32 * 5 + 4 * 4 * (15 + 13 + 21)
+
+
+SUITE = """
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise RuntimeError("cleaning up")
+
+def test_good(): pass
+def test_bad(): assert 1 == 2
+def test_that_cannot_clean_up(broken): pass
+"""
+
+
+def test_the_suite_goes_on_where_its_time_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from _gpu_check import part_suite
+
+    folder = tmp_path / part_suite.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "test_it.py").write_text(SUITE)
+    monkeypatch.setattr(checkout, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
+
+    def run(deadline_s: float, data: dict[str, Any]) -> Check:
+        check = Check("tests", False, tmp_path, tmp_path, tmp_path / "figures.json", deadline_s, data=data)
+        part_suite.run(check)
+        return check
+
+    short = run(part_suite.RESERVE_S - 1, {})
+    assert short.failed == ["every test was run: 3 wait: run the part again (--only tests)"]
+    name = f"{part_suite.FOLDER}/test_it.py::test_"
+    whole = run(1000.0, {"verdicts": {f"{name}good": "passed", f"{name}bad": "failed"}})
+    verdicts = {test.removeprefix(name): verdict for test, verdict in whole.data["verdicts"].items()}
+    assert verdicts == {"good": "passed", "bad": "failed", "that_cannot_clean_up": "failed"}
+    assert whole.failed == [f"no test failed: {name}bad, {name}that_cannot_clean_up"]
