@@ -25,6 +25,7 @@ import json
 import os
 import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -171,7 +172,7 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
         if done % kinds == 0:
             others = contest.round()
             if options.rounds:
-                print(f"ROUND {json.dumps(others)}", flush=True)
+                print(f"ROUND {json.dumps(others)}", file=sys.__stdout__, flush=True)  # stdout itself is the run's
 
     setattr(heap, "environment", lambda: HEAPS[options.heap])  # noqa: B010
     with run_ours(
