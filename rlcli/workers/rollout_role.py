@@ -177,6 +177,7 @@ class _Round:
         self._verdicts: dict[int, list[Future[Verdict]]] = {}
         self._whole: list[int] = []
         self._greedy: dict[int, Future[Verdict]] = {}
+        self._unrewarded: set[int] = set()  # prompts whose greedy response was cut off, and so has a reward of 0
         self._pending: list[Pending] = []
         self._begun: list[Begun] = []
         self._builder = ShardBuilder()
@@ -206,6 +207,8 @@ class _Round:
         text, verdict = self.role.verify(task, whole)
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = verdict
+            if whole.finish_reason == "length" and self.call.truncated == "zero_reward":
+                self._unrewarded.add(task.prompt)
         else:
             row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
             version = task.begun[sample].version if sample in task.begun else self.role.version
@@ -252,6 +255,7 @@ class _Round:
         self._saver.save_rest()
         samples = Samples.of(self._sample(item) for item in self._pending)
         baselines = {prompt: awaited(verdict) for prompt, verdict in self._greedy.items()}
+        baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in self._unrewarded}
         self.rows = self._saver.rows
         kept = self.call.keep_tokens and (self._pending or self._begun)
         self.shard = self._builder.build() if kept else None

@@ -474,6 +474,46 @@ def test_a_worker_scores_the_greedy_response_and_keeps_it_out_of_samples_shard_a
     assert table.column("left_out").to_pylist() == [None] * 4
 
 
+def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> None:
+    class Cut(Engine):
+        def step(self) -> list[Generation]:
+            return [replace(one, finish_reason="length") for one in super().step()]
+
+    class Right:
+        def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
+            assert (request.finish_reason, request.thinking) == ("length", True)
+            done: Future[Verdict] = Future()
+            done.set_result(Verdict(1.0, Outcome.OK))
+            return done
+
+    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: str(tokens))
+    source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
+    task = PromptTask(0, np.array([7, 8], np.int32), source, 2, greedy=True)
+    for rule, score in (("keep", 1.0), ("mask", 1.0), ("zero_reward", 0.0)):
+        role = RolloutRole(0, Cut(), Right(), tokenizer, thinking=True)  # type: ignore[arg-type]
+        call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
+        *_, report = role.run([task], call)
+        assert isinstance(report, RolloutReport)
+        assert report.baselines[0].score == score
+
+
+def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
+    """Whether it is a special token of the tokenizer or not."""
+    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: str(tokens))
+    source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
+    task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
+    for stops, text in (((9,), "[5]"), ((8,), "[5, 9]"), ((), "[5, 9]")):
+        role = RolloutRole(0, Engine(), Texts(), tokenizer, stop_token_ids=stops)  # type: ignore[arg-type]
+        said, _ = role.verify(task, Generation(0, np.array([5, 9], np.int32), np.zeros(2, np.float32), "stop"))
+        assert said == text
+
+
+class Texts:
+    def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
+        assert list(request.completion_ids) == [5, 9]
+        return Future()
+
+
 def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

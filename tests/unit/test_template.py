@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
 from rlcli.data import template
 from rlcli.data.prompt_cache import _key
 from rlcli.data.prompts import TokenizedPrompts
+from rlcli.data.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError
 from rlcli.model.tiny import make_tiny_model
+from rlcli.trainer.checkpoint import Checkpoints
 from rlcli.trainer.environment import recorded_day
+from rlcli.trainer.preflight import prepare
+from rlcli.trainer.run_folder import RunFolder
 from rlcli.types import Prompt
 from tests import chat_templates as of
 from tests.chat_templates import tokenizer_with
@@ -182,3 +187,33 @@ def test_variables_are_read_back_from_the_file_of_a_run(tmp_path: Path) -> None:
     run = resolve("grpo", {}, ["data.chat_template_kwargs.enable_thinking=false", "rollout.stop_token_ids=7"])
     (tmp_path / "config.toml").write_text(dump_toml(run))
     assert resolve(str(tmp_path / "config.toml")).config == run.config
+
+
+def test_a_run_with_a_dated_template_goes_on_on_another_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = make_tiny_model(tmp_path / "tiny")
+    (model / "chat_template.jinja").write_text(of.BY_EOS + "{% if strftime_now %}{{ strftime_now('%d') }}{% endif %}")
+    messages = [{"role": "user", "content": "1+1="}]
+    write_rows(
+        tmp_path / "train.parquet", [row(data_source="a", messages=messages, verifier="exact", ground_truth="2")]
+    )
+    flags = {"model.path": str(model), "data.path": str(tmp_path), "cluster.device": "cpu"}
+    resolved = resolve("grpo", flags, ["train.tokens_per_microbatch=4096"])
+    made = prepare(resolved.config, day=DAY)
+    assert (made.day, prepare(resolved.config).day) == (DAY, datetime.now(UTC).date())
+    with RunFolder.create(tmp_path / "run", facts={"day": DAY.isoformat()}) as folder:
+        folder.write_config(dump_toml(resolved))
+    checkpoints = Checkpoints(folder.checkpoints, keep=1)
+    checkpoints.begin(1)
+    checkpoints.commit(1, {"step": 1, "data": made.prompts.fingerprint()}, dump_toml(resolved), {}, {})
+    assert main(["train", "--resume", str(folder.path), "--dry-run"]) == 0
+    assert "2024-07-26, kept with the run" in " ".join(capsys.readouterr().out.split())
+    environment = folder.path / "environment.json"
+    environment.write_text(environment.read_text().replace(DAY.isoformat(), "2024-07-27"))
+    assert main(["train", "--resume", str(folder.path), "--dry-run"]) == 2
+    assert "the prompts are not those that the run began with" in capsys.readouterr().err
+    words = ["train", "--resume", str(folder.path), "--dry-run", "--set", "data.chat_template_kwargs.a=1"]
+    assert main(words) == 2
+    assert "cannot go on with another data.chat_template_kwargs.a" in capsys.readouterr().err
