@@ -153,7 +153,7 @@ def test_a_yaml_of_trl_counts_updates_and_processes(tmp_path: Path) -> None:
         "lora.rank": 32,
     }
     assert {key: values(found, tmp_path)[key] for key in expected} == expected
-    assert sources(found, "missing") == {"top_k", "dataset_name"}
+    assert sources(found, "missing") == {"top_k", "dataset_name", "lora_target_modules"}
 
 
 def test_a_python_file_of_trl_is_read_and_not_run(tmp_path: Path) -> None:
@@ -199,6 +199,29 @@ def test_json_holds_all_that_the_report_has(capsys: pytest.CaptureFixture[str]) 
     assert {"source": "seed", "given": "int(os.environ.get('SEED', 0))", "note": ""} in told["unresolved"]
     assert any(line["key"] == "algorithm.loss" and line["source"] == "loss_type" for line in told["mapped"])
     assert told["toml"].startswith("[recipe]")
+
+
+def test_every_table_names_keys_that_there_are() -> None:
+    from rlcli.config.importing import trl_keys, verl_keys
+    from rlcli.config.keys import keys
+
+    assert {key for key, _ in [*verl_keys.DIRECT.values(), *trl_keys.DIRECT.values()]} <= keys().keys()
+
+
+def test_every_name_of_a_part_is_one_that_there_is() -> None:
+    from rlcli.algorithms.algorithm import Algorithm
+    from rlcli.config.importing import trl_keys, verl_keys
+
+    for key, names in {
+        "advantage": verl_keys.ADVANTAGES.values(),
+        "kl_estimator": verl_keys.ESTIMATORS.values(),
+        "aggregation": [*verl_keys.AGGREGATIONS, *trl_keys.AGGREGATIONS.values()],
+        "correction": trl_keys.CORRECTIONS.values(),
+    }.items():
+        for name in names:
+            assert Algorithm.build(**{key: name}, tried=False)
+    for name in verl_keys.LOSSES.values():
+        assert Algorithm.build(loss=name, options={"beta": 1.0} if name == "dro" else {}, tried=False)
 
 
 ACTOR, OPTIM = "actor_rollout_ref.actor", "actor_rollout_ref.actor.optim"
@@ -266,6 +289,7 @@ def test_what_verl_says_in_another_way(words: str, expected: dict[str, Any], tmp
         ("beta: 0.1\nuse_bias_correction_kl: false\nnum_generations: 8", {"algorithm.kl_estimator": "k3"}),
         ("num_generations: 8\ngeneration_batch_size: 64", {"train.minibatches": 8, "rollout.prompts_per_step": 8}),
         ("num_generations: 8\nmulti_objective_aggregation: normalize_then_sum", {"algorithm.advantage": "gdpo"}),
+        ("num_generations: 8\nwarmup_steps: 0.1\nmax_steps: 95", {"train.warmup_steps": 10}),
         ("num_generations: 8\nuse_adaptive_entropy: true", {"algorithm.entropy_target": 0.2}),
         ("num_generations: 0\nmax_steps: .nan\nlearning_rate: [1]\nepsilon: {a: 1}", {"rollout.samples_per_prompt": 8}),
     ],

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.shard import ShardBuilder
 from rlcli.trainer.choose import choose, plan_step, rank_work, step_work
@@ -240,6 +239,8 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
             drift = (place + micro.samples[sequence]) % 5 == 0
             drift |= torch.isin(micro.samples, torch.tensor([3, 7]))[sequence]
             micro.tokens["rollout_log_probs"] = micro.tokens["old_log_probs"] - torch.where(drift, 1.0, 0.01)
+    from rlcli.algorithms.ranks import Ranks  # here, since files that import algorithms are run for their coverage
+
     together = Together(ranks)
     threads = [
         threading.Thread(target=fill_kept, args=(role.algorithm, batch, Ranks(together.add, together.gather)))

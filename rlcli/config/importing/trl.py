@@ -63,13 +63,14 @@ def _steps(read: Reading, updates: int) -> None:
         read.map("max_steps", "train.steps", steps, note)
     else:
         read.skip("max_steps")
-    ratio = read.number("warmup_ratio") or 0
+    share = "warmup_steps" if 0 < (read.number("warmup_steps") or 0) < 1 else "warmup_ratio"
+    ratio = read.number(share) or 0
     if warmup := of_steps("warmup_steps"):
         read.map("warmup_steps", "train.warmup_steps", warmup, note)
     elif ratio > 0 and steps:
-        read.map("warmup_ratio", "train.warmup_steps", math.ceil(ratio * steps), f"{ratio} of {steps} steps")
+        read.map(share, "train.warmup_steps", math.ceil(ratio * steps), f"{ratio} of {steps} steps")
     elif ratio > 0:
-        read.missing("warmup_ratio", "a share of steps that the file does not give")
+        read.missing(share, "a share of steps that the file does not give")
     read.skip("warmup_steps", "warmup_ratio")
     for name, key in (("save", "checkpoint.every"), ("eval", "evaluation.every")):
         strategy, every = f"{name}_strategy", f"{name}_steps"
@@ -198,9 +199,11 @@ def _sampling(read: Reading) -> None:
 def _model(read: Reading) -> None:
     if read.flag("use_peft"):
         read.direct({"lora_r": ("lora.rank", int), "lora_alpha": ("lora.alpha", float)})
-        targets = read("lora_target_modules")
-        names = ",".join(map(str, targets)) if isinstance(targets, list) else str(targets)
-        read.map("lora_target_modules", "lora.targets", names)
+        if targets := read("lora_target_modules"):
+            names = ",".join(map(str, targets)) if isinstance(targets, list) else str(targets)
+            read.map("lora_target_modules", "lora.targets", names)
+        else:
+            read.missing("lora_target_modules", "PEFT chooses modules by model; the recipe has all-linear")
     read.skip("use_peft", "lora_r", "lora_alpha", "lora_target_modules")
     read.map("gradient_checkpointing", "model.gradient_checkpointing", read.flag("gradient_checkpointing"))
 

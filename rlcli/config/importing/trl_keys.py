@@ -38,7 +38,6 @@ DEFAULTS = {
     "vllm_importance_sampling_clip_max": 3.0,
     "lora_r": 16,
     "lora_alpha": 32,
-    "lora_target_modules": "all-linear",
 }
 
 DIRECT: dict[str, tuple[str, type]] = {
@@ -120,6 +119,7 @@ MISSING = {
     "sync_ref_model": "the reference model stays as it is",
     "ref_model_*": "the reference model stays as it is",
     "vespo_*": "no such loss",
+    "lora_*": "rank, alpha and targets alone",
     "vllm_server_*": "engines in workers of their own: rollout.workers",
     "chat_template_kwargs*": "the chat template is applied without further arguments",
     "generation_kwargs*": "temperature, top_p and the longest response alone",
