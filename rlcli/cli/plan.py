@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.datasets import data_sets
+
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
@@ -26,7 +28,11 @@ def plan(
         str | None, typer.Option(help="Folder or hub id of the model; of a folder config.json is enough.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="A parquet file, or a folder with train.parquet: how long its prompts are.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:WEIGHT]",
+            help="A parquet file, or a folder with train.parquet: how long its prompts are; repeatable.",
+        ),
     ] = None,
     gpus: Annotated[
         str, typer.Option(metavar="DEVICES", help="h100:8, 8x80GB or cpu (default: what this machine has).")
@@ -53,7 +59,7 @@ def plan(
     require(*TRAINING)
     from rlcli.trainer.planning import planned
 
-    flags = {"model.path": model, "data.path": data, "cluster.workers": workers, "train.steps": steps}
+    flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
     notes: list[str] = []
     found, rows = planned(recipe, flags, sets or [], gpus, notes.append)
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.datasets import data_sets, one_or_all
 from rlcli.cli.supervise import supervised, train_folder
 from rlcli.errors import ConfigError
 
@@ -22,9 +23,18 @@ def train(
         str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Folder or hub id of the model.")] = None,
-    data: Annotated[str | None, typer.Option(help="A parquet file, or a folder with train.parquet.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:WEIGHT]",
+            help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
+        ),
+    ] = None,
     eval_data: Annotated[
-        str | None, typer.Option(help="Evaluate on this parquet file, or this folder's test.parquet, before and after.")
+        list[str] | None,
+        typer.Option(
+            help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")] = None,
     resume: Annotated[
@@ -71,6 +81,8 @@ def train(
 
       rlcli train grpo --model ./my-model --data data/gsm8k --workers 8 --set lora.rank=16
 
+      rlcli train grpo --model ./my-model --data data/gsm8k:2 --data data/math:1 --eval-data data/gsm8k
+
       rlcli train grpo --model ./my-model --data data/gsm8k --memory auto --dry-run
 
       rlcli train --resume runs/grpo-1
@@ -80,8 +92,8 @@ def train(
     require(*TRAINING)
     flags: dict[str, object] = {
         "model.path": model,
-        "data.path": data,
-        "evaluation.data": eval_data,
+        "data.path": data_sets(data),
+        "evaluation.data": one_or_all(eval_data),
         "train.steps": steps,
         "train.seed": seed,
         "train.deterministic": deterministic or None,

@@ -148,6 +148,10 @@ def whole_paths(flags: Mapping[str, object], sets: Sequence[str]) -> tuple[dict[
 
 def _place(value: object, directory: Path) -> object:
     """The absolute path where `value` is one, else the value itself (a hub id, nothing)."""
+    if isinstance(value, Mapping):
+        return {name: _place(item, directory) if name == "path" else item for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_place(item, directory) for item in value]
     if not isinstance(value, str) or not value:
         return value
     path = directory / Path(value).expanduser()

@@ -35,6 +35,8 @@ class Key:
     bound to numbers."""
     optional: bool
     """Whether it may be `unset`."""
+    several: bool = False
+    """Whether it takes a list as well."""
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -106,8 +108,9 @@ def _key(name: str, schema: dict[str, Any]) -> Key:
     variants = schema.get("anyOf", [schema])
     optional = {"type": "null"} in variants
     concrete = next(variant for variant in variants if variant.get("type") != "null")
-    rule = _rule(concrete) + (f", or {UNSET}" if optional else "")
-    return Key(name, rule, schema.get("default"), schema["description"], concrete["type"], optional)
+    rule = (schema.get("rule") or _rule(concrete)) + (f", or {UNSET}" if optional else "")
+    several = concrete["type"] != "array" and any(variant.get("type") == "array" for variant in variants)
+    return Key(name, rule, schema.get("default"), schema["description"], concrete["type"], optional, several)
 
 
 def _rule(schema: dict[str, Any]) -> str:

@@ -122,6 +122,8 @@ def _parse_value(key: Key, text: str) -> Any:
     except tomllib.TOMLDecodeError:
         table = {}
     value = table["value"] if set(table) == {"value"} else text
+    if key.several and isinstance(value, list):
+        return value
     if key.kind == "string":
         return value if isinstance(value, str) else text
     if key.kind == "boolean" and text.lower() in ("true", "false"):
@@ -179,6 +181,8 @@ def to_toml(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {to_toml(item)}" for name, item in value.items() if item is not None) + "}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(item) for item in value)}]"
     return str(value)

@@ -22,8 +22,24 @@ Rule = tuple[bool, str]
 
 def broken(config: RunConfig) -> list[str]:
     """What is wrong with `config`, a message each."""
-    rules = [*_algorithm(config), *_sampling(config), *_given_responses(config), *_training(config)]
+    rules = [*_data(config), *_algorithm(config), *_sampling(config), *_given_responses(config), *_training(config)]
     return [message for holds, message in rules if not holds]
+
+
+def _data(config: RunConfig) -> list[Rule]:
+    sets, weights = config.data.sets, config.data.weights
+    without = next((one.path for one in sets if one.weight is None), "")
+    return [
+        (
+            len(weights) in (0, len(sets)),
+            f"data.path: {without} has no weight and others have one; give all of them a weight, or none",
+        ),
+        (
+            config.data.mix == "prompts" or len(weights) > 1,
+            f"data.mix = {config.data.mix}: data.path gives no weights that it could be the unit of; give each of "
+            "several paths one, or leave it out",
+        ),
+    ]
 
 
 def _algorithm(config: RunConfig) -> list[Rule]:

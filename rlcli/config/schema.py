@@ -40,8 +40,25 @@ class Model(Section):
     )
 
 
+class WeightedPath(Section):
+    """One of several datasets. weight: relative to those of the others; None: of none of them."""
+
+    path: Annotated[str, Field(min_length=1)]
+    weight: Annotated[float, Field(gt=0.0)] | None = None
+
+
 class Data(Section):
-    path: str = Field(default="", description="A parquet file, or a folder with train.parquet.")
+    path: str | tuple[str | WeightedPath, ...] = Field(
+        default="",
+        description="A parquet file, or a folder with train.parquet; or a list of them, with weights or without: "
+        "without, they are one dataset.",
+        json_schema_extra={"rule": 'a path, or a list of paths or of {path = "…", weight = a number > 0}'},
+    )
+    mix: Literal["prompts", "tokens"] = Field(
+        default="prompts",
+        description="What the weights of data.path are shares of: the prompts that are drawn, or the tokens of prompts "
+        "and responses.",
+    )
     max_prompt_tokens: Positive = Field(default=1024, description="Longer prompts are left out, and counted.")
     chat_template_kwargs: dict[str, str | bool | int | float] = Field(
         default_factory=dict,
@@ -55,6 +72,22 @@ class Data(Section):
         description="Field of extra_info that holds the response to imitate: supervised training, without rollouts; "
         "unset: responses are sampled.",
     )
+
+    @property
+    def sets(self) -> tuple[WeightedPath, ...]:
+        """The datasets; none where no path is given."""
+        given = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(WeightedPath(path=one) if isinstance(one, str) else one for one in given if one)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of the datasets."""
+        return tuple(one.path for one in self.sets)
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of the datasets; empty where they have none."""
+        return tuple(one.weight for one in self.sets if one.weight is not None)
 
 
 class Rollout(Section):
@@ -329,7 +362,11 @@ class FaultTolerance(Section):
 
 
 class Evaluation(Section):
-    data: str = Field(default="", description="A parquet file, or a folder with test.parquet; unset: no evaluation.")
+    data: str | tuple[str, ...] = Field(
+        default="",
+        description="A parquet file, or a folder with test.parquet, or a list of them; unset: no evaluation.",
+        json_schema_extra={"rule": "a path, or a list of paths"},
+    )
     every: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Steps between evaluations; 0: only before the first step and after the last."
     )
@@ -338,8 +375,13 @@ class Evaluation(Section):
         default=0.0, description="Sampling temperature; 0 is greedy."
     )
     max_prompts: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Evaluate the first N prompts only; 0: all."
+        default=0, description="Evaluate the first N prompts of each set only; 0: all."
     )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Of the datasets; none where nothing is evaluated."""
+        return (self.data,) * bool(self.data) if isinstance(self.data, str) else self.data
 
 
 class Tracking(Section):

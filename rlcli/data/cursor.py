@@ -51,6 +51,9 @@ class PromptCursor:
             self.position = end
         return taken
 
+    def account(self, index: int, tokens: int) -> None:
+        """A group of prompt `index` is finished, which changes nothing here (see `mixture.MixedCursor`)."""
+
     def state(self) -> CursorState:
         """What `restore` needs to go on exactly from here."""
         return {

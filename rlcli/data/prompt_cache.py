@@ -90,8 +90,9 @@ def content_of(prompts: Sequence[Prompt]) -> str:
     except OSError:
         return ""
     rows = hashlib.blake2b(prompts.places.tobytes(), digest_size=16).hexdigest()
-    label = (prompts.first, prompts.origin.split, str(prompts.origin.expression))
-    return _hashed(content, rows, repr(label)) if prompts.is_current() else ""
+    origin = prompts.origin
+    told = (prompts.first, origin.split, str(origin.expression), *([origin.label] if origin.label else []))
+    return _hashed(content, rows, repr(told)) if prompts.is_current() else ""
 
 
 def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[int, str, int]) -> str:

@@ -25,19 +25,30 @@ ROWS_AT_ONCE = 128
 READ_AT_ONCE = 1 << 16
 
 
-def read_prompts(path: str | Path, split: str, verifier: str = "auto") -> PromptTable:
+def read_sets(
+    paths: Sequence[str], names: Sequence[str], split: str, verifier: str, limit: int = 0
+) -> Sequence[Prompt]:
+    """The prompts of one dataset, or of several as `JoinedPrompts`; the ids of these begin with their set's name, so
+    that rows of two sets differ. limit: the first rows of each; 0: all. Raises what `read_prompts` raises."""
+    if len(paths) == 1:
+        return read_prompts(paths[0], split, verifier)[: limit or None]
+    parts = [read_prompts(path, split, verifier, name) for path, name in zip(paths, names, strict=True)]
+    return JoinedPrompts([part[: limit or None] for part in parts], names)
+
+
+def read_prompts(path: str | Path, split: str, verifier: str = "auto", label: str = "") -> PromptTable:
     """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl serve as well.
 
     verifier: an expression (see `scoring.spec`), in which "auto" stands for what each row names (`reward_model.style`);
     without it the rows are not asked. A prompt's verifier is the expression that this comes to.
-    A prompt's id is `data_source:split:row`, with rows counted from 0.
+    A prompt's id is `data_source:split:row`, with rows counted from 0, after `label/` where one is given.
     Every row is checked. Raises `DataError` that names the file, the column or the row, and the fix; `ConfigError` for
     an expression that cannot be read.
     """
     expression = parse(verifier).located()
     file = find_file(Path(path), split)
     stamp = _stamp(file)
-    table = PromptTable(_read(file), Origin(file, split, expression, stamp))
+    table = PromptTable(_read(file), Origin(file, split, expression, stamp, label))
     table.check()
     return table
 
@@ -81,12 +92,14 @@ def _read(file: Path) -> Any:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a table's rows are from. expression: of verifiers. stamp: of the file, before it was read."""
+    """Where a table's rows are from. expression: of verifiers. stamp: of the file, before it was read. label: what the
+    rows' ids begin with."""
 
     file: Path
     split: str
     expression: Composition
     stamp: tuple[int, int, int]
+    label: str = ""
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
@@ -249,7 +262,7 @@ class PromptTable(Sequence[Prompt]):
         if extra is not None and not isinstance(extra, dict):
             raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
         return Prompt(
-            id=f"{source}:{self.origin.split}:{number}",
+            id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
             messages=tuple({"role": message["role"], "content": message["content"]} for message in messages),
             data_source=source,
             ability=ability,
@@ -273,12 +286,13 @@ class PromptTable(Sequence[Prompt]):
 
 
 class JoinedPrompts(Sequence[Prompt]):
-    """Some sequences of prompts as one, end to end. starts: int64 `[parts + 1]`, where each begins, and the end."""
+    """Some sequences of prompts as one, end to end. names: of each, where they have any. starts: int64 `[parts + 1]`,
+    where each begins, and the end."""
 
-    def __init__(self, parts: Sequence[Sequence[Prompt]]) -> None:
+    def __init__(self, parts: Sequence[Sequence[Prompt]], names: Sequence[str] = ()) -> None:
         import numpy as np
 
-        self.parts = parts
+        self.parts, self.names = parts, tuple(names)
         self.starts: np.ndarray = np.cumsum([0, *map(len, parts)], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -308,12 +322,14 @@ class JoinedPrompts(Sequence[Prompt]):
             [
                 taken(part, chosen[low:high] - start)
                 for part, start, low, high in zip(self.parts, self.starts[:-1], bounds[:-1], bounds[1:], strict=True)
-            ]
+            ],
+            self.names,
         )
 
     def without(self, column: str) -> JoinedPrompts:
         """As `PromptTable.without`."""
-        return JoinedPrompts([part.without(column) if isinstance(part, PromptTable) else part for part in self.parts])
+        parts = [part.without(column) if isinstance(part, PromptTable) else part for part in self.parts]
+        return JoinedPrompts(parts, self.names)
 
 
 def taken(prompts: Sequence[Prompt], places: np.ndarray) -> Sequence[Prompt]:
@@ -321,6 +337,13 @@ def taken(prompts: Sequence[Prompt], places: np.ndarray) -> Sequence[Prompt]:
     if isinstance(prompts, PromptTable | JoinedPrompts):
         return prompts.take(places)
     return tuple(prompts[place] for place in places.tolist())
+
+
+def set_of(prompts: Sequence[Prompt], place: int) -> str:
+    """The name of the dataset that the prompt at this place is of; empty where there is one dataset alone."""
+    if not isinstance(prompts, JoinedPrompts) or not prompts.names:
+        return ""
+    return prompts.names[int(prompts.starts.searchsorted(place, side="right")) - 1]
 
 
 def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:

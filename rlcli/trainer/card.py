@@ -141,9 +141,19 @@ def _changed(config: RunConfig) -> str:
 
 
 def _data(config: RunConfig) -> str:
-    record = _provenance(config)
+    sets = config.data.sets
+    told = [_made(Path(one.path)) for one in sets]
+    if len(sets) > 1:
+        titles = [Path(one.path).name + (f" (weight {one.weight:g})" if one.weight else "") for one in sets]
+        told = [f"### {title}\n\n{own}" for title, own in zip(titles, told, strict=True)]
+    return "\n\n".join(["## Data", *told]) if told else ""
+
+
+def _made(path: Path) -> str:
+    """How a dataset was made."""
+    record = _provenance(path)
     if record is None:
-        return f"## Data\n\n{Path(config.data.path).name}: how it was made is not recorded." if config.data.path else ""
+        return f"{path.name}: how it was made is not recorded."
     given = ", ".join(f"{name} = {value}" for name, value in record.get("arguments", {}).items())
     rows = [
         ("dataset", record.get("dataset", "")),
@@ -153,15 +163,14 @@ def _data(config: RunConfig) -> str:
         ("steps", "; ".join(_step(step) for step in record.get("steps", []))),
         ("made", record.get("date", "")),
     ]
-    return f"## Data\n\n{_table(('', ''), [row for row in rows if row[1]])}"
+    return _table(("", ""), [row for row in rows if row[1]])
 
 
-def _provenance(config: RunConfig) -> dict[str, Any] | None:
-    """What the training data's file says of how it was made."""
+def _provenance(path: Path) -> dict[str, Any] | None:
+    """What the file of training data says of how it was made."""
     import pyarrow
     import pyarrow.parquet
 
-    path = Path(config.data.path)
     file = path / "train.parquet" if path.is_dir() else path
     try:
         return recorded(pyarrow.parquet.read_schema(file).metadata)
@@ -171,8 +180,9 @@ def _provenance(config: RunConfig) -> dict[str, Any] | None:
 
 def _datasets(config: RunConfig) -> list[str]:
     """Hub ids of what the training data was made from."""
-    names = [source.get("hub", "") for source in (_provenance(config) or {}).get("sources", [])]
-    return [name for name in names if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
+    records = [_provenance(Path(path)) or {} for path in config.data.paths]
+    names = [source.get("hub", "") for record in records for source in record.get("sources", [])]
+    return [name for name in dict.fromkeys(names) if re.fullmatch(r"[\w.-]+/[\w.-]+", name)]
 
 
 def _source(source: Mapping[str, str]) -> str:
@@ -195,7 +205,7 @@ def _evaluation(origin: Origin) -> str:
     estimates = {step: _estimates(found[step]) for step in shown_steps}
     rows = [[name, *(estimates[step].get(name, "") for step in shown_steps)] for name in estimates[steps[-1]]]
     settings = origin.resolved.config.evaluation
-    data = f" of {Path(settings.data).name}" if settings.data else ""
+    data = " of " + ", ".join(Path(path).name for path in settings.paths) if settings.paths else ""
     how = "greedy" if settings.temperature == 0 else f"at temperature {settings.temperature:g}"
     head = ["", *("before training" if step == 0 else f"after step {step}" for step in shown_steps)]
     return (

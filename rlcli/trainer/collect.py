@@ -38,7 +38,8 @@ class Collected:
     Where a round ends before all of it is finished: begun: responses that were broken off; aborted: how many. carried:
     samples of this step that an earlier one had broken off. version: of the weights that generated.
 
-    part_weights: of the named parts of the reward, where the advantage reads them.
+    part_weights: of the named parts of the reward, where the advantage reads them. sources: of each group, the name of
+    its dataset, where a run has several.
     """
 
     samples: Samples
@@ -59,6 +60,7 @@ class Collected:
     carried: int = 0
     version: int = 0
     part_weights: Mapping[str, float] = field(default_factory=dict)
+    sources: Sequence[str] = ()
 
 
 def collect(

@@ -203,18 +203,19 @@ def prompt_order(name: str) -> tuple[str, int]:
     return (source, int(row)) if row.isdecimal() else (name, 0)
 
 
-def dataset_names(paths: Sequence[str]) -> list[str]:
-    """A name for each dataset: short, readable, of its own, and good as a file's name.
+def dataset_names(paths: Sequence[str], flag: str = "--data", split: str = "test") -> list[str]:
+    """A name for each dataset: short, readable, of its own, and good as a file's name. Raises `ConfigError` for one
+    that is given twice by `flag`.
 
     >>> dataset_names(["data/gsm8k", "data/math/test.parquet", "mine/gsm8k", "aime.parquet"])
     ['data-gsm8k', 'math', 'mine-gsm8k', 'aime']
     """
     resolved = [Path(path).expanduser().resolve() for path in paths]
-    files = [path if path.suffix == ".parquet" else path / "test.parquet" for path in resolved]
+    files = [path if path.suffix == ".parquet" else path / f"{split}.parquet" for path in resolved]
     twice = [path for number, path in enumerate(paths) if files[number] in files[:number]]
     if twice:
-        raise ConfigError(f"--data {twice[0]} is given twice", "give each dataset once")
-    words = [_words(path) for path in resolved]
+        raise ConfigError(f"{flag} {twice[0]} is given twice", "give each dataset once")
+    words = [_words(path, split) for path in resolved]
     longest = max(map(len, words))
     taken = [1] * len(paths)
 
@@ -231,13 +232,13 @@ def dataset_names(paths: Sequence[str]) -> list[str]:
     return [f"{name}-{number}" for number, name in enumerate(named(), 1)]
 
 
-def _words(path: Path) -> list[str]:
+def _words(path: Path, split: str) -> list[str]:
     """What a name may be made of, the last word first needed: data/math/test.parquet is `math`, and its train `math`,
     `train`."""
     parts = [part for part in path.parts if part != path.anchor]
     if path.suffix != ".parquet":
         return parts
-    if path.stem == "test" and len(parts) > 1:
+    if path.stem == split and len(parts) > 1:
         return parts[:-1]
     if path.stem in SPLITS and len(parts) > 1:
         return [*parts[:-2], f"{parts[-2]}-{path.stem}"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.prompts import TokenizedPrompts
+from rlcli.data.table import JoinedPrompts
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import OnProgress, gather
 from rlcli.trainer.responses import Responses
@@ -68,7 +70,8 @@ class EvalReport:
     as mean@k does not depend on k. greedy: pass@1 of the greedy responses, where there are such beside the samples.
     sampled_k: of which k maj@k is not exact, but over random subsets. outcomes: share of each. categories: field →
     value → what holds of its prompts. values: measure → float64 `[prompts]`, of which the estimates are the means.
-    crash: what the first crash of a verifier says; empty where none crashed.
+    crash: what the first crash of a verifier says; empty where none crashed. sets: name → report on each dataset of
+    several; the rest is of all prompts together.
     """
 
     passes: PassReport
@@ -81,6 +84,7 @@ class EvalReport:
     categories: Mapping[str, Mapping[str, Category]]
     values: Mapping[str, np.ndarray]
     crash: str
+    sets: Mapping[str, EvalReport] = dataclasses.field(default_factory=dict)
 
     @property
     def pass_rates(self) -> tuple[float, ...]:
@@ -117,6 +121,7 @@ class EvalReport:
             **flat,
             **{f"outcome/{name}": share for name, share in self.outcomes.items()},
             **{f"response_tokens/{name}": value for name, value in lengths.items()},
+            **{f"{name}/{key}": value for name, own in self.sets.items() for key, value in own.metrics().items()},
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -140,14 +145,16 @@ class EvalReport:
                 field: {value: asdict(category) for value, category in values.items()}
                 for field, values in self.categories.items()
             },
+            **({"datasets": {name: own.as_dict() for name, own in self.sets.items()}} if self.sets else {}),
         }
         return {name: _without_nan(value) for name, value in report.items()}
 
     def headline(self) -> str:
         """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`, and how many responses were not verified, if any."""
         parts = [f"pass@{k} {estimate}" for k, estimate in sorted(self.passes.passed.items())]
+        sets = "; ".join(f"{name} {own.passes.passed[1]}" for name, own in self.sets.items())
         left = f"; {self.unverified} of {self.passes.samples} responses not verified" if self.unverified else ""
-        return f"{', '.join(parts)} on {self.passes.prompts} prompts{left}"
+        return f"{', '.join(parts)} on {self.passes.prompts} prompts" + (f" ({sets})" if sets else "") + left
 
 
 def evaluate(
@@ -177,7 +184,14 @@ def evaluate(
         step=step,
         on_progress=on_progress,
     )
-    return report_of(responses, prompts.prompts)
+    report = report_of(responses, prompts.prompts)
+    rows = prompts.prompts
+    if not isinstance(rows, JoinedPrompts):
+        return report
+    own = {name: responses.between(*rows.starts[place : place + 2]) for place, name in enumerate(rows.names)}
+    return replace(
+        report, sets={name: report_of(own[name], part) for name, part in zip(rows.names, rows.parts, strict=True)}
+    )
 
 
 def generate(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcli.data.cursor import PromptCursor
+from rlcli.data.mixture import MixedCursor
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.trainer.collect import Collected
 from rlcli.types import Outcome, Sample, Verdict
@@ -23,7 +24,7 @@ class Source(Protocol):
     """Gives the samples of one step after another. cursor, waiting: all that lives from one step to the next."""
 
     prompts: TokenizedPrompts
-    cursor: PromptCursor
+    cursor: PromptCursor | MixedCursor
     waiting: list[Group]
 
     def take(self, step: int) -> Collected:
@@ -44,13 +45,15 @@ class Open:
 @dataclass(frozen=True)
 class Group:
     """The samples of one prompt. shards: references to their tokens, as `Sample.shard` counts them. baseline: verdict
-    on the greedy response, if any. step: in which it was begun. open: None of a group that is whole."""
+    on the greedy response, if any. step: in which it was begun. open: None of a group that is whole. source: the name
+    of its dataset, where a run has several."""
 
     samples: Samples
     shards: Sequence[Any]
     baseline: Verdict | None
     step: int
     open: Open | None = None
+    source: str = ""
 
     @property
     def begun(self) -> list[int]:
@@ -113,7 +116,8 @@ def batch_of(groups: Sequence[Group]) -> Collected:
         shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
     )
     baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
-    return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines)
+    sources = [group.source for group in groups]
+    return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines, sources=sources)
 
 
 def by_prompt(samples: Samples) -> list[Samples]:
@@ -139,6 +143,7 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
                 "baseline": group.baseline and asdict(group.baseline),
                 "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
                 "open": open,
+                "source": group.source,
             }
         )
     return plain, shards
@@ -165,6 +170,7 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
                 baseline,
                 group["step"],
                 open and Open(**{**open, "begun": [replace(one, shard=place[one.shard]) for one in begun]}),
+                group.get("source", ""),
             )
         )
     return groups

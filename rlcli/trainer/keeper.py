@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.data.cursor import PromptCursor
+from rlcli.data.mixture import resumed
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
 from rlcli.trainer.groups import as_groups, as_plain
@@ -181,7 +181,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     ahead = state.get("ahead")  # of a run without async.staleness there is nothing
     kept = bool(state["waiting"] or ahead)
     shards = trainer.workers.read_waiting(str(checkpoint.path / WAITING)) if kept else []
-    trainer.source.cursor = PromptCursor.restore(state["cursor"], len(trainer.source.prompts))
+    trainer.source.cursor = resumed(trainer.source.cursor, state["cursor"], len(trainer.source.prompts))
     trainer.source.waiting = as_groups(state["waiting"], shards)
     trainer.ahead.restore(ahead, shards)
     trainer.algorithm.kl.restore(state["kl"])

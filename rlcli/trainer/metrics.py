@@ -106,6 +106,30 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
     }
 
 
+def set_metrics(samples: Samples, counted: Samples, sources: Sequence[str]) -> dict[str, float]:
+    """Of each dataset of several. counted: the samples whose rewards count. sources: the dataset of each group."""
+    import numpy as np
+
+    metrics: dict[str, float] = {}
+    for name in sorted(set(sources) - {""}):
+        groups = [group for group, source in enumerate(sources) if source == name]
+        own, rewarded = (some.take(np.isin(some.prompt, groups)) for some in (samples, counted))
+        if not len(own):
+            continue
+        found = sample_metrics(own)
+        outcomes = {key: value for key, value in found.items() if key.startswith("outcome/")}
+        figures = {
+            "prompts": float(len(groups)),
+            "reward": reward_metrics(rewarded)["reward/mean"],
+            "pass@1": outcomes["outcome/ok"],
+            **outcomes,
+            "response_tokens": found["response_tokens/mean"],
+            "truncated": found["response_tokens/truncated"],
+        }
+        metrics |= {f"source/{name}/{key}": value for key, value in figures.items()}
+    return metrics
+
+
 def plan_metrics(plan: Plan) -> dict[str, float]:
     return {
         "plan/imbalance": plan.imbalance,

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
+from rlcli.data.mixture import shares
+from rlcli.data.table import JoinedPrompts
 from rlcli.trainer.preflight import Prepared
 
 if TYPE_CHECKING:
@@ -100,8 +102,21 @@ def _prompt_rows(prepared: Prepared, epoch: float) -> list[tuple[str, str]]:
     """Nothing where the data is not known yet."""
     if not epoch:
         return []
-    prompts = f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"
-    return [("prompts", prompts), *_template_rows(prepared)]
+    left_out = f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"
+    return [("prompts", left_out), *_mix_rows(prepared), *_template_rows(prepared)]
+
+
+def _mix_rows(prepared: Prepared) -> list[tuple[str, str]]:
+    """The share of each dataset, where there are several."""
+    prompts, data = prepared.prompts.prompts, prepared.config.data
+    if not isinstance(prompts, JoinedPrompts):
+        return []
+    sizes = [len(part) for part in prompts.parts]
+    parts = [
+        f"{name} {share:.1%} of {data.mix} ({size} rows)"
+        for name, share, size in zip(prompts.names, shares(data.weights or sizes), sizes, strict=True)
+    ]
+    return [("mix", ", ".join(parts) + ("" if data.weights else "; one dataset, end to end"))]
 
 
 def _trained(prepared: Prepared) -> str:

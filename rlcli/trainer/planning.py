@@ -15,8 +15,8 @@ from rlcli.config.load import Resolved, layered, resolve
 from rlcli.config.schema import RunConfig, Train
 from rlcli.data import template
 from rlcli.data.prompt_cache import tokenized
-from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
-from rlcli.data.table import verifiers_of
+from rlcli.data.prompts import TokenizedPrompts, load_tokenizer
+from rlcli.data.table import read_sets, verifiers_of
 from rlcli.errors import ConfigError, SetupError
 from rlcli.hub import offline_unless_reachable
 from rlcli.model.facts import check_place
@@ -26,6 +26,7 @@ from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, larg
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape
 from rlcli.planner.solve import shortfall, smallest_microbatch
+from rlcli.trainer.eval_store import dataset_names
 from rlcli.trainer.plan import derived_plan
 from rlcli.trainer.preflight import Prepared, check_critic, check_device, kv_cache_bytes
 from rlcli.workers.cluster import cluster_address, resolve_device
@@ -192,7 +193,8 @@ def _check_model(config: RunConfig, shape: ModelShape) -> None:
 
 
 def _prompts(config: RunConfig) -> TokenizedPrompts:
-    rows = read_prompts(config.data.path, "train", config.verifier.name)
+    paths = config.data.paths
+    rows = read_sets(paths, dataset_names(paths, "--data", "train"), "train", config.verifier.name)
     response, most = config.data.response, config.rollout.max_response_tokens
     tokenizer = template.fix(
         load_tokenizer(config.model.path), config.data.chat_template_kwargs, datetime.now(UTC).date()

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from rlcli.config.schema import RunConfig
 from rlcli.data import template
 from rlcli.data.prompt_cache import OnProgress, tokenized
-from rlcli.data.prompts import TokenizedPrompts, load_tokenizer, read_prompts
-from rlcli.data.table import JoinedPrompts, verifiers_of
-from rlcli.errors import ConfigError, ModelError
+from rlcli.data.prompts import TokenizedPrompts, load_tokenizer
+from rlcli.data.table import JoinedPrompts, read_sets, verifiers_of
+from rlcli.errors import ConfigError, DataError, ModelError
 from rlcli.hub import offline_unless_reachable
 from rlcli.rollout.vllm_engine import CPU_BLOCK
+from rlcli.trainer.eval_store import dataset_names
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.verifying import check_verifiers, part_weights
 from rlcli.types import Prompt
@@ -101,9 +102,10 @@ def prepare(
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
     name, none = config.verifier.name, list[Prompt]()
-    train_rows: Sequence[Prompt] = read_prompts(config.data.path, "train", name) if train else none
-    test_rows: Sequence[Prompt] = read_prompts(config.evaluation.data, "test", name) if config.evaluation.data else none
-    test_rows = test_rows[: config.evaluation.max_prompts or None]
+    data, held_out = config.data.paths, config.evaluation.paths
+    train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name) if train else none
+    named, limit = dataset_names(held_out, "--eval-data"), config.evaluation.max_prompts
+    test_rows = read_sets(held_out, named, "test", name, limit) if held_out else none
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
     if sandbox:  # workers take the one that was found here or none, but never another in silence
         section = config.verifier.model_copy(update={"sandbox": sandbox})
@@ -179,6 +181,14 @@ def _tokenized(
     for why, count in left_out.items():
         if count:
             on_note(f"{count} of {len(rows)} {what} {why} and left out")
+    if isinstance(prompts.prompts, JoinedPrompts):
+        for name, own in zip(prompts.prompts.names, prompts.prompts.parts, strict=True):
+            if not own:
+                raise DataError(
+                    f"data: no row of {name} is within data.max_prompt_tokens = {config.data.max_prompt_tokens}"
+                    + (f" and rollout.max_response_tokens = {config.rollout.max_response_tokens}" if response else ""),
+                    "raise it, or leave that dataset out",
+                )
     return prompts
 
 

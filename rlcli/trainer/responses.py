@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.types import Outcome
@@ -119,6 +119,11 @@ class Responses:
     def of_prompts(self, mask: np.ndarray) -> Responses:
         """Those of the prompts where `mask`, bool `[prompts]`, holds."""
         return self.where(mask[self.prompt])
+
+    def between(self, start: int, end: int) -> Responses:
+        """Those of the prompts from `start` to before `end`, counted from 0."""
+        own = self.where((self.prompt >= start) & (self.prompt < end))
+        return replace(own, prompt=own.prompt - start)
 
     def split_greedy(self) -> tuple[Responses, Responses]:
         """The greedy ones, and the samples."""

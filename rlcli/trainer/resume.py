@@ -97,8 +97,9 @@ def resumption(
 def check_data(resumed: Resumption, fingerprint: str) -> None:
     """Raise DataError where the prompts are not those that the run began with."""
     if resumed.checkpoint and resumed.checkpoint.state["data"] != fingerprint:
+        paths = ", ".join(resumed.resolved.config.data.paths)
         raise DataError(
-            f"data.path = '{resumed.resolved.config.data.path}': the prompts are not those that the run began with",
+            f"data.path = '{paths}': the prompts are not those that the run began with",
             "resume with the same file, tokenizer and verifiers, or begin a new run from where this one is: "
             f"rlcli train … --model {resumed.run}",
         )

@@ -35,7 +35,7 @@ def evaluate_served(
     Needs neither torch nor ray. Raises EndpointError where the model cannot be reached.
     """
     settings = config.evaluation
-    prompts = read_prompts(settings.data, "test", config.verifier.name)[: settings.max_prompts or None]
+    prompts = read_prompts(settings.paths[0], "test", config.verifier.name)[: settings.max_prompts or None]
     wanted = [tuple(range(settings.samples))] * len(prompts)
     client = client_of(endpoint, config)
     with scoring(config, prompts)() as scorer:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
+from rlcli.data.mixture import MixedCursor, cursor_of
 from rlcli.data.prompts import TokenizedPrompts
-from rlcli.data.table import verifiers_of
+from rlcli.data.table import set_of, verifiers_of
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
@@ -81,7 +82,8 @@ def source_of(
     on_progress: OnProgress,
 ) -> Source:
     """What a run's configuration asks for. samples: the folder where workers write theirs, if they are to be saved."""
-    cursor = PromptCursor(len(prompts), config.train.seed, config.data.shuffle)
+    data = config.data
+    cursor = cursor_of(prompts.prompts, data.weights, config.train.seed, data.shuffle, data.mix)
     if config.data.response:
         return SupervisedSource(prompts, cursor, config.rollout.prompts_per_step)
     return RolloutSource(
@@ -120,7 +122,7 @@ class RolloutSource:
         self,
         workers: WorkerGroup,
         prompts: TokenizedPrompts,
-        cursor: PromptCursor,
+        cursor: PromptCursor | MixedCursor,
         config: RunConfig,
         *,
         save_as: Callable[[int], str],
@@ -217,7 +219,7 @@ class RolloutSource:
         """A group of which there is nothing yet."""
         first = rounds.drawn[index] * self.config.rollout.samples_per_prompt
         rounds.drawn[index] += 1
-        return Group(NONE, (), None, step, Open(index, first))
+        return Group(NONE, (), None, step, Open(index, first), set_of(self.prompts.prompts, index))
 
     def _sorted_out(
         self, groups: list[Group], collected: Collected, step: int, rounds: _Rounds
@@ -241,6 +243,8 @@ class RolloutSource:
             if missing or (self.greedy and grown.baseline is None):
                 still.append(grown)
             else:
+                assert grown.open is not None
+                self.cursor.account(grown.open.index, int(grown.samples.tokens.sum()))
                 whole.append(replace(grown, open=None))
         return whole, still
 

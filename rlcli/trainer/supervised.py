@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.data.cursor import PromptCursor
+from rlcli.data.mixture import MixedCursor
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.shard import ShardBuilder
+from rlcli.data.table import set_of
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.groups import Group
 from rlcli.types import Outcome, Sample, Verdict
@@ -22,7 +24,7 @@ class SupervisedSource:
     anything.
     """
 
-    def __init__(self, prompts: TokenizedPrompts, cursor: PromptCursor, prompts_per_step: int) -> None:
+    def __init__(self, prompts: TokenizedPrompts, cursor: PromptCursor | MixedCursor, prompts_per_step: int) -> None:
         assert cursor.count == len(prompts), "a cursor over other prompts"
         self.prompts = prompts
         self.cursor = cursor
@@ -37,9 +39,11 @@ class SupervisedSource:
         """
         import numpy as np
 
-        builder, samples = ShardBuilder(), []
+        builder, samples, sources = ShardBuilder(), [], []
         for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
             prompt, response = self.prompts.tokens(index), self.prompts.responses(index)
+            self.cursor.account(index, len(prompt) + len(response))
+            sources.append(set_of(self.prompts.prompts, index))
             samples.append(
                 Sample(
                     prompt=position,
@@ -53,7 +57,7 @@ class SupervisedSource:
                     version=0,
                 )
             )
-        return Collected(Samples.of(samples), [_put(builder.build())], generate_s=0.0, verify_s=0.0)
+        return Collected(Samples.of(samples), [_put(builder.build())], generate_s=0.0, verify_s=0.0, sources=sources)
 
 
 def _put(shard: Any) -> Any:

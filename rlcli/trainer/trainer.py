@@ -31,6 +31,7 @@ from rlcli.trainer.metrics import (
     plan_metrics,
     reward_metrics,
     sample_metrics,
+    set_metrics,
     source_metrics,
     sync_metrics,
     time_metrics,
@@ -242,9 +243,11 @@ class Trainer:
 
     def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
         """The step's metrics, which the coefficients then follow."""
+        counted = rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)
         metrics = {
-            **reward_metrics(rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)),
+            **reward_metrics(counted),
             **sample_metrics(batch.samples),
+            **set_metrics(batch.samples, counted, batch.sources),
             **left_out_metrics(chosen.left_out),
             "reward/shaped": chosen.reward,
             **source_metrics(batch),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -94,16 +95,20 @@ def written(advantage: str) -> set[str]:
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
     trainer.health = Health("skip", None, MagicMock(), print)
     trainer.source = MagicMock()
-    trainer.source.take.return_value = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8)
+    trainer.source.take.return_value = Collected(
+        samples, [None], 1.0, 0.0, generated=2, generated_tokens=8, sources=["SET"]
+    )
     trainer.engines = Engines(trainer.workers, None)
     trainer.ahead = Ahead(trainer.source, 0, 1, lambda: None)
-    evaluation = {f"eval/{name}" for name in report_of(Responses.of_samples(samples), [PROMPT]).metrics()}
+    report = report_of(Responses.of_samples(samples), [PROMPT])
+    evaluation = {f"eval/{name}" for name in replace(report, sets={"SET": report}).metrics()}
     hung_on_it = {"time/checkpoint_s", "time/evaluate_s"}  # what `Trainer.advance` adds
     return {"step", *trainer.step(1), *evaluation, *hung_on_it}
 
 
 def test_the_metrics_are_those_that_are_documented() -> None:
     written_by_all = written("gae") | written("prime")
-    found = {re.sub(r"(pass|maj|mean)@\d+", r"\1@K", name) for name in written_by_all}
-    found = {re.sub(r"^eval/outcome/\w+", "eval/outcome/NAME", name) for name in found}
+    found = {re.sub(r"^(eval/)(pass|maj|mean)@\d+", r"\1\2@K", name) for name in written_by_all}
+    found = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in found}
+    found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}
     assert found == documented()
