@@ -199,7 +199,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         dtype="float32",
         view=SimpleNamespace(note=notes.append),
         workers=SimpleNamespace(probe_log_probs=lambda tokens: [-1.0 if sound else -2.0]),
-        source=SimpleNamespace(prompts=range(4)),
+        source=SimpleNamespace(prompts=range(4), cursor=PromptCursor(4, 0, shuffle=True)),
         ahead=Ahead(MagicMock(), 1, 9, lambda: None),
         config=RunConfig(),
         algorithm=algorithm,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcli.trainer.metrics import sample_metrics
+from rlcli.trainer.metrics import reward_metrics, sample_metrics
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.samples import Samples
 
@@ -60,7 +60,8 @@ def test_what_is_joined_sorted_and_taken_is_what_lists_would_be(parts: Sequence[
 
 @given(st.lists(one, min_size=1, max_size=8))
 def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sample]) -> None:
-    metrics, scores = sample_metrics(Samples.of(samples)), [s.verdict.score for s in samples]
+    columns, scores = Samples.of(samples), [s.verdict.score for s in samples]
+    metrics = reward_metrics(columns) | sample_metrics(columns)
     assert metrics["reward/mean"] == statistics.fmean(scores)
     assert metrics["reward/std"] == pytest.approx(statistics.pstdev(scores), abs=1e-6)
     groups = {s.prompt: {t.verdict.score for t in samples if t.prompt == s.prompt} for s in samples}

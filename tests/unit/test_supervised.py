@@ -14,7 +14,7 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.shard import SampleShard
 from rlcli.model.tiny import tiny_tokenizer
 from rlcli.trainer.collect import Collected
-from rlcli.trainer.metrics import sample_metrics
+from rlcli.trainer.metrics import reward_metrics
 from rlcli.trainer.supervised import SupervisedSource
 from rlcli.types import ConvertOptions, Outcome
 
@@ -77,7 +77,7 @@ def test_each_sample_is_a_group_of_its_own_and_right(prompts: TokenizedPrompts, 
         assert (sample.prompt_tokens, sample.response_tokens) == (len(prompt), len(response))
         assert (sample.verdict.score, sample.verdict.outcome, sample.finish_reason) == (1.0, Outcome.OK, "stop")
     assert (batch.generate_s, batch.verify_s) == (0.0, 0.0)
-    assert sample_metrics(batch.samples)["reward/mean"] == 1.0
+    assert reward_metrics(batch.samples)["reward/mean"] == 1.0
 
 
 def test_an_epoch_gives_each_row_once(prompts: TokenizedPrompts, stored: list[SampleShard]) -> None:
