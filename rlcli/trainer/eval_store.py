@@ -216,7 +216,7 @@ def dataset_names(paths: Sequence[str], flag: str = "--data", split: str = "test
     if twice:
         raise ConfigError(f"{flag} {twice[0]} is given twice", "give each dataset once")
     words = [_words(path, split) for path in resolved]
-    longest = max(map(len, words))
+    longest = max(map(len, words), default=0)
     taken = [1] * len(paths)
 
     def named() -> list[str]:

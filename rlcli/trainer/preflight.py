@@ -90,7 +90,7 @@ def prepare(
     # In the order of what it costs to know: what needs torch and transformers, seconds to import, comes last.
     if not config.model.path:
         raise ConfigError("no model is given", "name a folder or hub id with --model")
-    if train and not config.data.path:
+    if train and not config.data.paths:
         raise ConfigError(
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
         )
