@@ -32,6 +32,16 @@ class Alarms:
         if not metrics["rollout/staleness"]:  # samples of an older policy differ from the trainer's by design
             self._mismatch(metrics.get("mismatch/kl", 0.0))
 
+    def hear_sync(self, metrics: Mapping[str, float]) -> None:
+        """Warn where updates have changed nothing that the engines were sent after them. metrics: of the whole step."""
+        moved = metrics["update/count"] and metrics.get("update/grad_norm", 0.0) > 0 and metrics["update/lr"] > 0
+        if moved and metrics.get("sync/changed_tensors") == 0:
+            self.note(
+                f"the weights have not changed: {metrics['update/count']:.0f} updates at update/lr = "
+                f"{metrics['update/lr']:.3g} left every tensor that the engine was sent as it was; the optimizer does "
+                "not step, or model.dtype rounds its steps away"
+            )
+
     def _gradient(self, metrics: Mapping[str, float]) -> None:
         """Warn where step after step teaches nothing."""
         if metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0):

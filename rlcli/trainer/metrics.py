@@ -182,6 +182,7 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
         "sync/bytes": float(synced.bytes),
         "sync/checked_tensors": float(synced.checked),
         "sync/unchecked_tensors": float(synced.unchecked),
+        "sync/changed_tensors": float(synced.changed),
         "time/transfer_s": synced.seconds,
         "time/check_s": synced.check_s,
         "throughput/sync_gb_per_s": synced.bytes / synced.seconds / 1e9,

@@ -209,6 +209,7 @@ class Trainer:
         with clock.phase("sync"):
             canary = self.sync_weights()
         measured = self.measure(batch, chosen, plan, updates) | lr | canary | self.memory()
+        self.alarms.hear_sync(measured)
         return measured | time_metrics(clock, batch, plan)
 
     def update(self, number: int, minibatches: int) -> tuple[Updates, dict[str, float]]:

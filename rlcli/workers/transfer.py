@@ -40,7 +40,8 @@ class Synced(NamedTuple):
     """How a sync went. difference: the largest of a log-prob of the probe, of any engine to the trainer; infinite where
     one is no number. bytes: that each engine took. seconds: for gathering and loading them, without the checks.
     checked: tensors that the engine was found to hold exactly as they were sent. unchecked: those that could not be
-    compared, since its loader changes them. check_s: seconds for that, without the canary."""
+    compared, since its loader changes them. check_s: seconds for that, without the canary. changed: tensors that were
+    sent with other values than the last time."""
 
     difference: float
     bytes: int
@@ -48,6 +49,7 @@ class Synced(NamedTuple):
     checked: int
     unchecked: int
     check_s: float
+    changed: int
 
     @classmethod
     def of_all(cls, ranks: Sequence[Synced]) -> Synced:

@@ -8,7 +8,7 @@ import random
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class Worker:
         self.sums: Checksums | None = None
         self.incoming: Incoming | None = None
         self.follows = Follows()
+        self.sent: Mapping[str, Sent] = {}
         if spec is not None:
             self.begin(spec)
 
@@ -133,7 +134,7 @@ class Worker:
         self.spec = spec or self.spec
         self.config = self.spec.config
         self.writer.wait()
-        self.follows = Follows()
+        self.follows, self.sent = Follows(), {}
         self.policy = self.critic = self.batch = None  # their memory goes before more is taken
         logging.disable_progress_bar()
         for seed in (torch.manual_seed, np.random.seed, random.seed):
@@ -509,7 +510,9 @@ class Worker:
         if verified.unchecked:
             self.follows.check(log_probs, generates, self.rank)
         difference = largest(log_probs - generates)
-        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s)
+        changed = sum(self.sent.get(name) != one for name, one in sent.items())
+        self.sent = sent
+        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed)
 
     def _cache_probe(self) -> None:
         """Have the probe of the last sync among the prefixes that the engine has cached: the next one looks for it."""

@@ -43,7 +43,7 @@ class FakeRank:
         if name == "take_shard":
             return [self.shard()]
         if name == "sync_weights":
-            return Synced(0.0, 0, 1.0, 0, 0, 0.0)
+            return Synced(0.0, 0, 1.0, 0, 0, 0.0, 0)
         kind = str(getattr(Worker, name).__annotations__["return"]).partition("[")[0]
         return {"dict": {}, "memory.Peaks": {}, "list": []}.get(kind)
 

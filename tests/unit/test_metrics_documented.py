@@ -70,7 +70,7 @@ class Workers:
         return dict.fromkeys(CRITIC, 1.0)
 
     def sync_weights(self, probe: Any, version: int) -> list[Synced]:
-        return [Synced(0.0, 8, 1.0, 1, 0, 1.0)]
+        return [Synced(0.0, 8, 1.0, 1, 0, 1.0, 1)]
 
     def memory(self) -> list[dict[str, float]]:
         return [dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)]

@@ -402,3 +402,20 @@ def test_steps_without_a_gradient_are_told_with_their_cause() -> None:
     assert "algorithm.correction cuts every token" in heard[-1]
     alarms.hear(idle | {"critic/grad_norm": 1.0})  # a critic that learns alone
     assert alarms.idle_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("metrics", "warns"),
+    [
+        ({}, True),
+        ({"sync/changed_tensors": 1.0}, False),
+        ({"update/count": 0.0}, False),
+        ({"update/grad_norm": 0.0}, False),
+        ({"update/lr": 0.0}, False),
+    ],
+)
+def test_updates_that_change_nothing_are_warned_of(metrics: dict[str, float], warns: bool) -> None:
+    heard: list[str] = []
+    still = {"update/count": 2.0, "update/grad_norm": 1.0, "update/lr": 1e-9, "sync/changed_tensors": 0.0}
+    Alarms(0.05, 1.0, heard.append).hear_sync(still | metrics)
+    assert [line.partition(":")[0] for line in heard] == ["the weights have not changed"] * warns

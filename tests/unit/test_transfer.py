@@ -162,7 +162,7 @@ class EngineWorkers:
     def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
         assert sent.value == self.trainers.sent_weights()
-        return [Synced(difference, 0, 0.0, 1, 0, 0.125) for difference in (0.25, 0.5)]
+        return [Synced(difference, 0, 0.0, 1, 0, 0.125, 1) for difference in (0.25, 0.5)]
 
 
 def test_the_next_bucket_is_gathered_while_one_is_loaded_and_no_more_than_these_two_are_there() -> None:

@@ -75,7 +75,7 @@ def sound_engine() -> MagicMock:
 def worker(tmp_path: Any) -> Worker:
     """A worker whose roles are stand-ins. (Its constructor would take this process's output.)"""
     made = object.__new__(Worker)
-    made.rank, made.config, made.follows = 0, RunConfig(), Follows()
+    made.rank, made.config, made.follows, made.sent = 0, RunConfig(), Follows(), {}
     made.spec = WorkerSpec(
         made.config,
         "cpu",
