@@ -51,6 +51,7 @@ class Bubblewrap(base.Sandbox):
             status=lambda status: 128 - status if 128 < status <= 128 + _SIGNALS else status,
             exceeds_disk=exceeds_disk,
             close=lambda: folder.remove() if folder else None,
+            leaves_parent=True,
         )
 
 

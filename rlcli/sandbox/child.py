@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from rlcli.errors import SetupError
+from rlcli.sandbox import orphans
 from rlcli.sandbox.limits import Excess, Exit, Limits, cpu_seconds
 
 TICK_S = 0.02
@@ -42,6 +43,7 @@ class Launch:
     told there.
     cwd, environment, pass_fds: of the process that is started. status: what `Exit` shows of that process's status.
     exceeds_disk: whether the program with this process id has used up the disk. close: frees what was made for it.
+    leaves_parent: whether a process between the program and this one outlives the one that is started here.
     """
 
     command: Sequence[str]
@@ -52,6 +54,7 @@ class Launch:
     status: Callable[[int], int]
     exceeds_disk: Callable[[int], bool]
     close: Callable[[], None]
+    leaves_parent: bool = False
 
 
 class Child:
@@ -78,7 +81,7 @@ class Child:
         self._begun = threading.Event()
         self._killed_for: Excess = ""
         self._killed = False
-        self._pidfd = -1
+        self._pidfd = self._parent = -1
         self._exit: Exit | None = None
         self._status = 0
         self._seconds = 0.0
@@ -171,6 +174,10 @@ class Child:
 
     def _live(self) -> None:
         """The thread: start, watch, reap, clean up."""
+        with orphans.adopting() if self._launch.leaves_parent else contextlib.nullcontext():
+            self._start_and_watch()
+
+    def _start_and_watch(self) -> None:
         process = None
         try:
             try:
@@ -186,6 +193,7 @@ class Child:
             self._watch()
             self._status = self._launch.status(process.wait())
         finally:
+            orphans.reap(self._parent)
             with self._lock:
                 if self._pidfd >= 0:
                     os.close(self._pidfd)
@@ -228,6 +236,8 @@ class Child:
         # The id as the kernel translates it to the owner's namespace.
         self.pid = next(struct.unpack("iII", data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS)
         self._pidfd = os.pidfd_open(self.pid)
+        if self._launch.leaves_parent:
+            self._parent = orphans.parent_of(self.pid)
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/oom_score_adj", "w") as score:
             score.write("1000")  # where the machine runs out of memory, this goes first
         ours.sendall(b"!")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from rlcli_verifiers import code
+from rlcli_verifiers import code, fences
 from rlcli_verifiers.code_truth import Scripts, read_truth
 
 from rlcli.errors import SetupError
@@ -65,7 +65,72 @@ def fenced(program: str, language: str = "python") -> str:
     ],
 )
 def test_the_program_is_the_last_fenced_block(completion: str, program: str | None) -> None:
-    assert code.extract(VerifyRequest(completion, "").answer_text() or "") == program
+    assert fences.program(VerifyRequest(completion, "").answer_text() or "") == program
+
+
+@pytest.mark.parametrize(
+    ("completion", "program"),
+    [
+        ("1. So:\n\n    ```python\n    def f(x):\n        return x\n    ```\n", "def f(x):\n    return x\n"),
+        ("- ```python\n  def f(x):\n      return x\n  ```", "def f(x):\n    return x\n"),
+        ("\t```python\n\tdef f(x):\n\t    return x\n\t```", "def f(x):\n    return x\n"),
+        ("      ```python\ndef f(x):\n    return x\n      ```", "def f(x):\n    return x\n"),
+        ("~~~python\ndef f(x): pass\n~~~", "def f(x): pass\n"),
+        ("~~~~\ndef f(x): pass\n~~~\n~~~~", "def f(x): pass\n~~~\n"),
+        ("<answer>\n```python\ndef f(x): pass\n```\n</answer>", "def f(x): pass\n"),
+        ("<answer>```python\ndef f(x): pass\n```</answer>", "def f(x): pass\n"),
+        ("<answer>```python\ndef f(x): pass```</answer>", "def f(x): pass\n"),
+        ("<answer>\ndef f(x): pass\n</answer>", "def f(x): pass"),
+        (fenced("def f(x): 1") + "<answer>" + fenced("def f(x): 2") + "</answer>" + fenced("f(3)"), "def f(x): 2\n"),
+        ("```python\ndef f(x): pass\n``` This works because f is short.", "def f(x): pass\n"),
+        ("```python\ndef f(x): pass\n```  \nIt is short.\n", "def f(x): pass\n"),
+        (fenced("def f(x): pass") + "For example:\n" + fenced("print(f(3))"), "def f(x): pass\n"),
+        (fenced("def f(x): 1") + "Better:\n" + fenced("def f(x): 2") + fenced(">>> f(3)\n2"), "def f(x): 2\n"),
+        (
+            fenced("class Solution:\n    def f(self): 1") + fenced("Solution().f()"),
+            "class Solution:\n    def f(self): 1\n",
+        ),
+        (fenced("f = lambda x: x") + fenced("assert f(1) == 1"), "f = lambda x: x\n"),
+        (fenced("x = 1") + fenced("y = 2"), "y = 2\n"),
+        (fenced("def f(x):\n    return '``` no end'"), "def f(x):\n    return '``` no end'\n"),
+    ],
+)
+def test_the_block_is_found_however_it_is_fenced(completion: str, program: str) -> None:
+    assert fences.program(completion, ["f"]) == program
+
+
+def test_a_usage_example_does_not_hide_a_program_that_reads_its_input() -> None:
+    truth = {"kind": "stdio", "cases": [{"input": "1 2\n", "output": "3\n"}]}
+    assert judge(fenced(ECHO) + "Example:" + fenced("print(3)"), truth).outcome is Outcome.OK
+    assert judge(fenced("print(4)") + fenced("print(3)"), truth).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("backend", ["bwrap", "landlock"])
+def test_each_case_of_standard_input_starts_in_a_clean_folder(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        open_sandbox(backend)
+    except SetupError as error:
+        pytest.skip(f"no {backend} here: {error}")
+    monkeypatch.setenv("RLCLI_SANDBOX", backend)
+    program = """
+import os
+print(len(os.listdir('.')))
+os.makedirs('deep/er')
+open('deep/er/file', 'a').write('x')
+open('log', 'a').write('x')
+os.symlink('/usr', 'link')
+os.chmod('deep/er', 0) if os.environ.get('HOME') == '/tmp' else None
+os.chdir('deep')
+print(len(open('../log').read()))
+"""
+    cases = [{"input": str(i), "output": "0\n1\n"} for i in range(4)]
+    verdict = judge(fenced(program), {"kind": "stdio", "cases": cases})
+    assert (verdict.outcome, verdict.detail) == (Outcome.OK, "")
+    # What cannot be removed costs a new process, and no case its clean folder.
+    stubborn = (
+        program + "import shutil\ndef refuse(*args, **kwargs):\n    raise OSError\nos.unlink = shutil.rmtree = refuse\n"
+    )
+    assert judge(fenced(stubborn), {"kind": "stdio", "cases": cases}).outcome is Outcome.OK
 
 
 @pytest.mark.parametrize(
@@ -74,7 +139,7 @@ def test_the_program_is_the_last_fenced_block(completion: str, program: str | No
 def test_no_text_makes_the_search_for_a_program_long(unit: str) -> None:
     start = time.process_time()
     for tail in ("", "`", "!"):
-        code.extract(unit * (1_000_000 // len(unit)) + tail)
+        fences.program(unit * (1_000_000 // len(unit)) + tail)
     assert time.process_time() - start < 3.0
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import Literal
 
 from rlcli.errors import SetupError
 from rlcli.sandbox.judge import open_judge
 from rlcli.sandbox.limits import Limits
 from rlcli.types import Outcome, Verdict, VerifyRequest
+from rlcli_verifiers import fences
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
-from rlcli_verifiers.code_truth import Scripts, read_truth
+from rlcli_verifiers.code_truth import Scripts, called_names, read_truth
 
 ANSWER_KIND = "code"
 NEEDS_SANDBOX = True
@@ -21,16 +21,6 @@ MAX_OUTPUT_BYTES = 8 << 20
 
 PATIENCE = 5.0
 """Wall-clock seconds that a program may take for each CPU second that it may use: a loaded machine ends nothing."""
-
-# Possessive, so that no text takes these patterns more than a few passes.
-_FENCE = re.compile(
-    r"^[ ]{0,3}(?P<marks>`{3,}+)[ ]*+(?P<language>[\w+-]*+)[^`\n]*+\n(?P<code>.*?)(?:^[ ]{0,3}(?P=marks)`*+[ ]*+$|\Z)",
-    re.DOTALL | re.MULTILINE,
-)
-_LANGUAGES = ("python", "python3", "py")
-_STATEMENT = re.compile(
-    r"^[ \t]*+(?:def |class |import |from \w|for |while |if |print\(|\w[\w, .\[\]]*+=)", re.MULTILINE
-)
 
 
 def verify(
@@ -43,8 +33,8 @@ def verify(
 ) -> Verdict:
     """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
 
-    The program is the last fenced block of Python after </think>, else the last one that names no language; where
-    nothing is fenced, all that follows </think>.
+    The program is the last fenced block of Python after </think> that defines what the tests call, else the last one
+    that names no language; where nothing is fenced, all that follows </think>.
     It imports what it uses, but for the names of `typing`, and in tests of calls (functional) what LeetCode lends.
     timeout_s: CPU seconds of the program for all tests together; keep it below the pool's deadline. wall_s: wall-clock
     seconds, which end a program that sleeps; 0: PATIENCE times timeout_s. memory_mb: resident memory of the program.
@@ -59,7 +49,7 @@ def verify(
     text = request.answer_text()
     if text is None:
         return no_answer(OPEN_THINK)
-    program = extract(text)
+    program = fences.program(text, called_names(truth), reads_input=isinstance(truth, Scripts))
     if program is None:
         return no_answer("no program in the response")
     limits = Limits(
@@ -91,15 +81,3 @@ def gold(request: VerifyRequest) -> str:
     if not response:
         raise ValueError('the row has no extra_info "response" that holds a program')
     return str(response)
-
-
-def extract(text: str) -> str | None:
-    """The program that a response gives after its reasoning, or None. A last block that is never closed goes on to the
-    end."""
-    blocks = list(_FENCE.finditer(text))
-    if blocks:
-        named = [block["code"] for block in blocks if block["language"].lower() in _LANGUAGES]
-        nameless = [block["code"] for block in blocks if not block["language"]]  # beside a program: what it prints
-        program = (named or nameless or [""])[-1]
-        return program if program.strip() else None
-    return text if _STATEMENT.search(text) else None

@@ -17,6 +17,7 @@ has them as lists, it wraps each result in a list of one: there the result itsel
 
 from __future__ import annotations
 
+import builtins
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 
 from rlcli.sandbox.judge import Job
 
+_CALL = re.compile(r"(?<![.\w])([A-Za-z_]\w*)\s*\(")
 _CHECK = re.compile(r"check\((?:Solution\(\)\.)?(?P<name>[A-Za-z_]\w*)\)")
 
 
@@ -60,6 +62,16 @@ def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
     if kind == "functional":
         return _cases(_entry(truth), [_call(case) for case in _list(truth, "cases")])
     raise ValueError(f"the ground truth is of no kind that code reads: {text[:80]!r}")
+
+
+def called_names(truth: Job | Scripts) -> list[str]:
+    """What of a program the tests call, as far as that can be seen: its functions and classes."""
+    if isinstance(truth, Scripts):
+        return []
+    if entry := truth.get("entry_point"):
+        return [entry]
+    called = dict.fromkeys(name for line in truth.get("asserts", []) for name in _CALL.findall(line))
+    return [name for name in called if not hasattr(builtins, name)]
 
 
 def _of_livecodebench(tests: list[Any], extra_info: Mapping[str, Any]) -> Job | Scripts:

@@ -19,6 +19,7 @@ import contextlib
 import gc
 import io
 import os
+import shutil
 import sys
 import threading
 from types import CodeType, ModuleType
@@ -123,7 +124,10 @@ def _lend(code: CodeType, module: ModuleType, whole_shelf: bool) -> None:
 
 
 def serve_scripts(program: str, requests: int, replies: int, output: int) -> None:
-    """Run the program once for each request, `{"stdin": text}`, its output to the descriptor `output`."""
+    """Run the program once for each request, `{"stdin": text}`, its output to the descriptor `output`.
+
+    Each run starts in an empty folder; a reply that is not `clean` says that the next one would not.
+    """
     folder = os.getcwd()  # the program may leave it
     send(replies, {"started": True})
     while (request := receive(requests)) is not None:
@@ -131,7 +135,21 @@ def serve_scripts(program: str, requests: int, replies: int, output: int) -> Non
         outcome = _run_script(program)
         with contextlib.suppress(OSError, ValueError):  # the program closed it
             sys.stdout.flush()
-        send(replies, outcome)
+        send(replies, outcome | {"clean": _is_emptied(folder)})
+
+
+def _is_emptied(folder: str) -> bool:
+    """Make the working directory what it was; False where that fails, and another process has to run the next case."""
+    try:
+        os.chdir(folder)
+        for name in os.listdir(folder):
+            if os.path.isdir(name) and not os.path.islink(name):
+                shutil.rmtree(name)
+            else:
+                os.unlink(name)
+        return not os.listdir(folder)
+    except BaseException:  # whatever the program made of these functions
+        return False
 
 
 def _set_streams(text: str, output: int, folder: str) -> None:

@@ -33,9 +33,10 @@ def judge_scripts(
 ) -> Judgement:
     """Run `program` as `__main__` for each case (`input`, `output`) and compare what it writes.
 
-    Every case has a fresh namespace and its own standard input; the process is started once, and again only where the
-    program ends it (`os._exit`). `limits` hold for all the cases together, output for each. The program's process never
-    sees an expected output. Raises `RuntimeError` where the sandbox failed and not the program.
+    Every case has a fresh namespace, an empty folder and its own standard input; the process is started once, and again
+    only where the program ends it (`os._exit`) or leaves files that cannot be removed. `limits` hold for all the cases
+    together, output for each. The program's process never sees an expected output. Raises `RuntimeError` where the
+    sandbox failed and not the program.
     """
     ends, spent_s = time.monotonic() + limits.wall_s, 0.0
     passed, detail, runner = 0, "", None
@@ -115,6 +116,8 @@ class _Runner:
         except OutOfProtocol as error:
             self.over = True
             return "", f"the program sent {error}"
+        if reply is not None and reply.get("clean") is not True:
+            self.over = True  # the next case starts in a folder, and a process, of its own
         problem = self._end() if reply is None else str(reply.get("text", "")) if reply.get("error") else ""
         if len(written) > self.limits.output_bytes:
             self.over, problem = True, f"wrote more than {self.limits.output_bytes} bytes"

@@ -1,0 +1,90 @@
+"""The program in a response: which fenced block it is, however the fence is written."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from rlcli_verifiers.answers import last_tag
+
+_LANGUAGES = ("python", "python3", "py")
+_OPENING = re.compile(
+    r"[ \t>]*+(?:(?:[-*+]|\d{1,3}[.)])[ \t]++)?(?:<answer>[ \t]*+)?(?P<marks>`{3,}+|~{3,}+)"
+    r"[ \t]*+(?P<language>[\w+#-]*+)(?P<rest>[^`]*+)",
+    re.IGNORECASE,
+)
+_CLOSING = re.compile(r"[ \t>]*+(?P<marks>`{3,}+|~{3,}+)(?P<rest>$|[ \t<][^`]*+$)")
+_CLOSED_LATE = re.compile(r"(?P<code>[^`~]*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*+(?:</answer>[ \t]*+)?$", re.IGNORECASE)
+_STATEMENT = re.compile(
+    r"^[ \t]*+(?:def |class |import |from \w|for |while |if |print\(|\w[\w, .\[\]]*+=)", re.MULTILINE
+)
+_READS_INPUT = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b")
+
+
+class Block(NamedTuple):
+    """A fenced block: the language that it names, in lower case, and its lines without a common indentation."""
+
+    language: str
+    code: str
+
+
+def program(text: str, names: Collection[str] = (), reads_input: bool = False) -> str | None:
+    """The program that a response gives after its reasoning, or None. A last block that is not closed has no other end.
+
+    It is the last block of Python, else the last that names no language; of several, the last that defines most of
+    `names`, or that reads the standard input where the tests give one: a usage example may follow. An `<answer>` that
+    holds a block goes first. Where nothing is fenced, it is all of the text that has a statement in it.
+    """
+    tagged = last_tag(text)
+    found = list(blocks(tagged)) if tagged else []
+    found = found or list(blocks(text))
+    if not found:
+        whole = tagged if tagged and _STATEMENT.search(tagged) else text
+        return whole if _STATEMENT.search(whole) else None
+    named = [block.code for block in found if block.language in _LANGUAGES]
+    candidates = named or [block.code for block in found if not block.language]  # beside a program: what it prints
+    if not candidates:
+        return None
+
+    def fits(code: str) -> int:
+        return sum(map(bool, (_definition(name).search(code) for name in names))) or (
+            reads_input and bool(_READS_INPUT.search(code))
+        )
+
+    best = max(map(fits, candidates))
+    chosen = next(code for code in reversed(candidates) if fits(code) == best)
+    return chosen if chosen.strip() else None
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The fenced blocks of a text from top to bottom; fences may be indented, in a list or of tildes."""
+    marks, language, lines = "", "", list[str]()
+    for line in text.split("\n"):
+        if not marks:
+            opening = _OPENING.match(line)
+            if opening and opening.end() == len(line):
+                marks, language, lines = opening["marks"], opening["language"].lower(), []
+            continue
+        closing = _CLOSING.match(line)
+        late = None if closing else _CLOSED_LATE.fullmatch(line)
+        end = closing or late
+        if end and end["marks"].startswith(marks):
+            yield Block(language, _dedented([*lines, late["code"]] if late else lines))
+            marks = ""
+        else:
+            lines.append(line)
+    if marks:
+        yield Block(language, _dedented(lines, closed=False))
+
+
+def _dedented(lines: list[str], closed: bool = True) -> str:
+    code = "\n".join(lines) + ("\n" if closed and lines else "")
+    return textwrap.dedent(code) if code[:1] in " \t\n" else code
+
+
+def _definition(name: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"^[ \t]*+(?:(?:async[ ]+)?def|class)[ ]+{re.escape(name)}\b|^{re.escape(name)}\s*[:=]", re.MULTILINE
+    )
