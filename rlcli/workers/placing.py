@@ -163,7 +163,6 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
     one bundle, unless no machine is large enough: then it spans machines, as it was asked to. Ranks are given by
     machine, in the order of the machines' addresses.
     """
-    import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
     machines = _await_room([*beside, *pools])
@@ -173,8 +172,7 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
         unit = _unit(pool, machines)
         bundles = [{kind: each * unit for kind, each in pool.bundle.items()}] * (pool.workers // unit)
         group = placement_group(bundles, strategy="PACK")
-        ready, _ = ray.wait([group.ready()], timeout=PLACEMENT_TIMEOUT_S)
-        if not ready:
+        if not group.wait(PLACEMENT_TIMEOUT_S):  # its `ready` would start a process for a task
             for held in (group, *(places.group for places in found.values())):
                 remove_placement_group(held)
             raise SetupError(

@@ -74,14 +74,14 @@ def _of_one(process: psutil.Process) -> dict[str, float]:
 
 
 def _name(process: psutil.Process, supervisor: int) -> str:
-    """What the table calls it. A worker is called as its log is: its own name is that of the call it is in. Ray keeps
-    idle ones."""
+    """What the table calls it. A worker is called as its log is: its own name is that of the call it is in. Names of
+    Ray's agents begin likewise."""
     if process.pid == supervisor:
         return "supervisor"
     line = " ".join(process.cmdline())
     if line.startswith("ray::"):
         log = Path(os.readlink(f"/proc/{process.pid}/fd/1"))
-        return f"worker {log.stem}" if log.suffix == ".log" else "ray: idle workers"
+        return f"worker {log.stem}" if log.parent.name == "logs" and log.suffix == ".log" else "ray: agents"
     if process.name() in RAY:
         return f"ray: {process.name()}"
     if "rlcli.scoring" in line:
