@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,10 +21,15 @@ from hypothesis import strategies as st
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.cursor import PromptCursor
+from rlcli.data.mixture import MixedCursor, Unit, resumed
 from rlcli.data.prompts import TokenizedPrompts
+from rlcli.data.table import JoinedPrompts
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
+from rlcli.trainer.ahead import Ahead
 from rlcli.trainer.collect import Collected
+from rlcli.trainer.evaluate import evaluate
+from rlcli.trainer.groups import as_groups, as_plain
 from rlcli.trainer.source import RolloutSource, by_rank
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
 from rlcli.workers.pending import Saver, pending
@@ -530,3 +537,61 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
         saver.save_rest()
         found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
     assert found == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}
+
+
+def mixture_of(workers: Workers, unit: Unit, **rules: Any) -> RolloutSource:
+    """Rows 0 to 19 are the set a, 20 to 29 the set b, of which half as much is drawn."""
+    source = source_of(workers, rows=30, **rules)
+    rows = source.prompts.prompts
+    source.prompts = replace(source.prompts, prompts=JoinedPrompts([rows[:20], rows[20:]], ["a", "b"]))
+    source.cursor = MixedCursor(["a", "b"], [0, 20, 30], [2.0, 1.0], seed=5, shuffle=True, unit=unit)
+    return source
+
+
+@pytest.mark.parametrize("unit", ["prompts", "tokens"])
+def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) -> None:
+    rules = {"keep": "unequal", "oversample": 1.5, "max_batches": 30}
+    workers = Workers(unequal_where(lambda row: row % 3 != 0))
+    whole, drawn = mixture_of(workers, unit, **rules), Counter[str]()
+    parts = mixture_of(Workers(workers.score), unit, **rules)
+    waited = False
+    for step in range(1, 13):
+        batch, again = whole.take(step), parts.take(step)
+        assert rows_of(batch) == rows_of(again)
+        assert batch.sources == again.sources == ["a" if row < 20 else "b" for row in rows_of(batch)]
+        waiting, shards = as_plain(parts.waiting)
+        waited |= bool(waiting)
+        state = json.loads(json.dumps(parts.cursor.state()))
+        parts = mixture_of(Workers(workers.score), unit, **rules)
+        parts.cursor = resumed(parts.cursor, state, 30)
+        parts.waiting = as_groups(json.loads(json.dumps(waiting)), shards)
+    drawn.update("a" if number(task.source.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
+    assert waited
+    assert drawn["a"] == pytest.approx(2 * drawn["b"], abs=2)
+
+
+def test_samples_that_were_generated_ahead_keep_their_sets() -> None:
+    source = mixture_of(Workers(unequal_where(lambda row: True)), "prompts")
+    ahead = Ahead(source, 1, 9, lambda: None)
+    ahead.take(1)
+    ahead.settle()
+    state, shards = ahead.state()
+    other = Ahead(source, 1, 9, lambda: None)
+    other.restore(json.loads(json.dumps(state)), shards)
+    assert list(other.take(2).sources) == list(ahead.take(2).sources)
+    for one in (ahead, other):
+        one.settle()
+
+
+def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
+    workers = Workers(lambda prompt_id, sample: 1.0)
+    prompts = mixture_of(workers, "prompts").prompts
+    responses: Any = {"samples": 2, "sampling": Sampling(1.0, 16), "seed": 0}
+    report = evaluate(workers, prompts, **responses)  # type: ignore[arg-type]
+    assert (report.passes.prompts, report.sets["a"].passes.prompts, report.sets["b"].passes.prompts) == (30, 20, 10)
+    assert report.sets["b"].passes.samples == 20
+    metrics, told = report.metrics(), report.as_dict()
+    assert metrics["a/pass@1"] == metrics["pass@1"] == told["datasets"]["b"]["pass"]["pass@1"]["mean"] == 1.0
+    assert "(a 100.0%" in report.headline()
+    alone = evaluate(workers, source_of(workers, rows=3).prompts, **responses)  # type: ignore[arg-type]
+    assert (alone.sets, "datasets" in alone.as_dict(), "(" in alone.headline()) == ({}, False, False)
