@@ -256,6 +256,13 @@ IS, RS = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_rs"
         (f"{CORRECTION}.rollout_rs=seq_max_k2 {CORRECTION}.rollout_rs_threshold=1", {"algorithm.correction": "none"}),
         (f"{CORRECTION}.bypass_mode=True", {"algorithm.correction": "bypass"}),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=24", {"train.minibatches": 2}),  # 64 / 24 is not whole
+        (
+            "+data.apply_chat_template_kwargs.enable_thinking=False",
+            {"data.chat_template_kwargs.enable_thinking": False},
+        ),
+        ("data.train_files=[a.parquet]", {"data.path": "a.parquet"}),
+        ("data.train_files='[a.parquet, b.parquet]'", {"data.path": ["a.parquet", "b.parquet"]}),
+        ("data.val_files=['a.parquet','b.parquet']", {"evaluation.data": "a.parquet"}),
         ("actor_rollout_ref.rollout.top_p=0.9", {"algorithm.correction": "token_tis"}),
         ("actor_rollout_ref.rollout.temperature=0", {"rollout.temperature": 1.0}),  # no temperature of ours
         ("+trainer.total_training_steps=50 trainer.total_training_steps=60", {"train.steps": 60}),
@@ -298,6 +305,13 @@ def test_what_trl_says_in_another_way(text: str, expected: dict[str, Any], tmp_p
     found = import_file(written(tmp_path, "trl.yaml", text))
     resolved = values(found, tmp_path)
     assert {key: resolved[key] for key in expected} == expected
+
+
+def test_a_json_of_trl(tmp_path: Path) -> None:
+    text = json.dumps({"num_generations": 4, "beta": 0.01, "chat_template_kwargs": {"enable_thinking": False}})
+    found = import_file(written(tmp_path, "trl.json", text))
+    expected = {"algorithm.kl_coef": 0.01, "data.chat_template_kwargs.enable_thinking": False}
+    assert {key: values(found, tmp_path)[key] for key in expected} == expected
 
 
 def test_references_within_a_yaml_are_followed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcli.config.importing.reading import Reading, divisor_near
 from rlcli.config.importing.trl_keys import AGGREGATIONS, CORRECTIONS, DEFAULTS, DIRECT, MISSING, SAME
+from rlcli.config.importing.verl import template
 
 VERSION = "1.16.0"
 
@@ -197,6 +198,7 @@ def _sampling(read: Reading) -> None:
 
 
 def _model(read: Reading) -> None:
+    template(read, "chat_template_kwargs")
     if read.flag("use_peft"):
         read.direct({"lora_r": ("lora.rank", int), "lora_alpha": ("lora.alpha", float)})
         if targets := read("lora_target_modules"):

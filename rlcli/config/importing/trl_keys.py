@@ -121,7 +121,7 @@ MISSING = {
     "vespo_*": "no such loss",
     "lora_*": "rank, alpha and targets alone",
     "vllm_server_*": "engines in workers of their own: rollout.workers",
-    "chat_template_kwargs*": "the chat template is applied without further arguments",
+    "chat_template_kwargs": "an argument a line: chat_template_kwargs.NAME",
     "generation_kwargs*": "temperature, top_p and the longest response alone",
     "**": "its keys are not in the file",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from rlcli.config.importing.reading import Reading, divisor_near, number_of
@@ -43,10 +44,20 @@ def _data(read: Reading) -> None:
         if not read.gives(source):
             continue
         files = read(source) if isinstance(read(source), list) else [read(source)]
-        if len(files) == 1:
-            read.map(source, key, str(files[0]))
-        else:
-            read.missing(source, f"{len(files)} files: give {key} yourself")
+        whole = key == "evaluation.data" or len(files) == 1
+        read.map(source, key, str(files[0]) if whole else [str(file) for file in files])
+        if whole and len(files) > 1:
+            read.seen.discard(source)
+            read.missing(source, f"{len(files)} files: {key} is the first of them")
+    template(read, "data.apply_chat_template_kwargs")
+
+
+def template(read: Reading, prefix: str) -> None:
+    """Arguments of the chat template, each a key below `prefix`."""
+    for source in [source for source in read.given if source.startswith(f"{prefix}.")]:
+        name = source.removeprefix(f"{prefix}.")
+        if re.fullmatch(r"\w{1,60}", name, re.ASCII) and read.gives(source) and not isinstance(read(source), list):
+            read.map(source, f"data.chat_template_kwargs.{name}", read(source))
 
 
 def _sizes(read: Reading) -> None:
