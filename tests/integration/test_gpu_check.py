@@ -1,0 +1,53 @@
+"""scripts/gpu-check --rehearse: every part runs on the CPU and leaves the figures that it would leave on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = Path(__file__).parents[2] / "scripts" / "gpu-check"
+FIGURES = {
+    "environment": ["python", "torch"],
+    "grpo-0.5b": ["step, s", "memory, update", "engine against trainer, worst"],
+    "grpo-1.5b": ["step, s", "weight sync, GB/s"],
+    "sleep": ["freed by sleep", "waking the weights", "log-probs after waking, worst difference"],
+    "sync": ["gathering, bucket 32", "gathering and loading"],
+    "planner": ["whole, generate: error", "whole, update: error", "whole, sync: error"],
+    "step": ["step ÷ floor", "floor: raw vLLM", "floor: raw torch", "our generate", "our update"],
+    "mfu": ["0.5b: MFU of the update", "0.5b: MFU of the step", "0.5b: rollout"],
+    "tests": ["passed", "failed", "skipped"],
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_every_part_of_the_gpu_check_is_rehearsed(tmp_path: Path) -> None:
+    out, back = tmp_path / "out", tmp_path / "back"
+    back.mkdir()
+    done = subprocess.run(
+        [COMMAND, "--rehearse", "--out", out, "--models", tmp_path / "models"],
+        env=os.environ | {"PYTHON": sys.executable, "OUT": str(back)},
+        capture_output=True,
+        text=True,
+        timeout=1400,
+    )
+    assert done.returncode == 0, f"{done.stdout[-8000:]}\n{done.stderr[-2000:]}"
+    parts: dict[str, Any] = json.loads((out / "gpu-check.json").read_text())["parts"]
+    assert list(FIGURES) == [name for name in FIGURES if parts[name]["status"] == "ok"]
+    for name, wanted in FIGURES.items():
+        found = {figure["name"]: figure["value"] for figure in parts[name]["figures"]}
+        assert set(wanted) <= set(found), name
+        assert parts[name]["checks"], name
+        assert parts[name]["leftovers"] == 0, name
+    step = {figure["name"]: figure["value"] for figure in parts["step"]["figures"]}
+    assert step["step ÷ floor"] > 0
+    assert step["TRL ÷ ours"] in ("not installed", "not run in a rehearsal")
+    assert len(parts["step"]["data"]["floor: rounds, warm-up included"]) == 3
+    assert "nothing of a GPU" in (back / "gpu-check.md").read_text()
+    assert (back / "grpo-0.5b.log").stat().st_size > 0
