@@ -159,6 +159,13 @@ def test_a_template_that_cannot_be_right_is_refused(text: str, messages: Any, sa
     assert "\n" not in str(refused.value)
 
 
+def test_prompts_of_every_dataset_are_looked_at_for_their_roles() -> None:
+    late = [prompt(number=number) for number in range(3000)] + [prompt(SYSTEM, number) for number in range(3000)]
+    text = "{% if messages|length == 1 %}{{ messages[0].content }}{% endif %}b"
+    with pytest.raises(ModelError, match="leaves out the system's message"):
+        template.check(tokenizer_with(text), late)
+
+
 def test_a_template_that_is_right_passes() -> None:
     for text in (of.CHATML, of.DATED, of.BY_OPENER, of.BY_TEXT, of.TWO_ENDS, of.THINKING):
         assert template.check(tokenizer_with(text, bos="<pad>"), [prompt(), prompt(SYSTEM)]) == []
