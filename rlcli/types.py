@@ -176,6 +176,8 @@ class Sample:
 
     prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens, response_tokens:
     counts, the end-of-text token included. version: how many weight syncs the engine had seen when it generated this.
+    seed: that its tokens were drawn with. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0:
+    not signed.
     """
 
     prompt: int
@@ -187,6 +189,8 @@ class Sample:
     finish_reason: FinishReason
     verdict: Verdict
     version: int
+    seed: int = 0
+    signature: int = 0
 
     @property
     def tokens(self) -> int:

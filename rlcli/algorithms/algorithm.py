@@ -240,6 +240,19 @@ class Algorithm:
         estimate: Tensor = call(self.kl_estimator, inputs, self.options)
         return estimate
 
+    def pull(self, inputs: Mapping[str, Tensor], denominators: Denominators) -> Tensor:
+        """−Σ A · ∂loss/∂log π of a first update, whose policy is still π_old: aggregate(A² · correction), float scalar.
+
+        Holds for losses whose gradient at ρ = 1 is −A, which most are (`checks.pulls_by_advantage`), without their KL
+        and entropy terms. inputs: as for `objective`.
+        """
+        values = inputs["advantages"].double().square()
+        if "rollout_log_probs" in inputs:
+            old = inputs.get("old_log_probs", inputs["log_probs"]).detach()
+            values = values * call(self.correction, {**inputs, "log_probs": old}, self.options)
+        total: Tensor = call(self.aggregation, {**inputs, "values": values, "denominators": denominators}, self.options)
+        return total
+
     def objective(
         self,
         inputs: Mapping[str, Tensor],

@@ -84,6 +84,25 @@ def loss_vanishes(algorithm: Algorithm) -> bool:
     return not bool(gradient.any())
 
 
+def pulls_by_advantage(algorithm: Algorithm) -> bool:
+    """Whether the loss of a policy that has not moved has the gradient −A at each token, tried on a few tokens."""
+    log_probs, sequence = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True), torch.tensor([0, 0, 1, 1])
+    advantages, lengths = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), torch.tensor([2, 2])
+    inputs = {
+        "log_probs": log_probs,
+        "old_log_probs": log_probs.detach(),
+        "reference_log_probs": log_probs.detach(),
+        "advantages": advantages,
+        "sequence": sequence,
+        "lengths": lengths,
+        "pairs": torch.tensor([0, 0]),
+        "selected": torch.zeros(4, dtype=torch.bool),
+    }
+    loss = call(algorithm.loss, inputs, algorithm.options).loss.sum()
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    return bool(torch.allclose(gradient, -advantages, rtol=0.05))
+
+
 def _is_ours(function: Callable[..., Any]) -> bool:
     return function.__module__.startswith(f"{__package__}.")
 

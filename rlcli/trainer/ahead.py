@@ -101,7 +101,8 @@ class Ahead:
         if state is None:
             return
         none = Samples.of([])
-        columns = {n: np.array(state["samples"][n], dtype=getattr(none, n).dtype) for n in COLUMNS}
+        count = len(state["samples"]["prompt"])  # a checkpoint of before lacks seeds and signatures
+        columns = {n: np.array(state["samples"].get(n, [0] * count), dtype=getattr(none, n).dtype) for n in COLUMNS}
         parts = {name: np.array(values, np.float64) for name, values in state["parts"].items()}
         baselines = {
             int(prompt): Verdict(**{**verdict, "outcome": Outcome(verdict["outcome"])})

@@ -1,76 +1,197 @@
-"""What a run warns of, step by step: it goes on all the same."""
+"""What a run warns of, step by step, by name: it continues all the same.
+
+Each alarm is one function from a step's metrics to a text, or None. It goes to the terminal and, as the event `alarm`
+with its name, to events.jsonl. docs/checks.md lists them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-
-MOST_UNVERIFIED = 0.05
-"""A larger share of a step's verifications that used up their CPU time, or came to nothing, is warned of."""
+from typing import Any
 
 IDLE_STEPS = 3
-"""After so many steps without a gradient the run warns, and again after as many more."""
+"""After so many steps without a gradient, or with rewards that are all equal, the run warns, and again after as many
+more."""
+FIRST_STEPS = 3
+"""Steps at the beginning in which something must have happened: a response that ended, rewards that differ."""
+REPEAT_EVERY = 50
+"""Steps until the same alarm is reported again."""
+MOST_UNVERIFIED = 0.05
+"""Share of a step's verifications that used up their CPU time, or timed out or crashed, above which the run warns."""
+TRUNCATED, REWARDED = 0.1, 0.25
+"""The run warns where more than the first share of the responses is cut off, and their mean score above the second."""
+DROP = 0.2
+"""Rewards that are all equal and lie so far below the mean of the steps before are suspicious."""
+LOSS_SCALE = (2 / 3, 1.5)
+"""Bounds of `update/loss_scale`."""
+
+Metrics = Mapping[str, float]
 
 
 class Alarms:
-    """Hears the metrics of each step and says through `note` what is wrong with them.
+    """Checks the metrics of each step, and reports what is wrong with them.
 
-    mismatch_alarm: of the algorithm. top_p: of the sampling. idle_steps: how many have had no gradient, in a row; it
-    goes into checkpoints.
+    mismatch_alarm: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
+    and these fields. What it remembers goes into checkpoints (`state`).
     """
 
-    def __init__(self, mismatch_alarm: float, top_p: float, note: Callable[[str], None]) -> None:
-        self.mismatch_alarm, self.note = mismatch_alarm, note
+    def __init__(
+        self, mismatch_alarm: float, top_p: float, note: Callable[[str], None], event: Callable[..., Any]
+    ) -> None:
+        self.mismatch_alarm, self.note, self.event = mismatch_alarm, note, event
         # Sampling from a nucleus of mass p makes up to −ln p of the KL by itself.
         self.by_design = -math.log(top_p)
         self.idle_steps = 0
+        self.equal_steps = 0
+        self.steps = 0
+        self.endless_steps = 0
+        self.reward_sum = 0.0
+        self.rewards_differed = False
+        self._reported: dict[str, int] = {}
 
-    def hear(self, metrics: Mapping[str, float]) -> None:
-        """Judge one step."""
-        self._gradient(metrics)
-        self._verification(metrics)
-        if not metrics["rollout/staleness"]:  # samples of an older policy differ from the trainer's by design
-            self._mismatch(metrics.get("mismatch/kl", 0.0))
+    def check(self, step: int, metrics: Metrics) -> None:
+        """Check one step, numbered from 1."""
+        self.steps += 1
+        self.endless_steps += metrics["response_tokens/truncated"] == 1.0
+        for name, find in _ALARMS.items():
+            self._report(step, name, find(self, metrics))
+        if not math.isnan(metrics["reward/mean"]):
+            self.reward_sum += metrics["reward/mean"]
 
-    def hear_sync(self, metrics: Mapping[str, float]) -> None:
-        """Warn where updates have changed nothing that the engines were sent after them. metrics: of the whole step."""
-        moved = metrics["update/count"] and metrics.get("update/grad_norm", 0.0) > 0 and metrics["update/lr"] > 0
-        if moved and metrics.get("sync/changed_tensors") == 0:
-            self.note(
-                f"the weights have not changed: {metrics['update/count']:.0f} updates at update/lr = "
-                f"{metrics['update/lr']:.3g} left every tensor that the engine was sent as it was; the optimizer does "
-                "not step, or model.dtype rounds its steps away"
-            )
+    def check_sync(self, step: int, metrics: Metrics) -> None:
+        """Check what the engines were sent after the updates of a step. metrics: of the whole step."""
+        self._report(step, "weights_unchanged", self._weights_unchanged(metrics))
 
-    def _gradient(self, metrics: Mapping[str, float]) -> None:
-        """Warn where step after step teaches nothing."""
+    def _report(self, step: int, name: str, text: str | None) -> None:
+        if text and step >= self._reported.get(name, -REPEAT_EVERY) + REPEAT_EVERY:
+            self._reported[name] = step
+            self.note(f"alarm {name}: {text}")
+            self.event("alarm", step=step, name=name, text=text)
+
+    def state(self) -> dict[str, Any]:
+        """For `restore`, in a checkpoint."""
+        names = ("idle_steps", "equal_steps", "steps", "endless_steps", "reward_sum", "rewards_differed")
+        return {name: getattr(self, name) for name in names} | {"reported": dict(self._reported)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, "_reported" if name == "reported" else name, value)
+
+    def _no_gradient(self, metrics: Metrics) -> str | None:
+        """Step after step teaches nothing."""
         if metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0):
             self.idle_steps = 0
-            return
+            return None
         self.idle_steps += 1
-        if self.idle_steps % IDLE_STEPS == 0:
-            why = f"rewards are equal in {metrics['reward/equal_groups']:.0%} of the groups"
-            if metrics.get("mismatch/corrected") == 1.0:
-                why += ", and algorithm.correction cuts every token"
-            self.note(f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}")
+        if self.idle_steps % IDLE_STEPS:
+            return None
+        self._reported.pop("no_gradient", None)  # it counts by itself
+        why = f"rewards are equal in {metrics['reward/equal_groups']:.0%} of the groups"
+        if metrics.get("mismatch/corrected") == 1.0:
+            why += ", and algorithm.correction cuts every token"
+        return f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}"
 
-    def _verification(self, metrics: Mapping[str, float]) -> None:
-        """Warn where much was scored without a verdict on the answer."""
-        overran = metrics.get("verify/overran", 0.0)
-        if overran > MOST_UNVERIFIED:
-            self.note(
-                f"{overran:.0%} of the responses scored 0 because their verification used up its CPU time twice: "
-                "look at their answers in samples/, or raise verifier.deadline_s"
-            )
-        unverified = {name: metrics.get(f"outcome/{name}", 0.0) for name in ("timeout", "crash")}
-        if sum(unverified.values()) > MOST_UNVERIFIED:
-            how = " and ".join(f"{share:.0%} {name}" for name, share in unverified.items() if share)
-            self.note(f"verifications failed ({how}): those samples are left out; look at `detail` in samples/")
+    def _mismatch(self, metrics: Metrics) -> str | None:
+        """Engine and trainer drift apart. Samples of an older policy differ from the trainer's by design."""
+        mismatch = metrics.get("mismatch/kl", 0.0)
+        if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_alarm:
+            return None
+        return (
+            f"engine and trainer disagree: mismatch/kl = {mismatch:.3g} is above algorithm.mismatch_alarm = "
+            f"{self.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
+        )
 
-    def _mismatch(self, mismatch: float) -> None:
-        """Warn where engine and trainer drift apart."""
-        if mismatch - self.by_design > self.mismatch_alarm:
-            self.note(
-                f"engine and trainer disagree: mismatch/kl = {mismatch:.3g} is above algorithm.mismatch_alarm = "
-                f"{self.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
-            )
+    def _constant_reward(self, metrics: Metrics) -> str | None:
+        """Rewards that never differed, or that fell to one value."""
+        if math.isnan(metrics["reward/std"]):  # no sample counts
+            return None
+        if metrics["reward/std"] > 0:
+            self.equal_steps, self.rewards_differed = 0, True
+            return None
+        self.equal_steps += 1
+        fell = self.steps > 1 and metrics["reward/mean"] < self.reward_sum / (self.steps - 1) - DROP
+        if self.equal_steps < IDLE_STEPS or (self.rewards_differed and not fell):
+            return None
+        return (
+            f"all rewards were {metrics['reward/mean']:.3g} in the last {self.equal_steps} steps; see whether the "
+            "verifier fits the data: rlcli verifiers audit"
+        )
+
+    def _verifier_failures(self, metrics: Metrics) -> str | None:
+        """Verifications fail by the verifier's own fault."""
+        failed = {name: metrics[f"outcome/{name}"] for name in ("timeout", "crash")}
+        if sum(failed.values()) <= MOST_UNVERIFIED:
+            return None
+        how = " and ".join(f"{share:.0%} {name}" for name, share in failed.items() if share)
+        return f"verifications failed ({how}): those samples are left out; see the column detail in samples/"
+
+    def _verifier_overruns(self, metrics: Metrics) -> str | None:
+        """Responses score 0 because their verification takes too long."""
+        overran = metrics["verify/overran"]
+        if overran <= MOST_UNVERIFIED:
+            return None
+        return (
+            f"{overran:.0%} of the responses scored 0 because their verification used up its CPU time twice: see "
+            "their answers in samples/, or raise verifier.deadline_s"
+        )
+
+    def _reference_is_policy(self, metrics: Metrics) -> str | None:
+        """A reference that moves with the policy holds nothing back. Before the first update it is the policy."""
+        if self.steps < FIRST_STEPS or self.idle_steps or metrics.get("update/kl") != 0.0:
+            return None
+        return "the KL to the reference is 0 after updates: the reference is the policy itself"
+
+    def _weights_unchanged(self, metrics: Metrics) -> str | None:
+        """Updates have changed nothing that the engines were sent after them."""
+        moved = metrics["update/count"] and metrics.get("update/grad_norm", 0.0) > 0 and metrics["update/lr"] > 0
+        if not moved or metrics.get("sync/changed_tensors") != 0:
+            return None
+        return (
+            f"{metrics['update/count']:.0f} updates at update/lr = {metrics['update/lr']:.3g} left every tensor that "
+            "the engine was sent as it was; the optimizer does not step, or model.dtype rounds its steps away"
+        )
+
+    def _no_response_ends(self, metrics: Metrics) -> str | None:
+        """The end of a response is never sampled: the stop tokens are wrong, or the limit is too low."""
+        if not self.endless_steps == self.steps >= FIRST_STEPS:
+            return None
+        return (
+            f"every response of {self.steps} steps was cut off at rollout.max_response_tokens; see the stop tokens of "
+            "--dry-run, and the limit"
+        )
+
+    def _truncated_rewarded(self, metrics: Metrics) -> str | None:
+        """Responses that were cut off are rewarded."""
+        share, reward = metrics["response_tokens/truncated"], metrics.get("reward/truncated", 0.0)
+        if share <= TRUNCATED or reward <= REWARDED:
+            return None
+        return (
+            f"{share:.0%} of the responses were cut off, and their mean score is {reward:.3g}: a model is rewarded for "
+            "not ending; give train.truncated = zero_reward or mask, or a higher limit"
+        )
+
+    def _loss_scale(self, metrics: Metrics) -> str | None:
+        """The loss pulls along the advantages, as hard as they say."""
+        scale = metrics.get("update/loss_scale", 1.0)
+        if LOSS_SCALE[0] <= scale <= LOSS_SCALE[1]:
+            return None
+        return (
+            f"the gradient of the loss along the advantages is {scale:.3g} times what it should be: its sign or its "
+            "denominator is wrong on some worker"
+        )
+
+
+_ALARMS: dict[str, Callable[[Alarms, Metrics], str | None]] = {
+    "no_gradient": Alarms._no_gradient,
+    "mismatch": Alarms._mismatch,
+    "constant_reward": Alarms._constant_reward,
+    "verifier_failures": Alarms._verifier_failures,
+    "verifier_overruns": Alarms._verifier_overruns,
+    "reference_is_policy": Alarms._reference_is_policy,
+    "no_response_ends": Alarms._no_response_ends,
+    "truncated_rewarded": Alarms._truncated_rewarded,
+    "loss_scale": Alarms._loss_scale,
+}
+NAMES = (*_ALARMS, "weights_unchanged")
+"""Of all alarms, as docs/checks.md lists them."""

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Chosen:
     """The N samples that a step trains on, maybe some of them twice. groups: dense labels. columns: what is known of
-    each, `[N, …]` by name: `rewards` (shaped), `groups`, `lengths`, `right`, `group_tokens`, and where they apply
-    `advantages`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: mean of all
-    samples of the step that count, shaped, the unselected included; NaN where none does. left_out: of every sample of
-    the step why it does not count, int8, as `usable.left_out` has it."""
+    each, `[N, …]` by name: `rewards` (shaped), `scores` (the verdicts'), `signatures`, `groups`, `lengths`, `right`,
+    `group_tokens`, and where they apply `advantages`, `baselines`, `parts` and `pairs`. active: which have a gradient;
+    None: all. reward: mean of all samples of the step that count, shaped, the unselected included; NaN where none does.
+    left_out: of every sample of the step why it does not count, int8, as `usable.left_out` has it."""
 
     samples: Samples
     groups: list[int]
@@ -57,6 +57,8 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
         "groups": groups,
         "lengths": torch.tensor(samples.response_tokens),
         "right": torch.tensor(right_of(samples, config)),
+        "scores": torch.tensor(samples.score),
+        "signatures": torch.tensor(samples.signature),
     }
     known["parts"], weights = _parts(samples, rewards, batch.part_weights)
     if algorithm.needs_baselines:

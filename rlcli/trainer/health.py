@@ -129,5 +129,6 @@ def roll_back(trainer: Trainer, why: str) -> None:
         trainer.health.restore(in_a_row)
         trainer.view.start(trainer.config.train.steps, trainer.folder.path.name, trainer.done)
     trainer.ahead.drop()  # samples of the prompts that are given up
+    trainer.invariants.forget()
     rewind(trainer.folder.path, trainer.done)  # the step's second attempt may have fewer rounds
     trainer.sync_weights()

@@ -154,7 +154,7 @@ def snapshot(trainer: Trainer) -> tuple[dict[str, Any], list[Any]]:
     return {
         "step": trainer.done,
         "version": trainer.version,
-        "idle_steps": trainer.alarms.idle_steps,
+        "alarms": trainer.alarms.state(),
         "cursor": dict(trainer.source.cursor.state()),
         "kl": trainer.algorithm.kl.state(),
         "entropy": trainer.algorithm.entropy.state(),
@@ -187,7 +187,9 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.algorithm.kl.restore(state["kl"])
     trainer.algorithm.entropy.restore(state["entropy"])
     trainer.health.restore(state["bad_updates"])
-    trainer.alarms.idle_steps, trainer.done = state["idle_steps"], checkpoint.step
+    trainer.alarms.restore(state.get("alarms", {}))  # checkpoints of before lack it
+    trainer.invariants.forget()
+    trainer.done = checkpoint.step
     trainer.version = state["version"] - 1  # the sync that follows is the one that was counted
     rewind(trainer.folder.path, checkpoint.step, sampled=trainer.ahead.step)
     trainer.rewards = rewards_of(trainer.folder.path)

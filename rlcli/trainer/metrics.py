@@ -102,6 +102,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
         "response_tokens/mean": int(lengths.sum()) / n,
         "response_tokens/max": float(lengths.max()),
         "response_tokens/truncated": float(samples.truncated.mean()),
+        **({"reward/truncated": float(rewards[samples.truncated].mean())} if samples.truncated.any() else {}),
         "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
     }
 
@@ -155,6 +156,8 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             label = f"update/{name.removesuffix('_tokens')}"
             metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
     metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
+    if updates[0].get("check_expected_pull", 0.0) > 0:
+        metrics["update/loss_scale"] = updates[0]["check_pull"] / updates[0]["check_expected_pull"]
     if "mismatch_tokens" in done[0]:
         metrics |= mismatch_metrics(done[0])
     return metrics

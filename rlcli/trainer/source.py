@@ -17,6 +17,7 @@ from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.collect import Collected, OnProgress, collect
 from rlcli.trainer.groups import Group, Open, Source, batch_of, by_prompt, task_of
+from rlcli.trainer.invariants import DrawCheck
 from rlcli.trainer.supervised import SupervisedSource
 from rlcli.trainer.usable import left_out, rewarded
 from rlcli.trainer.verifying import Failures, part_weights
@@ -132,6 +133,7 @@ class RolloutSource:
         self.workers, self.prompts, self.cursor, self.config = workers, prompts, cursor, config
         self.save_as, self.greedy, self.on_progress = save_as, greedy, on_progress
         self.waiting: list[Group] = []
+        self._draws = DrawCheck(len(prompts))
         self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
 
     def take(self, step: int) -> Collected:
@@ -187,7 +189,9 @@ class RolloutSource:
         rollout, rules, before = self.config.rollout, self.config.dynamic_sampling, rounds.asked
         wanted = _times(missing, 1.0 if rules.keep == "all" else rules.oversample)
         started = max(_times(wanted, rollout.oversample), len(begun))
-        groups = begun + [self._drawn(index, step, rounds) for index in self.cursor.take(started - len(begun))]
+        indexes = self.cursor.take(started - len(begun))
+        self._draws.check(indexes)
+        groups = begun + [self._drawn(index, step, rounds) for index in indexes]
         tasks = [
             task_of(group, position, self.prompts, rollout.samples_per_prompt, self.greedy)
             for position, group in enumerate(groups)

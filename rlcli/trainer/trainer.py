@@ -23,6 +23,7 @@ from rlcli.trainer.critic import Critic
 from rlcli.trainer.engines import Engines
 from rlcli.trainer.evaluate import evaluate
 from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, roll_back
+from rlcli.trainer.invariants import Invariants
 from rlcli.trainer.keeper import CANARY_TOLERANCE, Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
     Clock,
@@ -113,7 +114,8 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
-        self.alarms = Alarms(self.algorithm.mismatch_alarm, config.rollout.top_p, view.note)
+        self.alarms = Alarms(self.algorithm.mismatch_alarm, config.rollout.top_p, view.note, folder.event)
+        self.invariants = Invariants()
         faults = config.fault_tolerance
         self.health = Health(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
         self.source = source_of(
@@ -182,6 +184,7 @@ class Trainer:
         seed = step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
             batch = self.ahead.take(number)
+            self.invariants.check_seeds(batch.samples)
         with clock.phase("plan"):
             if self.has_engine:
                 self.engines.release_memory()
@@ -203,16 +206,16 @@ class Trainer:
             if self.algorithm.works_on_tokens:
                 self.workers.compute_advantages(self.algorithm.kl.coef)
         with clock.phase("update"):
-            updates, lr = self.update(number, len(plan.minibatches))
+            updates, lr = self.update(number, plan, chosen)
         with clock.phase("wait_for_rollout"):
             self.ahead.settle()
         with clock.phase("sync"):
             canary = self.sync_weights()
         measured = self.measure(batch, chosen, plan, updates) | lr | canary | self.memory()
-        self.alarms.hear_sync(measured)
+        self.alarms.check_sync(number, measured)
         return measured | time_metrics(clock, batch, plan)
 
-    def update(self, number: int, minibatches: int) -> tuple[Updates, dict[str, float]]:
+    def update(self, number: int, plan: Plan, chosen: Chosen) -> tuple[Updates, dict[str, float]]:
         """Every optimizer step of this step: the critic's, and once it is warm the policy's."""
         train, warmup, updates = self.config.train, self.config.critic.warmup_steps, Updates([], [])
 
@@ -233,13 +236,14 @@ class Trainer:
         coefficients = Coefficients(rates["update/lr"], self.algorithm.kl.coef, self.algorithm.entropy.coef)
         self.critic.share_returns()
         for _ in range(train.passes):
-            for index in range(minibatches):
+            for index in range(len(plan.minibatches)):
                 if self.critic.needed:
                     sums = self.critic.update(index, rates["critic/lr"])
                     updates.critic.append(self.health.judge(CRITIC, self.critic.workers, number, index, sums))
                 if number > warmup:
                     sums = self.workers.update(index, coefficients)
                     updates.policy.append(self.health.judge(POLICY, self.workers, number, index, sums))
+                    self.invariants.check_update(plan, chosen, index, sums)
         return updates, rates
 
     def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
@@ -263,7 +267,7 @@ class Trainer:
             self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
         if "update/entropy" in metrics:
             self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
-        self.alarms.hear(metrics)
+        self.alarms.check(self.done + 1, metrics)
         return metrics
 
     def sync_weights(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.files import replacing
+from rlcli.workers.integrity import RowCheck
 from rlcli.workers.work import MicroWork, MiniWork, RankWork, StepWork
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class TrainBatch:
         self.columns: dict[str, Tensor] = {
             name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
-        self.minibatches = [[self._pack(micro, shards) for micro in micros] for micros in work.minibatches]
+        rows = RowCheck(step.columns)
+        self.minibatches = [[self._pack(micro, shards, rows) for micro in micros] for micros in work.minibatches]
         if "advantages" in self.columns:  # the rewards alone made them
             self.spread("advantages", self.columns["advantages"])
 
@@ -126,7 +128,7 @@ class TrainBatch:
         with replacing(path) as temporary:
             torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
 
-    def _pack(self, micro: MicroWork, shards: dict[int, Any]) -> MicroBatch:
+    def _pack(self, micro: MicroWork, shards: dict[int, Any], check: RowCheck) -> MicroBatch:
         import numpy as np
         import torch
 
@@ -138,13 +140,15 @@ class TrainBatch:
         def on_device(values: Any) -> Tensor:
             return torch.tensor(values, device=self.device)
 
-        return MicroBatch(
+        packed = MicroBatch(
             packed=pack([(tokens, prompt) for tokens, prompt, _ in rows], self.device) if rows else dummy(self.device),
             samples=on_device(np.asarray(micro.samples, dtype=np.int64)),
             lengths=on_device(np.asarray([len(row[2]) for row in rows], dtype=np.int64)),
             empty=not rows,
             tokens={"rollout_log_probs": on_device(log_probs)},
         )
+        check.check(packed, rows)
+        return packed
 
 
 @dataclass(frozen=True)

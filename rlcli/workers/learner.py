@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.workers.batch import MicroBatch
+from rlcli.workers.integrity import ReductionCheck, StepCheck
 from rlcli.workers.watch import progress
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Learner:
         self.optimizer = build_optimizer(
             model, lr=lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
         )
+        self.reduction, self.stepped = ReductionCheck(model, self.world), StepCheck(model)
 
     def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float) -> dict[str, float]:
         """One optimizer step over the micro-batches of a minibatch. Collective. Returns the sums, added up, and
@@ -57,12 +59,15 @@ class Learner:
             (output.sum() * 0.0 if micro.empty else _spoilt(term, output) * self.world).backward()
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
+        self.reduction.check()
         norm = clip_grad_norm(self.model, self.max_grad_norm)
         bad = not math.isfinite(norm) or norm > self.bad_grad_norm
         if not bad:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
+            self.stepped.before()
             self.optimizer.step()
+            sums |= self.stepped.after()
         self.optimizer.zero_grad(set_to_none=True)
         if bad:
             return {"bad": 1.0 / self.world, "grad_norm": norm / self.world}

@@ -17,7 +17,8 @@ from rlcli.workers.work import PromptTask
 
 @dataclass
 class Pending:
-    """A response that is generated, and whose verdict is to come."""
+    """A response that is generated, and whose verdict is to come. seed: that it was drawn with. digest: of its tokens
+    (`rlcli.data.signature.tokens_digest`); 0 where they are not kept."""
 
     task: PromptTask
     sample: int
@@ -28,6 +29,8 @@ class Pending:
     log_probs: LogProbSummary | None
     verdict: Future[Verdict]
     version: int
+    seed: int = 0
+    digest: int = 0
 
 
 def awaited(verdict: Future[Verdict]) -> Verdict:

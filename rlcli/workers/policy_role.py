@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.workers.batch import MicroBatch, TrainBatch
+from rlcli.workers.integrity import LossCheck, weight_of
 from rlcli.workers.learner import Learner
 from rlcli.workers.watch import progress
 from rlcli.workers.work import Coefficients
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlcli.algorithms.aggregation import Denominators
+
 
 class PolicyRole:
     """Fills a batch's tokens with log-probs, and updates the policy on it, minibatch by minibatch."""
 
     def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: Any) -> None:
         from rlcli.algorithms.algorithm import Algorithm
+        from rlcli.algorithms.checks import pulls_by_advantage
         from rlcli.model.loading import load_policy
         from rlcli.model.lora import LoraSpec
 
@@ -34,6 +38,8 @@ class PolicyRole:
             **load, lora=lora, gradient_checkpointing=config.model.gradient_checkpointing, trainable=True
         )
         self.learner = Learner(self.policy, config, config.train.lr)
+        self.loss_check = LossCheck(self.learner.world)
+        self.checks_loss = self.sampled and pulls_by_advantage(self.algorithm)
         # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
         needs_copy = self.algorithm.needs_reference and lora is None
         self.reference = (
@@ -60,7 +66,9 @@ class PolicyRole:
         def loss(micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             return self._objective(batch, index, micro, coefficients)
 
-        return self.learner.update(batch.minibatches[index], loss, coefficients.lr)
+        sums = self.learner.update(batch.minibatches[index], loss, coefficients.lr)
+        pull = self.loss_check.total()
+        return sums | self._checks(batch, index, pull) if sums and "bad" not in sums else sums
 
     def probe_log_probs(self, tokens: Any) -> Any:
         """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
@@ -87,14 +95,43 @@ class PolicyRole:
         entropy = outputs.entropy if coefficients.entropy else outputs.entropy.detach()
         columns = {name: batch.of(micro, name) for name in ("pairs", "right", "group_tokens") if name in batch.columns}
         inputs = tokens | columns | {"log_probs": outputs.log_probs, "entropy": entropy}
+        inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
+        denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
+        checks = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
-            inputs | {"sequence": micro.packed.sequence, "lengths": micro.lengths},
-            Denominators(work.tokens, work.sequences, work.max_length, work.groups),
+            inputs,
+            denominators,
             kl_coef=coefficients.kl,
             entropy_coef=coefficients.entropy,
             right_tokens=work.right_tokens,
         )
-        return outputs.log_probs, objective.loss, objective.sums
+        return outputs.log_probs, objective.loss, objective.sums | checks
+
+    def _row_sums(
+        self, batch: TrainBatch, micro: MicroBatch, inputs: dict[str, Tensor], denominators: Denominators
+    ) -> dict[str, Tensor]:
+        """What the controller compares with its plan, of one micro-batch: `check_rows`, the signatures' sum;
+        `check_advantages`, that of the advantages, each weighted by its signature; `check_expected_pull`: see
+        `LossCheck`."""
+        sums: dict[str, Tensor] = {}
+        planned = None
+        if "advantages" in batch.columns:
+            planned = batch.of(micro, "advantages")
+        if "signatures" in batch.columns:
+            signatures = batch.of(micro, "signatures")
+            sums["check_rows"] = signatures.double().sum()
+            if planned is not None:
+                sums["check_advantages"] = (planned.double() * weight_of(signatures)).sum()
+        if self.checks_loss:
+            tokens = micro.tokens["advantages"] if planned is None else planned[micro.packed.sequence].float()
+            self.loss_check.watch(inputs["log_probs"], tokens.double())
+            sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
+        return {name: value.detach() for name, value in sums.items()}
+
+    def _checks(self, batch: TrainBatch, index: int, pull: float) -> dict[str, float]:
+        """The same, of a whole update: this rank's part of the denominator that it divided by, and its `check_pull`."""
+        found = {"check_denominator": batch.works[index].tokens / self.learner.world}
+        return found | ({"check_pull": pull} if self.checks_loss else {})
 
 
 def log_probs_of(model: Any, micro: MicroBatch, temperature: float) -> Tensor:

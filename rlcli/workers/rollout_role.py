@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.signature import signature, tokens_digest
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
 from rlcli.scoring.pool import ScoringPool
 from rlcli.types import Sample, Verdict, VerifyRequest
@@ -188,13 +189,16 @@ class _Round:
         """Have the engine generate what is wanted of a group."""
         self._missing[task.prompt] = task.responses
         self._verdicts[task.prompt] = []
-        step = self.call.step if task.step is None else task.step
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
-            seed = sample_seed(self.call.seed, self.call.purpose, step, task.source.id, task.first_sample + sample)
+            seed = self._seed(task, sample)
             begun = _tokens_of(task, sample)[0] if sample in task.begun else None
             request = GenerationRequest(len(self._asked), task.tokens, seed, greedy=sample == GREEDY, begun=begun)
             self._asked.append((task, sample))
             self.role.engine.add(request)
+
+    def _seed(self, task: PromptTask, sample: int) -> int:
+        step = self.call.step if task.step is None else task.step
+        return sample_seed(self.call.seed, self.call.purpose, step, task.source.id, task.first_sample + sample)
 
     def finish(self, generation: Generation) -> None:
         """Take a response from the engine, and have it verified."""
@@ -212,7 +216,11 @@ class _Round:
         else:
             row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
             version = task.begun[sample].version if sample in task.begun else self.role.version
-            self._pending.append(pending(task, sample, row, text, whole, verdict, version))
+            waiting = pending(task, sample, row, text, whole, verdict, version)
+            waiting.seed = self._seed(task, sample)
+            if self.call.keep_tokens:
+                waiting.digest = tokens_digest(task.tokens, whole.tokens, whole.log_probs)
+            self._pending.append(waiting)
             self._saver.wait_for(self._pending[-1])
         self._verdicts[task.prompt].append(verdict)
         self._missing[task.prompt] -= 1
@@ -263,6 +271,7 @@ class _Round:
         return RolloutReport(rank, samples, 0.0, 0.0, baselines, self._begun, self._tokens, version)
 
     def _sample(self, item: Pending) -> Sample:
+        verdict = awaited(item.verdict)
         return Sample(
             prompt=item.task.prompt,
             sample=item.sample,
@@ -271,8 +280,10 @@ class _Round:
             prompt_tokens=len(item.task.tokens),
             response_tokens=item.tokens,
             finish_reason=item.finish_reason,
-            verdict=awaited(item.verdict),
+            verdict=verdict,
             version=item.version,
+            seed=item.seed,
+            signature=signature(item.digest, verdict.score) if item.digest else 0,
         )
 
 

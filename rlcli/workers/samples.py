@@ -38,10 +38,10 @@ def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
 class Samples(Sequence[Sample]):
     """N samples. Each is a `Sample` to whoever asks for one; whoever needs all of them takes the columns.
 
-    prompt, sample, shard, row, prompt_tokens, response_tokens, version: int64 `[N]`, as `Sample` has them. truncated:
-    bool `[N]`, whether it was cut off at the limit. Of the verdicts, score and latency_s: float64 `[N]`; outcome: int8
-    `[N]`, places in `OUTCOMES`; answer and detail: text `[N]`, of which an answer may be None; parts: name → float64
-    `[N]`, NaN where a verdict has no such part.
+    prompt, sample, shard, row, prompt_tokens, response_tokens, version, seed, signature: int64 `[N]`, as `Sample` has
+    them. truncated: bool `[N]`, whether it was cut off at the limit. Of the verdicts, score and latency_s: float64
+    `[N]`; outcome: int8 `[N]`, places in `OUTCOMES`; answer and detail: text `[N]`, of which an answer may be None;
+    parts: name → float64 `[N]`, NaN where a verdict has no such part.
 
     >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
@@ -55,6 +55,8 @@ class Samples(Sequence[Sample]):
     prompt_tokens: np.ndarray
     response_tokens: np.ndarray
     version: np.ndarray
+    seed: np.ndarray
+    signature: np.ndarray
     truncated: np.ndarray
     score: np.ndarray
     latency_s: np.ndarray
@@ -81,6 +83,8 @@ class Samples(Sequence[Sample]):
             prompt_tokens=np.array([s.prompt_tokens for s in found], np.int64),
             response_tokens=np.array([s.response_tokens for s in found], np.int64),
             version=np.array([s.version for s in found], np.int64),
+            seed=np.array([s.seed for s in found], np.int64),
+            signature=np.array([s.signature for s in found], np.int64),
             truncated=np.array([s.finish_reason == "length" for s in found], bool),
             score=np.array([v.score for v in verdicts], np.float64),
             latency_s=np.array([v.latency_s for v in verdicts], np.float64),
@@ -182,6 +186,8 @@ class Samples(Sequence[Sample]):
             finish_reason="length" if self.truncated[place] else "stop",
             verdict=self.verdict(place),
             version=int(self.version[place]),
+            seed=int(self.seed[place]),
+            signature=int(self.signature[place]),
         )
 
     def __iter__(self) -> Iterator[Sample]:

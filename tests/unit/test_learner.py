@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rlcli.config.schema import RunConfig
+from rlcli.errors import RunFailed
 from rlcli.workers.learner import Learner, _spoilt
 
 BOUND = 50.0
@@ -61,8 +63,22 @@ def child(rank: int, folder: str) -> None:
 
     found = {name: update(name) for name in LOSSES} | {"sound again": update("sound")}
     found["empty rank"] = update("sound", EMPTY if rank else MICRO)
+    found["unreduced"] = {"error": unreduced(update)}
     torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+def unreduced(update: Callable[[str], object]) -> str:
+    """What an update raises in which each rank keeps its own gradients."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    def keep(_: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **__: Any) -> None:
+        output_tensor.copy_(input_tensor.chunk(dist.get_world_size())[dist.get_rank()])
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFailed) as failed:
+        patch.setattr(DefaultReduceScatter, "__call__", keep)
+        update("sound")
+    return failed.value.message
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +107,12 @@ def test_sound_updates_before_and_after_it_step(ranks: list[dict[str, Any]], nam
         assert math.isfinite(found["sums"]["loss"])
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
     assert ranks[0]["weights"].isfinite().all()
+
+
+def test_gradients_that_are_not_reduced_stop_the_run(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        said = found["unreduced"]["error"]
+        assert re.match(r"gradients are not summed over the 2 workers: that of \S+bias is ", said)
 
 
 def test_a_number_that_a_mask_hides_from_the_loss_is_found_and_a_sound_loss_keeps_every_bit() -> None:

@@ -64,7 +64,8 @@ class Workers:
         return lambda *args: None
 
     def update(self, index: int, coefficients: Coefficients) -> dict[str, float]:
-        return dict.fromkeys(SUMS, 1.0) | {f"mismatch_{name}": 1.0 for name in MISMATCH}
+        checks = {"check_pull": 1.0, "check_expected_pull": 1.0}
+        return dict.fromkeys(SUMS, 1.0) | checks | {f"mismatch_{name}": 1.0 for name in MISMATCH}
 
     def update_critic(self, index: int, lr: float) -> dict[str, float]:
         return dict.fromkeys(CRITIC, 1.0)
@@ -79,7 +80,7 @@ class Workers:
 def written(advantage: str) -> set[str]:
     """The names of one step with everything on, and of an evaluation after it."""
     verdicts = [Verdict(1.0, Outcome.OK, parts={"NAME": 1.0}), Verdict(0.0, Outcome.WRONG)]
-    samples = Samples.of(Sample(0, i, 0, i, 4, 4, "stop", verdict, 1) for i, verdict in enumerate(verdicts))
+    samples = Samples.of(Sample(0, i, 0, i, 4, 4, "length", verdict, 1) for i, verdict in enumerate(verdicts))
     trainer = object.__new__(Trainer)
     trainer.config = RunConfig.model_validate(
         {
@@ -91,7 +92,7 @@ def written(advantage: str) -> set[str]:
     trainer.view, trainer.folder, trainer.workers = MagicMock(), MagicMock(), Workers()  # type: ignore[assignment]
     trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
     trainer.version, trainer.since, trainer.listeners = 0, 0.0, []
-    trainer.alarms = Alarms(1.0, 1.0, print)
+    trainer.alarms, trainer.invariants, trainer.done = Alarms(1.0, 1.0, print, MagicMock()), MagicMock(), 0
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
     trainer.health = Health("skip", None, MagicMock(), print)
     trainer.source = MagicMock()

@@ -1,0 +1,95 @@
+"""What must hold at every step, whatever the data and the model: a run in which it does not stops.
+
+The controller compares what the workers report with what it planned. The comparisons are exact, or exact up to
+rounding; what may have a harmless reason is an alarm instead (`rlcli.trainer.alarms`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlcli.errors import RunFailed
+from rlcli.workers.integrity import REPORT, weight_of
+
+if TYPE_CHECKING:
+    from rlcli.data.packer import Plan
+    from rlcli.trainer.choose import Chosen
+    from rlcli.workers.samples import Samples
+
+REMEMBERED = 8
+"""Steps whose seeds are compared with those of the current one."""
+ROUNDING = 1e-6
+"""Relative error of sums that ranks add up in another order."""
+
+
+class DrawCheck:
+    """Compares each draw of prompts with the one before. count: of the prompts in the dataset."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._before: list[int] = []
+
+    def check(self, indexes: list[int]) -> None:
+        """Raises RunFailed where the dataset could give other prompts, and gives the same once more."""
+        if len(indexes) > 1 and indexes == self._before and 2 * len(indexes) <= self.count:
+            raise RunFailed(
+                f"the last {len(indexes)} prompts are drawn once more, of {self.count} in the dataset: the data cursor "
+                "does not move",
+                REPORT,
+            )
+        self._before = indexes
+
+
+class Invariants:
+    """Checks one step after another. The seeds of the last steps are all that it remembers."""
+
+    def __init__(self) -> None:
+        self._seeds: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
+
+    def check_seeds(self, samples: Samples) -> None:
+        """No two samples are drawn with one seed, in this step or in the last ones. Raises RunFailed."""
+        import numpy as np
+
+        seeds = samples.seed[samples.seed != 0]
+        repeated = len(seeds) - len(np.unique(seeds))
+        earlier = max((len(np.intersect1d(seeds, before)) for before in self._seeds), default=0)
+        self._seeds.append(seeds)
+        if repeated or earlier:
+            where = f"{repeated} of this step's" if repeated else f"{earlier} of an earlier step's"
+            raise RunFailed(f"{len(seeds)} samples share seeds: {where}; they repeat what was sampled before", REPORT)
+
+    def forget(self) -> None:
+        """The run goes back to an earlier step, whose samples may be drawn again."""
+        self._seeds.clear()
+
+    def check_update(self, plan: Plan, chosen: Chosen, minibatch: int, sums: Mapping[str, float]) -> None:
+        """What an update of the policy reports is what was planned. Raises RunFailed."""
+        import numpy as np
+
+        if not sums or "bad" in sums:
+            return
+        planned = plan.minibatches[minibatch]
+        active = np.fromiter((s for rank in planned.ranks for micro in rank for s in micro), np.int64)
+        signatures = chosen.columns["signatures"][active]
+        expected = {
+            "check_denominator": ("response tokens in the loss's denominator", float(planned.tokens)),
+            "tokens": ("response tokens forwarded", float(chosen.columns["lengths"][active].sum())),
+            "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
+        }
+        if "advantages" in chosen.columns:
+            advantages = chosen.columns["advantages"][active].astype(np.float64)
+            size = float(np.abs(advantages).sum())
+            total = float((advantages * weight_of(signatures)).sum())
+            self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)
+        for name, (what, value) in expected.items():
+            self._compare(what, value, sums.get(name, value), abs(value))
+        if sums.get("check_watched") and not sums["check_moved"]:
+            raise RunFailed(f"an optimizer step with gradient norm {sums['grad_norm']:.3g} changed no weight", REPORT)
+
+    @staticmethod
+    def _compare(what: str, expected: float, found: float, size: float) -> None:
+        if not math.isclose(found, expected, rel_tol=ROUNDING, abs_tol=ROUNDING * size):
+            raise RunFailed(f"{what}: {found:.10g} over all workers, {expected:.10g} by the plan", REPORT)

@@ -1,0 +1,184 @@
+"""Checks on a rank that training does what was planned: the rows, the loss, the gradient, the optimizer step.
+
+Each costs far less than 2% of a step. Those that compare what a rank sees itself raise here; those that need all ranks
+return sums whose names begin with `check_`, which the controller compares with its plan (`rlcli.trainer.invariants`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.signature import signature, tokens_digest
+from rlcli.errors import RunFailed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rlcli.workers.batch import MicroBatch
+
+WATCHED = 1024
+"""Weights of the tensor that is looked at before and after an optimizer step."""
+REDUCTION_TOLERANCE = 0.05
+"""Relative error of a reduced gradient: bfloat16 rounds by 0.004; a missing rank changes it by about a half."""
+REPORT = "please report this with the run's config.toml"
+
+
+def weight_of(signatures: Any) -> Any:
+    """A weight in [0, 1) for each sample, from its signature: numpy or torch int64 `[N]` → float64 `[N]`. Advantages of
+    a group add up to 0; weighted so, they do not."""
+    return (signatures % 65536) / 65536.0
+
+
+class RowCheck:
+    """Compares the rows of a batch with their signatures, as they are packed for the loss."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        """columns: numpy `[N]` by name, of all the step's samples. Without `signatures` nothing is checked."""
+        self.columns = columns
+        self._prompts: dict[int, int] = {}
+
+    def check(self, micro: MicroBatch, rows: Sequence[tuple[Any, int, Any]]) -> None:
+        """rows: (tokens, prompt length, log-probs) of each sequence, from its shard. Raises RunFailed."""
+        import numpy as np
+
+        signatures = self.columns.get("signatures")
+        if signatures is None or micro.empty:
+            return
+        packed, lengths = micro.packed, micro.lengths.cpu().numpy()
+        if not np.array_equal(np.bincount(packed.sequence.cpu().numpy(), minlength=len(lengths)), lengths):
+            raise RunFailed("the packed batch assigns response tokens to other samples than planned", REPORT)
+        ends = np.cumsum(lengths)[:-1]
+        responses = np.split(packed.targets.cpu().numpy(), ends)
+        log_probs = np.split(micro.tokens["rollout_log_probs"].cpu().numpy(), ends)
+        for place, sample in enumerate(micro.samples.tolist()):
+            tokens, prompt, _ = rows[place]
+            self._check_group(sample, tokens[:prompt])
+            digest = tokens_digest(tokens[:prompt], responses[place], log_probs[place])
+            found = signature(digest, float(self.columns["scores"][sample]))
+            if signatures[sample] and found != signatures[sample]:
+                raise RunFailed(
+                    f"sample {sample} of the step is trained on with other tokens, log-probs or reward than it was "
+                    "generated and verified with",
+                    REPORT,
+                )
+
+    def _check_group(self, sample: int, prompt: Any) -> None:
+        """Samples of one group have one prompt."""
+        group, digest = int(self.columns["groups"][sample]), zlib.crc32(prompt.tobytes())
+        if self._prompts.setdefault(group, digest) != digest:
+            raise RunFailed(f"group {group} of the step holds samples of different prompts", REPORT)
+
+
+class LossCheck:
+    """How hard the loss of an update pulls along the advantages: −Σ A · ∂loss/∂log π over this rank's response tokens.
+
+    The advantages are those of the controller, not those in the batch, so that a sign or a scale that differs between
+    the two shows.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._pulls: list[Tensor] = []
+
+    def watch(self, log_probs: Tensor, advantages: Tensor) -> None:
+        """log_probs `[R]`: an output that the loss depends on. advantages `[R]`."""
+        if log_probs.requires_grad:
+            log_probs.register_hook(lambda gradient: self._pulls.append((gradient.double() * advantages).sum()))
+
+    def total(self) -> float:
+        """Of what was watched since the last call. The backward pass ran on world × the loss."""
+        pulls, self._pulls = self._pulls, []
+        return -float(sum(pulls)) / self.world
+
+
+class ReductionCheck:
+    """Sums the gradient of one small parameter over ranks a second time, and compares it with the reduced one."""
+
+    def __init__(self, model: nn.Module, world: int) -> None:
+        self.world = world
+        self._found: list[Tensor] = []
+        self._hooked: set[int] = set()
+        if world == 1:
+            return
+        trained = [(p.numel(), name) for name, p in model.named_parameters() if p.requires_grad]
+        _, self.name = min(trained)
+        path, _, self._attribute = self.name.rpartition(".")
+        self._owner = model.get_submodule(path)
+        _sharded_above(model, path).register_forward_pre_hook(self._hook)
+
+    def _hook(self, *_: object) -> None:
+        """FSDP2 has just gathered the parameter: what its hook sees is this rank's own gradient."""
+        import torch
+
+        gathered = getattr(self._owner, self._attribute)
+        if torch.is_grad_enabled() and gathered.requires_grad and id(gathered) not in self._hooked:
+            self._hooked.add(id(gathered))
+            gathered.register_hook(lambda gradient: self._found.append(gradient.detach().float()))
+
+    def check(self) -> None:
+        """After the backward passes of an update. Collective. Raises RunFailed on every rank alike."""
+        import torch
+        import torch.distributed as dist
+
+        found, self._found = self._found, []
+        if self.world == 1 or not found:
+            return
+        own = torch.stack(found).sum(0) / self.world  # FSDP2 averages over ranks
+        dist.all_reduce(own)
+        gradient = getattr(self._owner, self._attribute).grad
+        reduced = torch.zeros_like(own) if gradient is None else gradient.full_tensor().float()
+        off, size = (reduced - own).norm(), own.norm()
+        if bool(torch.isfinite(size)) and bool(off > REDUCTION_TOLERANCE * size + torch.finfo(own.dtype).tiny):
+            raise RunFailed(
+                f"gradients are not summed over the {self.world} workers: that of {self.name} is "
+                f"{float(reduced.norm()):.3g}, and the workers' own add up to {float(size):.3g}",
+                REPORT,
+            )
+
+
+class StepCheck:
+    """Whether an optimizer step changes weights that have a gradient."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameter = [p for p in model.parameters() if p.requires_grad and p.ndim > 1][-1]
+        self._before: Tensor | None = None
+        self._has_gradient: Tensor | None = None
+
+    def before(self) -> None:
+        """Note the first weights of this rank's part of the last matrix."""
+        self._before = _local(self._parameter.detach()).reshape(-1)[:WATCHED].clone()
+        gradient = self._parameter.grad
+        self._has_gradient = None if gradient is None else _local(gradient).reshape(-1)[:WATCHED] != 0
+
+    def after(self) -> dict[str, Tensor]:
+        """`check_watched`: how many of them have a gradient; `check_moved`: how many of those have changed."""
+        import torch
+
+        assert self._before is not None, "before() comes first"
+        if self._has_gradient is None:
+            return {}
+        now = _local(self._parameter.detach()).reshape(-1)[:WATCHED]
+        moved = (now != self._before) & self._has_gradient
+        return {
+            "check_watched": self._has_gradient.sum(dtype=torch.float64),
+            "check_moved": moved.sum(dtype=torch.float64),
+        }
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """A sharded tensor's part on this rank."""
+    from torch.distributed.tensor import DTensor
+
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded_above(model: nn.Module, path: str) -> nn.Module:
+    """The innermost module above `path` that FSDP2 gathers as a whole; `model` where none is."""
+    from torch.distributed.fsdp import FSDPModule
+
+    parts = path.split(".")
+    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    found = (module for module in map(model.get_submodule, names) if isinstance(module, FSDPModule))
+    return next(found, model)
