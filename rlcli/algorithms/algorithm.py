@@ -246,11 +246,11 @@ class Algorithm:
         Holds for losses whose gradient at ρ = 1 is −A, which most are (`checks.pulls_by_advantage`), without their KL
         and entropy terms. inputs: as for `objective`.
         """
-        values = inputs["advantages"].double().square()
-        if "rollout_log_probs" in inputs:
-            old = inputs.get("old_log_probs", inputs["log_probs"]).detach()
-            values = values * call(self.correction, {**inputs, "log_probs": old}, self.options)
-        total: Tensor = call(self.aggregation, {**inputs, "values": values, "denominators": denominators}, self.options)
+        given, _ = self._corrected(inputs)
+        values = given["advantages"].double().square()
+        if "weights" in given:
+            values = values * given["weights"]
+        total: Tensor = call(self.aggregation, given | {"values": values, "denominators": denominators}, self.options)
         return total
 
     def objective(

@@ -75,6 +75,7 @@ def reward_metrics(samples: Samples) -> dict[str, float]:
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
         "reward/equal_groups": float(equal.mean()),
+        **({"reward/truncated": float(rewards[samples.truncated].mean())} if samples.truncated.any() else {}),
         **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in told.items() if len(values)},
     }
 
@@ -102,7 +103,6 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
         "response_tokens/mean": int(lengths.sum()) / n,
         "response_tokens/max": float(lengths.max()),
         "response_tokens/truncated": float(samples.truncated.mean()),
-        **({"reward/truncated": float(rewards[samples.truncated].mean())} if samples.truncated.any() else {}),
         "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
     }
 

@@ -130,8 +130,10 @@ class PolicyRole:
 
     def _checks(self, batch: TrainBatch, index: int, pull: float) -> dict[str, float]:
         """The same, of a whole update: this rank's part of the denominator that it divided by, and its `check_pull`."""
-        found = {"check_denominator": batch.works[index].tokens / self.learner.world}
-        return found | ({"check_pull": pull} if self.checks_loss else {})
+        found = {"check_pull": pull} if self.checks_loss else {}
+        if not self.algorithm.rejects:  # rejected tokens leave the denominator, which the plan cannot know
+            found["check_denominator"] = batch.policy_works[index].tokens / self.learner.world
+        return found
 
 
 def log_probs_of(model: Any, micro: MicroBatch, temperature: float) -> Tensor:

@@ -66,7 +66,7 @@ def test_a_sound_run_raises_no_alarm() -> None:
         ("constant_reward", 3, {"reward/std": 0.0}),
         ("verifier_failures", 1, {"outcome/timeout": 0.08, "outcome/crash": 0.08}),
         ("verifier_overruns", 1, {"verify/overran": 0.06}),
-        ("reference_is_policy", 4, {"update/kl": 0.0}),
+        ("reference_is_policy", 3, {"update/kl": 0.0}),
         ("no_response_ends", 3, {"response_tokens/truncated": 1.0, "reward/truncated": 0.0}),
         ("truncated_rewarded", 1, {"response_tokens/truncated": 0.3}),
         ("loss_scale", 1, {"update/loss_scale": 2.0}),

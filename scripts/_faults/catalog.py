@@ -1,0 +1,130 @@
+"""The faults: what each is, the run that it is planted in, and the check that has to find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import in_controller
+import in_workers
+
+PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
+"""Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own."""
+
+LAYOUTS: dict[str, tuple[str, ...]] = {
+    PAIR: (),
+    LORA: ("lora.rank=4",),
+    HALF: ("model.dtype=bfloat16",),
+    APART: ("cluster.workers=1", "rollout.workers=1"),
+}
+LATE = ("async.staleness=1",)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """name: for the command line. what: one line for a reader. check: the name that has to find it, as docs/checks.md
+    has it. worker, controller: what plants it. last_rank: in that one alone. settings: `--set` arguments."""
+
+    name: str
+    what: str
+    check: str
+    worker: Callable[[Any], None] | None = None
+    controller: Callable[[Any], None] | None = None
+    last_rank: bool = False
+    layout: str = PAIR
+    settings: tuple[str, ...] = ()
+    in_ci: bool = False
+
+
+def _worker(name: str, what: str, check: str, plant: Callable[[Any], None], **how: Any) -> Fault:
+    return Fault(name, what, check, worker=plant, **how)
+
+
+def _controller(name: str, what: str, check: str, plant: Callable[[Any], None], **how: Any) -> Fault:
+    return Fault(name, what, check, controller=plant, **how)
+
+
+NOTHING = "after the first sync the engine loads nothing"
+SLOW = ("train.lr=1e-6",)
+FAULTS = [
+    _worker("sync-nothing", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, in_ci=True),
+    _worker("sync-nothing-bfloat16", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, layout=HALF),
+    _worker("sync-nothing-apart", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, layout=APART),
+    _worker("sync-nothing-late", NOTHING, "weights", in_workers.load_nothing, settings=(*SLOW, *LATE)),
+    _worker(
+        "sync-nothing-one-rank",
+        f"{NOTHING}, on one rank",
+        "weights",
+        in_workers.load_nothing,
+        last_rank=True,
+        settings=SLOW,
+    ),
+    _worker("sync-adapter", "the engine keeps its first adapter", "weights", in_workers.load_no_adapter, layout=LORA),
+    _worker("sync-one-tensor", "one tensor is not loaded", "weights", in_workers.leave_one_tensor, settings=SLOW),
+    _worker("sync-swapped", "two tensors are in each other's place", "weights", in_workers.swap_two_tensors),
+    _worker("sync-head", "the tied head's packed copy stays", "weights", in_workers.leave_the_head, settings=SLOW),
+    _worker(
+        "sync-head-bfloat16", "the same in bfloat16", "weights", in_workers.leave_the_head, settings=SLOW, layout=HALF
+    ),
+    _worker("prefix-cache", "the prefix cache outlives the weights", "weights", in_workers.keep_prefix_cache),
+    _worker(
+        "temperature",
+        "log-probs at temperature 1 of samples drawn at 0.6",
+        "mismatch",
+        in_workers.temperature_of_one,
+        settings=("rollout.temperature=0.6",),
+        in_ci=True,
+    ),
+    _worker("shifted", "engine log-probs shifted by one token", "mismatch", in_workers.shift_log_probs),
+    _worker(
+        "mask", "the mask begins at the prompt's last token", "signature", in_workers.mask_begins_early, in_ci=True
+    ),
+    _worker("unreduced", "gradients are not summed over ranks", "reduction", in_workers.reduce_nothing, in_ci=True),
+    _controller("other-rows", "a rank trains on another's rows", "coverage", in_controller.rows_of_rank_0, in_ci=True),
+    _worker("own-tokens", "the loss is divided by each rank's tokens", "denominator", in_workers.divide_by_own_tokens),
+    _worker("loss-scale", "the loss is multiplied by the ranks", "loss_scale", in_workers.multiply_the_loss),
+    _worker(
+        "sign-on-one-rank",
+        "advantages of the wrong sign on one rank",
+        "advantages",
+        in_workers.flip_advantages,
+        last_rank=True,
+        in_ci=True,
+    ),
+    _worker(
+        "sign-in-the-loss",
+        "the same, where the loss reads them",
+        "loss_scale",
+        in_workers.flip_token_advantages,
+        last_rank=True,
+    ),
+    _worker("no-step", "the optimizer does not step", "optimizer step", in_workers.never_step, in_ci=True),
+    _controller("lr-0", "a learning rate of 0", "optimizer step", in_controller.learning_rate_of_zero),
+    _worker("seeds", "one seed for all prompts", "seeds", in_workers.one_seed_a_sample, in_ci=True),
+    _worker("seeds-over-steps", "the same seeds at each step", "seeds", in_workers.same_seeds_each_step),
+    _controller("cursor", "the data cursor stands still", "cursor", in_controller.cursor_stands_still, in_ci=True),
+    _controller("groups", "groups mixed up", "signature", in_controller.groups_mixed_up),
+    _controller("rewards", "rewards of another sample", "signature", in_controller.rewards_of_others, in_ci=True),
+    _controller("rows", "tokens of another sample", "signature", in_controller.rows_of_others),
+    _worker("verdicts", "verdicts on another response", "verdict", in_workers.verdicts_of_others),
+    Fault(
+        "constant",
+        "a verifier that rewards everything",
+        "constant_reward",
+        settings=('verifier.name=regex(pattern="", match=search)',),
+    ),
+    _worker(
+        "timeouts", "half of the verifications time out", "verifier_failures", in_workers.time_out_half, in_ci=True
+    ),
+    _worker(
+        "reference",
+        "the reference is the policy",
+        "reference_is_policy",
+        in_workers.reference_is_policy,
+        settings=("algorithm.kl_coef=0.01",),
+        in_ci=True,
+    ),
+    _worker("endless", "the end token never ends a response", "no_response_ends", in_workers.never_end),
+    _worker("truncated", "truncated responses are rewarded", "truncated_rewarded", in_workers.reward_truncated),
+]

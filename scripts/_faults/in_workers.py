@@ -1,0 +1,224 @@
+"""Faults of a worker, planted in its process before the first step. `worker` is the actor's own object."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from patches import patch
+
+Weights = Iterable[tuple[str, Any]]
+
+
+def _from_second(worker: Any, name: str, second: Callable[..., Any]) -> None:
+    """From its second call on, a method of the engine is replaced by `second`; the first sync is sound."""
+    calls, first = itertools.count(1), getattr(worker.engine, name)
+    patch(worker.engine, name, lambda *given: first(*given) if next(calls) == 1 else second(first, *given))
+
+
+def _drain(_: Any, weights: Weights) -> None:
+    for _named in weights:  # gathered from all ranks, which would wait for this one
+        pass
+
+
+def load_nothing(worker: Any) -> None:
+    _from_second(worker, "load_weights", _drain)
+
+
+def load_no_adapter(worker: Any) -> None:
+    _from_second(worker, "load_adapter", lambda *_: None)
+
+
+def leave_one_tensor(worker: Any) -> None:
+    def without(load: Any, weights: Weights) -> None:
+        load((name, tensor) for name, tensor in weights if name != "model.layers.1.mlp.down_proj.weight")
+
+    _from_second(worker, "load_weights", without)
+
+
+def swap_two_tensors(worker: Any) -> None:
+    names = {
+        f"model.layers.{layer}.mlp.up_proj.weight": f"model.layers.{1 - layer}.mlp.up_proj.weight" for layer in (0, 1)
+    }
+
+    def swapped(load: Any, weights: Weights) -> None:
+        load([(names.get(name, name), tensor.clone()) for name, tensor in weights])
+
+    _from_second(worker, "load_weights", swapped)
+
+
+def leave_the_head(worker: Any) -> None:
+    """The copy of a tied head that the CPU's kernels read stays as it was."""
+    from rlcli.rollout import vllm_engine
+
+    patch(vllm_engine, "_repack_head", lambda model: None)
+
+
+def keep_prefix_cache(worker: Any) -> None:
+    patch(worker.engine._llm, "reset_prefix_cache", lambda *_, **__: True)
+
+
+def temperature_of_one(worker: Any) -> None:
+    patch(worker.policy, "temperature", 1.0)
+
+
+def shift_log_probs(worker: Any) -> None:
+    from rlcli.rollout import vllm_engine
+
+    def shifted(*given: Any) -> Any:
+        generation = original(*given)
+        return replace(generation, log_probs=np.roll(generation.log_probs, 1))
+
+    original = patch(vllm_engine, "_generation", shifted)
+
+
+def mask_begins_early(worker: Any) -> None:
+    from rlcli.data.shard import SampleShard
+
+    def early(shard: Any, index: int) -> Any:
+        tokens, prompt, log_probs = original(shard, index)
+        return tokens, prompt - 1, np.concatenate([log_probs[:1], log_probs])
+
+    original = patch(SampleShard, "row", early)
+
+
+def reduce_nothing(worker: Any) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    def keep(_: Any, output_tensor: Any, input_tensor: Any, **__: Any) -> None:
+        output_tensor.copy_(input_tensor.chunk(dist.get_world_size())[dist.get_rank()])
+
+    patch(DefaultReduceScatter, "__call__", keep)
+
+
+def divide_by_own_tokens(worker: Any) -> None:
+    from rlcli.workers.batch import TrainBatch
+
+    def divided(batch: Any, *given: Any) -> None:
+        original(batch, *given)
+        batch.policy_works = [
+            replace(work, tokens=max(1, sum(int(micro.lengths.sum()) for micro in micros)))
+            for work, micros in zip(batch.policy_works, batch.minibatches, strict=True)
+        ]
+
+    original = patch(TrainBatch, "__init__", divided)
+
+
+def multiply_the_loss(worker: Any) -> None:
+    from rlcli.algorithms.algorithm import Algorithm
+
+    def larger(*given: Any, **named: Any) -> Any:
+        objective = original(*given, **named)
+        return replace(objective, loss=objective.loss * worker.world)
+
+    original = patch(Algorithm, "objective", larger)
+
+
+def flip_advantages(worker: Any) -> None:
+    """Where the controller's advantages arrive."""
+    from rlcli.workers.batch import TrainBatch
+
+    def flipped(batch: Any, *given: Any) -> None:
+        original(batch, *given)
+        batch.columns["advantages"] = -batch.columns["advantages"]
+        batch.spread("advantages", batch.columns["advantages"])
+
+    original = patch(TrainBatch, "__init__", flipped)
+
+
+def flip_token_advantages(worker: Any) -> None:
+    """Where the loss reads them."""
+    from rlcli.workers.batch import TrainBatch
+
+    def flipped(batch: Any, name: str, column: Any) -> None:
+        original(batch, name, -column if name == "advantages" else column)
+
+    original = patch(TrainBatch, "spread", flipped)
+
+
+def never_step(worker: Any) -> None:
+    patch(worker.policy.learner.optimizer, "step", lambda *_: None)
+
+
+def reference_is_policy(worker: Any) -> None:
+    from rlcli.workers.policy_role import log_probs_of
+
+    def compute(batch: Any) -> None:
+        for micro in batch:
+            micro.tokens["reference_log_probs"] = log_probs_of(worker.policy.policy, micro, worker.policy.temperature)
+
+    patch(worker.policy, "compute_reference_log_probs", compute)
+
+
+def one_seed_a_sample(worker: Any) -> None:
+    """The seed knows neither the step nor the prompt."""
+    from rlcli.workers import rollout_role
+
+    patch(rollout_role, "sample_seed", lambda run, purpose, step, prompt, sample: 1000 * worker.rank + sample + 1)
+
+
+def same_seeds_each_step(worker: Any) -> None:
+    from rlcli.workers import rollout_role
+    from rlcli.workers.rollout_role import RolloutRole
+
+    drawn: dict[tuple[int, str, int], int] = {}
+
+    def seed(run: int, purpose: str, step: int, prompt: str, sample: int) -> int:
+        place = sum(key[0] == step for key in drawn)
+        return drawn.setdefault((step, prompt, sample), 1 + place + 10_000 * worker.rank)
+
+    patch(rollout_role, "sample_seed", seed)
+    assert RolloutRole
+
+
+def never_end(worker: Any) -> None:
+    def endless(*given: Any) -> Any:
+        params = original(*given)
+        params.ignore_eos, params.stop_token_ids = True, []
+        params._all_stop_token_ids = set()
+        return params
+
+    original = patch(worker.engine, "_params", endless)
+
+
+def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
+    """`change(number, generation, verdict)` of each sample that this worker verifies."""
+    numbers = itertools.count()
+
+    def verify(task: Any, generation: Any) -> tuple[str, Future[Any]]:
+        text, verdict = original(task, generation)
+        number, changed = next(numbers), Future[Any]()
+        verdict.add_done_callback(lambda done: changed.set_result(change(number, generation, done.result())))
+        return text, changed
+
+    original = patch(worker.rollout_role, "verify", verify)
+
+
+def time_out_half(worker: Any) -> None:
+    from rlcli.types import Outcome, Verdict
+
+    late = Verdict(0.0, Outcome.TIMEOUT, detail="killed")
+    _verdicts(worker, lambda number, _, verdict: late if number % 2 else verdict)
+
+
+def reward_truncated(worker: Any) -> None:
+    def rewarded(_: int, generation: Any, verdict: Any) -> Any:
+        return replace(verdict, score=1.0) if generation.finish_reason == "length" else verdict
+
+    _verdicts(worker, rewarded)
+
+
+def verdicts_of_others(worker: Any) -> None:
+    """Each sample gets the verdict on the one before it."""
+    before: list[Any] = []
+
+    def other(_: int, __: Any, verdict: Any) -> Any:
+        before.append(verdict)
+        return before[-2] if len(before) > 1 else verdict
+
+    _verdicts(worker, other)

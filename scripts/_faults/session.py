@@ -1,0 +1,148 @@
+"""One layout of workers, and one short run after another on it, each with a fault or none. Prints a JSON line a run.
+
+    python scripts/_faults/session.py WORK LAYOUT STEPS NAME…
+
+NAME is that of a fault, or `unharmed:RECIPE`. Starting Ray and vLLM takes half a minute, once; the roles are built anew
+for each run, as in any run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import catalog
+import in_controller
+import in_workers
+import patches
+from catalog import FAULTS, LAYOUTS, Fault
+
+from rlcli.config.load import Resolved, dump_toml, resolve
+from rlcli.errors import RunFailed
+from rlcli.trainer import launch
+from rlcli.trainer.preflight import prepare
+from rlcli.trainer.record import metrics_of
+from rlcli.trainer.run_folder import RunFolder, events_of
+from rlcli.trainer.stop import StopOnSignal
+from rlcli.trainer.tracking import open_trackers
+from rlcli.trainer.trainer import Trainer
+from rlcli.trainer.view import View
+
+SMALL = (
+    *("train.minibatches=2", "train.tokens_per_microbatch=256", "train.lr=1e-4", "train.warmup_steps=0"),
+    *("rollout.prompts_per_step=8", "rollout.samples_per_prompt=4", "rollout.max_response_tokens=24"),
+    *("data.max_prompt_tokens=32", "rollout.kv_cache_mb=64", "critic.warmup_steps=0", "checkpoint.every=0"),
+    *("rollout.tensor_parallel=1", "model.gradient_checkpointing=false", "tracking.trackers=", "evaluation.data="),
+    *("shaping.overlong_buffer=0", "verifier.processes=1"),
+    # Random text earns it half the time, so that there is something to learn.
+    'verifier.name=regex(pattern="[a-d]", match=search)',
+)
+FOUND = {
+    "weights": r"weight|adapter|after the weight sync",
+    "signature": r"other tokens, log-probs or reward|different prompts",
+    "coverage": r"signatures of the samples|response tokens forwarded",
+    "denominator": r"loss's denominator",
+    "advantages": r"advantages of the samples",
+    "reduction": r"gradients are not summed",
+    "optimizer step": r"changed no weight",
+    "seeds": r"share seeds",
+    "cursor": r"cursor does not move",
+    "verdict": r"verdict",
+    "verifier_failures": r"verifications (were killed|crashed)",
+}
+"""Check → what the message of a run that it stops matches; the first that does names it."""
+
+
+def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
+    flags = {"model.path": str(work / "model"), "data.path": str(work / "data"), "train.steps": steps}
+    flags["cluster.workers"] = 2
+    return resolve(recipe, flags, [*SMALL, *LAYOUTS[fault.layout], *fault.settings])
+
+
+@contextmanager
+def planted(fault: Fault, groups: launch.Groups) -> Iterator[None]:
+    """Plant the fault, in all workers or in the last one, and in each trainer that is built meanwhile."""
+    import ray
+    from ray import cloudpickle
+
+    for module in (patches, in_workers, in_controller, catalog):
+        cloudpickle.register_pickle_by_value(module)
+    engines, policy = (groups.engines or groups.policy)._actors, groups.policy._actors
+    actors = list(dict.fromkeys([*policy, *engines]))
+    chosen = actors[-1:] if fault.last_rank else actors
+    build = Trainer.__init__
+
+    def built(trainer: Any, *given: Any, **named: Any) -> None:
+        build(trainer, *given, **named)
+        if fault.controller:
+            fault.controller(trainer)
+
+    if fault.worker:
+        ray.get([actor.__ray_call__.remote(fault.worker) for actor in chosen])
+    patches.patch(Trainer, "__init__", built)
+    try:
+        yield
+    finally:
+        patches.heal()
+        ray.get([actor.__ray_call__.remote(_heal) for actor in actors])
+
+
+def _heal(_: Any) -> None:
+    patches.heal()
+
+
+def caught(folder: Path, failed: str) -> tuple[str, int, str]:
+    """Which check reported something first, at which step, and what it said; nothing where none did."""
+    alarms = [event for event in events_of(folder) if event["event"] == "alarm"]
+    done = [line["step"] for line in metrics_of(folder)]
+    step = max(done, default=0) + 1
+    if alarms and (not failed or alarms[0]["step"] < step):
+        return alarms[0]["name"], alarms[0]["step"], alarms[0]["text"]
+    name = next((name for name, pattern in FOUND.items() if re.search(pattern, failed)), "another") if failed else ""
+    return name, step if failed else 0, failed
+
+
+def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
+    faults = {fault.name: fault for fault in FAULTS}
+    sound = Fault("", "", "", layout=layout)
+    first = prepare(resolved(work, sound, "grpo", steps).config)
+    out = work / "runs" / layout
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    with (
+        View() as view,
+        StopOnSignal(lambda: None) as stop,
+        launch.running_workers(first, out / "logs", train=True, on_phase=view.phase) as groups,
+    ):
+        for name in names:
+            began, failed = time.perf_counter(), ""
+            recipe = name.partition(":")[2] or "grpo"
+            fault = faults.get(name, sound)
+            run = resolved(work, fault, recipe, steps)
+            ready = prepare(run.config)
+            spec = launch.worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
+            groups.policy.build(spec)
+            if groups.engines:
+                groups.engines.build(launch.engine_spec(spec))
+            path = out / name.replace(":", "-")
+            with RunFolder.create(path, force=True) as folder, planted(fault, groups):
+                folder.write_config(dump_toml(run))
+                with closing(open_trackers((), folder, "", {}, view.note)) as trackers:
+                    try:
+                        launch.train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
+                    except RunFailed as error:
+                        failed = str(error)
+            check, step, text = caught(path, failed)
+            row = {"name": name, "layout": layout, "check": check, "step": step, "stopped": bool(failed), "text": text}
+            # While Ray runs, sys.stdout leads to stderr.
+            print(json.dumps(row | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])
