@@ -59,6 +59,22 @@ def test_a_sound_run_raises_no_alarm() -> None:
 
 
 @pytest.mark.parametrize(
+    ("metrics", "warns"),
+    [
+        ({}, True),
+        ({"sync/changed_tensors": 1.0}, False),
+        ({"update/count": 0.0}, False),
+        ({"update/grad_norm": 0.0}, False),
+        ({"update/lr": 0.0}, False),
+    ],
+)
+def test_updates_that_change_nothing_are_warned_of(metrics: dict[str, float], warns: bool) -> None:
+    run = Run()
+    run.alarms.check_sync(1, SOUND | {"update/lr": 1e-9, "sync/changed_tensors": 0.0} | metrics)
+    assert run.events == [(1, "weights_unchanged")] * warns
+
+
+@pytest.mark.parametrize(
     ("name", "at", "fault"),
     [
         ("no_gradient", 3, {"update/count": 0.0, "update/grad_norm": 0.0}),
