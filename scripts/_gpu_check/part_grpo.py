@@ -44,13 +44,16 @@ def run(check: Check, shape: str) -> None:
 
 
 def check_bytes(check: Check, shape: str, model: str, steps: list[runs.Step]) -> None:
-    """Each sync brings every weight once, in the engine's type."""
+    """Each sync brings every weight once, in the engine's type, and the engine was found to hold each of them."""
     from rlcli.model.facts import read_config
     from rlcli.planner.shape import shape_of
 
     whole = shape_of(read_config(model)).parameters * (4 if check.rehearse else 2)
     sent = {step["sync/bytes"] for step in steps if "sync/bytes" in step}
     check.require(sent == {whole}, f"{shape}: a sync sends all weights", f"{sent} of {whole} bytes")
+    held = {(step.get("sync/checked_tensors", 0), step.get("sync/unchecked_tensors", 0)) for step in steps}
+    holds = all(checked > 0 and not unchecked for checked, unchecked in held)
+    check.require(holds, f"{shape}: the engine holds all tensors exactly", f"(compared, not compared): {held}")
 
 
 def startup(out: Any) -> dict[str, Any]:
