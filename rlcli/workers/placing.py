@@ -171,6 +171,7 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
     for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
         unit = _unit(pool, machines)
         bundles = [{kind: each * unit for kind, each in pool.bundle.items()}] * (pool.workers // unit)
+        assert pool.workers % unit == 0, "rollout.tensor_parallel divides the workers"
         group = placement_group(bundles, strategy="PACK")
         if not group.wait(PLACEMENT_TIMEOUT_S):  # its `ready` would start a process for a task
             for held in (group, *(places.group for places in found.values())):
