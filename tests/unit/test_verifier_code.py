@@ -215,6 +215,103 @@ def test_every_shape_of_tests_is_read(program: str, truth: Any, extra_info: dict
     assert judge(fenced(wrong), truth, extra_info).outcome is Outcome.WRONG
 
 
+STACK = """
+class Stack:
+    kind = "stack"
+    def __init__(self, items=()): self.items = list(items)
+    def push(self, x): self.items.append(x); return self
+    def pop(self): return self.items.pop()
+    def copy(self): return Stack(self.items)
+    def __len__(self): return len(self.items)
+    def __eq__(self, other): return isinstance(other, Stack) and self.items == other.items
+    def __add__(self, other): return Stack(self.items + other.items)
+    def __repr__(self): return f"Stack({self.items})"
+    def __iter__(self): return iter(self.items)
+    def __contains__(self, x): return x in self.items
+    def __getitem__(self, i): return self.items[i]
+    @classmethod
+    def of(cls, *items): return cls(items)
+
+def merge(a, b): return Stack(a.items + b.items)
+"""
+STACK_TESTS = """s = Stack()
+s.push(1).push(2)
+assert len(s) == 2
+assert s.pop() == 2
+assert s.items == [1]
+assert Stack([1]) == s
+assert s.copy() == s
+assert Stack([2]) != s
+assert (s + Stack([2])).items == [1, 2]
+assert merge(s, Stack([3])).items == [1, 3]
+assert repr(s) == str(s) == 'Stack([1])'
+assert list(s) == [1]
+assert 1 in s and 2 not in s
+assert s[0] == 1
+assert Stack.of(1, 2).items == [1, 2]
+assert Stack.kind == 'stack'
+assert not hasattr(s, 'nothing')
+s.items = [7]
+assert s.pop() == 7""".splitlines()
+
+
+def test_tests_of_classes_and_their_methods_work() -> None:
+    lines = [line.replace("Stack(", "candidate(").replace("Stack.", "candidate.") for line in STACK_TESTS]
+    body = "\n    ".join(lines).replace("'candidate(", "'Stack(")
+    check = {"kind": "check", "test": f"def check(candidate):\n    {body}", "entry_point": "Stack"}
+    for truth in ({"kind": "asserts", "asserts": STACK_TESTS}, check):
+        verdict = judge(fenced(STACK) + "For example:" + fenced("print(Stack([1]))"), truth)
+        assert (verdict.outcome, verdict.detail) == (Outcome.OK, "")
+        wrong = STACK.replace("return self.items.pop()", "return self.items[0]")
+        assert judge(fenced(wrong), truth).outcome is Outcome.WRONG
+
+
+EVERYTHING = """
+class All:
+    def __eq__(self, other): return True
+    def __contains__(self, other): return True
+    def __len__(self): return 3
+    def __iter__(self): return iter([1, 2, 3])
+    def __sub__(self, other): return 0
+    __rsub__ = __mul__ = __add__ = __sub__
+    def __lt__(self, other): return True
+    def __getitem__(self, i): return All()
+    def __getattr__(self, name): return All()
+    def __call__(self, *args): return All()
+def f(x): return All()
+Area = f
+"""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "f(1) == 2",
+        "2 in f(1)",
+        "len(f(1)) == 3",
+        "abs(f(1) - 2) < 1",
+        "abs(Area(1) - 2) < 1",
+        "Area(1) == 2",
+        "Area(1) < 3",
+        "f(1)[0] == 2",
+        "list(f(1)) == [1, 2, 3]",
+        "f(1) == f(2)",
+        "set(f(1)) == {1, 2, 3}",
+        "sorted(f(1)) == [1, 2, 3]",
+        "not f(1) != 2",
+        "f(1).x == 2",
+        "f(f(1)) == 2",
+        "2 in f(1).items",
+        "2 in f(1).g()",
+        "2 in Area(1).g()",
+        "len(Area(1).x) == 3",
+        "str(f(1)) == '2'",
+    ],
+)
+def test_an_object_that_is_equal_to_everything_passes_for_nothing(test: str) -> None:
+    assert judge(fenced(EVERYTHING), {"kind": "asserts", "asserts": [f"assert {test}"]}).outcome is Outcome.WRONG
+
+
 def test_a_list_is_not_its_only_element_unless_the_shape_wraps_results() -> None:
     program = fenced("def f(x):\n    return x")
     assert (

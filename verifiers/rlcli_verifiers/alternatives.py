@@ -22,7 +22,7 @@ LISTED = re.compile(
 )
 _WORD = r"(?:or|and|also|alternatively|otherwise|possibly|maybe|perhaps|else|versus|vs)\b\.?"
 _JOINED = re.compile(
-    rf"(?:\s*(?:if|when|assuming|unless)\b[^.!?,;]{{0,40}}+)?(?P<joiner>[\s.,;:/|&~]*+(?:{_WORD}[^.!?]{{0,40}})?)"
+    rf"(?:\s*(?:if|when|assuming|unless)\b[^.!?,;]{{0,40}}+)?(?P<joiner>[\s.,;:/|&~–—-]*+(?:{_WORD}[^.!?]{{0,40}})?)"
     r"(?:[A-Za-z](?:_?\w{1,2})?\s*=\s*)?",
     re.IGNORECASE,
 )

@@ -249,9 +249,8 @@ def _same_quantity(gold: Measure, answer: Measure) -> bool:
         return False
     base, other_base = _BASE.fullmatch(squeezed(gold.body)), _BASE.fullmatch(squeezed(answer.body))
     if base or other_base:
-        return not (gold.unit or answer.unit or gold.percent or answer.percent) and _same_numeral(
-            base, other_base, squeezed(gold.body), squeezed(answer.body)
-        )
+        bare = not (gold.unit or answer.unit or gold.percent or answer.percent)
+        return bare and _same_numeral(base, other_base, squeezed(answer.body))
     one_percent = gold.percent != answer.percent
     ours, theirs = number(gold.body), number(answer.body)
     if ours and theirs:
@@ -286,9 +285,9 @@ def _same_time(gold: str, answer: str) -> bool:
     return (int(ours[1]), ours[2]) == (int(theirs[1]), theirs[2]) and len(halves) < 2
 
 
-def _same_numeral(ours: re.Match[str] | None, theirs: re.Match[str] | None, gold: str, answer: str) -> bool:
-    """Numerals with their base as a subscript, which one of the two may leave out."""
+def _same_numeral(ours: re.Match[str] | None, theirs: re.Match[str] | None, answer: str) -> bool:
+    """Numerals with their base as a subscript, which the answer may leave out, and not add."""
     if ours and theirs:
         bases = {match[2].removeprefix("\\text{").removesuffix("}") for match in (ours, theirs)}
         return ours[1] == theirs[1] and len(bases) == 1
-    return (ours[1] if ours else gold) == (theirs[1] if theirs else answer)
+    return ours is not None and ours[1] == answer

@@ -45,6 +45,8 @@ _TYPED = re.compile(
     r"\^\s*\(|\\exp(?![A-Za-z])|\*\*"
     r"|(?<![A-Za-z\\])(?:sqrt|pi|inf|oo|exp|log|ln|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)"
 )
+_CONDITION = re.compile(r"^\\\{\s*([A-Za-z])\s*(?:\\mid(?![A-Za-z])|[|:])\s*(?=[^{}]*\1)([^{}]*)\\\}$")
+"""A set by its condition, `\\{x \\mid x > 2\\}`."""
 _WORDY = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])", re.ASCII)
 _FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
@@ -95,13 +97,14 @@ def clean(text: str) -> str:
     r"""One spelling: `\dfrac12` and `\tfrac 1 2` as `\frac{1}{2}`, `10{,}000` as `10000`, no sizes, no thin spaces."""
     text = text.translate(_SIGNS).replace("\n", " ").replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
     text = _UNIT_FRACTION.sub(r"\1/\3", _GROUPED.sub("", _with_money(text)))
+    text = re.sub(r"\\cdot(?=\\)", r"\\cdot ", text)
     text = _FRACTION.sub(r"\\frac", _JOINER.sub(r"\1 \2 ", _FONT.sub(r"\1", text)))
     text = _INVISIBLE.sub(" ", text).replace("\\text{ }", " ")
     text = re.sub(r"\\(leq|geq)slant(?![A-Za-z])", r"\\\1 ", _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = braced(_typed(text)).strip().rstrip(".").strip().replace(r"\varnothing", r"\emptyset")
     if whole := _WRAPPED.fullmatch(text):
         text = whole[1].strip()
-    text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", text)
+    text = re.sub(r"^\\\{\s*\\\}$", r"\\emptyset", _CONDITION.sub(r"\2", text))
     return re.sub(r"^(?:[A-Za-z]\s*\\in\s*)?\\mathbb\s*(?:R|\{R\})$", r"(-\\infty,\\infty)", text)
 
 

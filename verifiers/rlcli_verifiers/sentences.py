@@ -15,6 +15,10 @@ _ANSWER = re.compile(
     r"(?=\s*[:*]*\s*[-+−\d$\\]))|####|\bAns(?:\.|\s*[:=])|^\W{0,4}(?P<short>(?-i:A))\**\s*:)[\s:*]*+(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
+_ADVERB = re.compile(r"^(?:(?:therefore|thus|hence|simply|just|indeed|clearly|exactly|then|now)\b[,:]?[\s*]*+)+", re.I)
+_MAYBE = re.compile(
+    r"[^.;\n]{0,40}?\b(?:maybe|perhaps|possibly)\s+(?:even\s+)?\\?\$?(?P<number>-?[\d.,/]*\d)", re.I | re.A
+)
 _CHOICE_B = re.compile(r"^\W{0,4}B\**\s*[:.)]", re.MULTILINE)
 _COMMENT = re.compile(r"(?:correct|right|clear|obvious|reasonable|valid|consistent|sensible|as\s+follows)\b", re.I)
 _NUMBER_AND_UNIT = re.compile(
@@ -45,7 +49,7 @@ def statement(text: str) -> str | None:
     for match in reversed(list(_ANSWER.finditer(text))):
         after = text[match.end() :]
         if not (match["short"] and _CHOICE_B.search(after)) and not _COMMENT.match(after):
-            return after
+            return _ADVERB.sub("", after, count=1)
     return None
 
 
@@ -69,6 +73,8 @@ def of_sentence(after: str) -> list[str]:
     while other := LISTED.match(rest, end):
         stated.append(inside(other))
         end = other.end()
+    if maybe := _MAYBE.match(rest, end):
+        stated.append(maybe["number"])
     return stated
 
 

@@ -9,7 +9,7 @@ _LONG = {
     "m": "meter metre", "cm": "centimeter centimetre", "mm": "millimeter millimetre", "km": "kilometer kilometre",
     "dm": "decimeter decimetre", "nm": "nanometer nanometre", "um": "micrometer micrometre micron",
     "in": "inch", "ft": "foot feet", "yd": "yard", "mi": "mile", "ly": "lightyear", "acre": "acre",
-    "ha": "hectare", "g": "gram gramme", "kg": "kilogram kilo", "mg": "milligram", "t": "ton tonne", "lb": "pound",
+    "ha": "hectare", "g": "gram gramme", "kg": "kilogram", "mg": "milligram", "t": "ton tonne", "lb": "pound",
     "oz": "ounce", "s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond", "min": "minute",
     "h": "hour", "day": "day", "week": "week", "month": "month", "year": "year", "decade": "decade",
     "century": "century centurie", "l": "liter litre", "ml": "milliliter millilitre", "dl": "deciliter decilitre",

@@ -3,8 +3,9 @@
 Two ways to run it, each in a sandboxed process of its own:
 
 `serve_calls`: the program is loaded once as a module; each request names one of its functions (or a method of its
-class `Solution`) and brings arguments; the reply brings the value or the exception. Whatever the program does to this
-process, the other side gets nothing but values to compare.
+class `Solution`), or an object that a call has made and its method, and brings arguments; the reply brings the value,
+the handle of an object, or the exception. Whatever the program does to this process, the other side gets nothing but
+values to compare.
 
 `serve_scripts`: each request brings a standard input; the program runs from its first line as `__main__` in a fresh
 namespace, writes to a pipe that the verifier reads, and the reply says how it ended.
@@ -18,6 +19,7 @@ import builtins
 import contextlib
 import gc
 import io
+import operator
 import os
 import shutil
 import sys
@@ -48,6 +50,13 @@ LeetCode and LiveCodeBench lend them all, and these modules and `_MODULES` as we
 typing, which only say what a prompt with its own imports had said.
 """
 
+OPERATORS: dict[str, Any] = {
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "sub", "mul")},
+    **{"contains": operator.contains, "getitem": operator.getitem, "setitem": operator.setitem},
+    **{"len": len, "str": str, "repr": repr, "list": list, "setattr": setattr},
+}
+"""What tests may do to an object of a class besides calling its methods."""
+
 _MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
 
 
@@ -64,24 +73,37 @@ def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) ->
         send(replies, {"loaded": False, **_described(error)})
         return
     send(replies, {"loaded": True})
+    objects: list[Any] = []
     while (request := receive(requests)) is not None:
         try:
-            send(replies, {"id": request["id"], **_answer(module, request)})
+            send(replies, {"id": request["id"], **_answer(module, request, objects)})
         except TooBig as error:
             send(replies, {"id": request["id"], **_described(error)})
 
 
-def _answer(module: ModuleType, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(module: ModuleType, request: dict[str, Any], objects: list[Any]) -> dict[str, Any]:
+    """The value or exception of one request; what is no plain value is kept in `objects`, and told by its handle."""
     try:
-        function = _find(module, request["name"])
-        args, kwargs = decode(request["args"]), decode(request["kwargs"])
-        value = function(*args, **kwargs)
+        args, kwargs = (decode(request[name], objects=objects) for name in ("args", "kwargs"))
+        if "operator" in request:
+            value = OPERATORS[request["operator"]](*args)
+        else:
+            of, name = request.get("of"), request["name"]
+            found = _find(module, name) if of is None else getattr(_owner(module, of, objects), name)
+            if request.get("get") and callable(found):
+                return {"method": True}
+            value = found if request.get("get") else found(*args, **kwargs)
         try:
             return {"value": encode(value)}
         except NotPlain:
-            return {"object": type(value).__name__, "true": bool(value)}
+            objects.append(value)
+            return {"object": type(value).__name__, "true": bool(value), "handle": len(objects) - 1}
     except BaseException as error:
         return _described(error)
+
+
+def _owner(module: ModuleType, of: int | str, objects: list[Any]) -> Any:
+    return objects[of] if isinstance(of, int) else _find(module, of)
 
 
 def _find(module: ModuleType, name: str) -> Any:

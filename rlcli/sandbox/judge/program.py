@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import builtins
 import os
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from rlcli.sandbox.judge.wire import NotPlain, OutOfProtocol, TooBig, decode, encode, receive, send
+from rlcli.sandbox.judge.wire import NotPlain, OutOfProtocol, Remote, TooBig, decode, encode, receive, send
 
 MAX_TEXT_CHARS = 300
+
+Use = Literal["made", "live", "opaque"]
+"""What tests may do with an object of the program's; see `Object`."""
 
 # What a program may raise in the tests: no SystemExit, and no StopIteration, which would end the tests' loops early.
 _ERRORS = {
@@ -53,7 +57,20 @@ class Program:
             raise self._stop("wrong", f"{loaded.get('text')}")
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the program's function returns, or raises as a built-in exception. Raises `Stop`."""
+        """What the program's function returns, or raises as a built-in exception. Raises `Stop`.
+
+        A name with a capital is a class to the tests that call it: what it makes may be used as an object.
+        """
+        return self.ask({"name": name}, args, kwargs, "made" if name[:1].isupper() else "opaque")
+
+    def ask(
+        self,
+        what: dict[str, Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        use: Use = "opaque",
+    ) -> Any:
+        """The answer to any request. use: what tests may do with an object that comes back."""
         if self.stopped:
             raise self.stopped
         self.calls += 1
@@ -61,7 +78,7 @@ class Program:
         number = int.from_bytes(os.urandom(6), "big")
         try:
             send(
-                self.requests, {"id": number, "name": name, "args": encode(list(args)), "kwargs": encode(dict(kwargs))}
+                self.requests, {"id": number, **what, "args": encode(list(args)), "kwargs": encode(dict(kwargs or {}))}
             )
         except NotPlain as error:
             whose = "wrong" if self.gave_objects else "data"
@@ -73,16 +90,24 @@ class Program:
             raise self._stop("gone", "") from None
         reply = self._receive("gone")
         try:
-            if reply.get("id") != number:
-                raise OutOfProtocol("a reply to no request")
-            if "error" in reply:
-                raise _ERRORS.get(str(reply["error"]), RuntimeError)(str(reply.get("text"))[:MAX_TEXT_CHARS])
-            if "object" in reply:
-                self.gave_objects = True
-                return Object(str(reply["object"]), reply.get("true") is True)
-            return decode(reply.get("value"))
+            return self._answer(reply, number, what, use)
         except OutOfProtocol as error:
             raise self._stop("wrong", f"the program sent {error}") from None
+
+    def _answer(self, reply: dict[str, Any], number: int, what: dict[str, Any], use: Use) -> Any:
+        if reply.get("id") != number:
+            raise OutOfProtocol("a reply to no request")
+        if "error" in reply:
+            raise _ERRORS.get(str(reply["error"]), RuntimeError)(str(reply.get("text"))[:MAX_TEXT_CHARS])
+        if reply.get("method") is True and what.get("get"):
+            return Method(self, what["of"], what["name"], use)
+        if "object" in reply:
+            self.gave_objects = True
+            handle = reply.get("handle")
+            if type(handle) is not int or handle < 0:
+                raise OutOfProtocol("an object without a handle")
+            return Object(self, handle, str(reply["object"]), reply.get("true") is True, use)
+        return decode(reply.get("value"))
 
     def _receive(self, if_closed: str) -> dict[str, Any]:
         try:
@@ -101,7 +126,7 @@ class Program:
 
 
 class Proxy:
-    """A function of the program, by name."""
+    """A function or class of the program, by name."""
 
     def __init__(self, program: Program, name: str) -> None:
         self._program = program
@@ -110,16 +135,101 @@ class Proxy:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._program.call(self.__name__, args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._program.ask({"of": self.__name__, "name": name, "get": True}, use="live")
 
-class Object:
-    """What the program returned of no built-in type (a `re.Match`, say): true or false, and equal to nothing else."""
 
-    def __init__(self, kind: str, true: bool) -> None:
-        self._kind = kind
-        self._true = true
+class Method:
+    """A method of an object or a class of the program."""
+
+    def __init__(self, program: Program, of: int | str, name: str, use: Use) -> None:
+        self._program, self._of, self.__name__, self._use = program, of, name, use
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program.ask({"of": self._of, "name": self.__name__}, args, kwargs, self._use)
+
+
+def _only_if_made(name: str) -> Any:
+    def ask(self: Object, *others: Any) -> Any:
+        return self._ask(name, others)
+
+    return ask
+
+
+def _with_its_like(name: str, use: Use = "opaque") -> Any:
+    def ask(self: Object, other: Any) -> Any:
+        # Nothing of the program's decides whether a plain value is the right one, or near it.
+        both = isinstance(other, Object) and self.handle >= 0 and other.handle >= 0
+        return self._program.ask({"operator": name}, (self, other), use=use) if both else NotImplemented
+
+    return ask
+
+
+class Object(Remote):
+    """What the program returned of no built-in type: true or false, with methods and attributes; equal to no value.
+
+    use: of what a class made, tests may take the length, items and text. What its methods and attributes give is live:
+    two live objects are compared and added by the program's own methods, and may be passed on. A function's result is
+    opaque: what is in everything, near everything and equal to everything must not pass for a number or a list.
+    """
+
+    def __init__(self, program: Program, handle: int, kind: str, true: bool, use: Use) -> None:
+        hidden = {"_program": program, "_handle": handle, "_kind": kind, "_true": true, "_use": use}
+        vars(self).update(hidden, handle=-1 if use == "opaque" else handle)
+
+    def _ask(self, name: str, others: tuple[Any, ...] = ()) -> Any:
+        if self._use != "made":
+            raise TypeError(f"{self!r} is no value that tests can use")
+        return self._program.ask({"operator": name}, (self, *others), use="made")
 
     def __bool__(self) -> bool:
-        return self._true
+        return bool(self._true)
 
     def __repr__(self) -> str:
-        return f"<an object of type {self._kind[:50]}>"
+        return _text(self._ask("repr")) if self._use == "made" else f"<an object of type {self._kind[:50]}>"
+
+    def __str__(self) -> str:
+        return _text(self._ask("str")) if self._use == "made" else repr(self)
+
+    def __len__(self) -> int:
+        return int(self._ask("len"))
+
+    def __iter__(self) -> Any:
+        return iter(self._ask("list"))
+
+    def __contains__(self, item: Any) -> bool:
+        return self._ask("contains", (item,)) is True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._program.ask({"of": self._handle, "name": name, "get": True}, use=self._given())
+
+    def _given(self) -> Use:
+        return "opaque" if self._use == "opaque" else "live"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("setattr", (name, value))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._program.ask({"of": self._handle, "name": "__call__"}, args, kwargs, self._given())
+
+    __eq__ = _with_its_like("eq")
+    __ne__ = _with_its_like("ne")
+    __lt__ = _with_its_like("lt")
+    __le__ = _with_its_like("le")
+    __gt__ = _with_its_like("gt")
+    __ge__ = _with_its_like("ge")
+    __hash__ = object.__hash__
+    __add__ = _with_its_like("add", "made")
+    __sub__ = _with_its_like("sub", "made")
+    __mul__ = _with_its_like("mul", "made")
+    __getitem__, __setitem__ = map(_only_if_made, ("getitem", "setitem"))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text of an object is no text")
+    return value

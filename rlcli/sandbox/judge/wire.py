@@ -4,6 +4,7 @@ A value is None, a bool, int, float, complex, str, bytes, list, tuple, set, froz
 JSON's own types stand for themselves; every other value is an object with one key that names its type:
 
     {"int": "0x1f…"} beyond 64 bits   {"float": "nan"}   {"complex": [1.0, 2.0]}   {"str": "eda080"} (UTF-8, surrogates)
+    {"object": 3} (one of the program's, by its handle)
     {"bytes": "00ff"}   {"tuple": […]}   {"set": […]}   {"frozenset": […]}   {"dict": [[key, value], …]}
 
 `encode` makes subclasses (Counter, namedtuple, IntEnum, NumPy's scalars and arrays) their base type, and iterators,
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -32,6 +33,12 @@ MAX_ITEMS = 1_000_000
 
 _LENGTH_BYTES = 4
 _VIEWS: tuple[type, ...] = (range, type({}.keys()), type({}.values()), type({}.items()))
+
+
+class Remote:
+    """An object of the program's that stays in its process. handle: its number there; -1: it may not be passed back."""
+
+    handle: int = -1
 
 
 class NotPlain(TypeError):
@@ -52,7 +59,7 @@ def encode(value: Any, depth: int = 0) -> Any:
         raise TooBig(f"a value is nested more than {MAX_DEPTH} deep")
     if value is None or value is True or value is False:
         return value
-    if isinstance(value, (int, float, complex, str, bytes, bytearray)):
+    if isinstance(value, (int, float, complex, str, bytes, bytearray, Remote)):
         return _encode_atom(value)
 
     def items(values: Iterable[Any]) -> list[Any]:
@@ -76,6 +83,10 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def _encode_atom(value: Any) -> Any:
+    if isinstance(value, Remote):
+        if value.handle < 0:
+            raise NotPlain(f"a value of type {type(value).__name__} cannot cross: only built-in values can")
+        return {"object": value.handle}
     if isinstance(value, int):
         value = int.__int__(value)
         return value if -(1 << 63) <= value < 1 << 63 else {"int": hex(value)}
@@ -94,12 +105,12 @@ def _encode_atom(value: Any) -> Any:
     return {"bytes": bytes(value).hex()}
 
 
-def decode(data: Any, depth: int = 0) -> Any:
-    """The value that typed JSON stands for. Raises `OutOfProtocol`."""
+def decode(data: Any, depth: int = 0, objects: Sequence[Any] = ()) -> Any:
+    """The value that typed JSON stands for. objects: by their handles. Raises `OutOfProtocol`."""
     if depth > MAX_DEPTH:
         raise OutOfProtocol(f"a value nested more than {MAX_DEPTH} deep")
     if isinstance(data, list):
-        return [decode(item, depth + 1) for item in data]
+        return [decode(item, depth + 1, objects) for item in data]
     if not isinstance(data, dict):
         return data
     if len(data) != 1:
@@ -108,7 +119,9 @@ def decode(data: Any, depth: int = 0) -> Any:
     try:
         if kind in _ATOMS:
             return _ATOMS[kind](content)
-        items = [decode(item, depth + 1) for item in content]
+        if kind == "object":
+            return objects[content]
+        items = [decode(item, depth + 1, objects) for item in content]
         return _CONTAINERS[kind](items)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise OutOfProtocol(f"no value of type {str(kind)[:50]!r}") from error
