@@ -127,9 +127,7 @@ print(len(open('../log').read()))
     verdict = judge(fenced(program), {"kind": "stdio", "cases": cases})
     assert (verdict.outcome, verdict.detail) == (Outcome.OK, "")
     # What cannot be removed costs a new process, and no case its clean folder.
-    stubborn = (
-        program + "import shutil\ndef refuse(*args, **kwargs):\n    raise OSError\nos.unlink = shutil.rmtree = refuse\n"
-    )
+    stubborn = program + "def refuse(*args, **kwargs):\n    raise OSError\nos.unlink = os.rmdir = refuse\n"
     assert judge(fenced(stubborn), {"kind": "stdio", "cases": cases}).outcome is Outcome.OK
 
 

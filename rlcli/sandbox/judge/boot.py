@@ -6,23 +6,27 @@ The sandbox shows its processes no package of ours, so they bring along what the
 from __future__ import annotations
 
 import marshal
+import zlib
 from functools import cache
 from pathlib import Path
 
 _MAIN = """\
-import marshal, sys, types
+import marshal, sys, types, zlib
 for name, code in {modules!r}:
     module = sys.modules[name] = types.ModuleType(name)
-    exec(marshal.loads(code), vars(module))
+    exec(marshal.loads(zlib.decompress(code)), vars(module))
 {call}
 """
 
 
 @cache
 def _code(name: str) -> bytes:
-    """A module of this package for an interpreter of our own version, which a sandbox's is."""
+    """A module of this package for an interpreter of our own version, which a sandbox's is.
+
+    Compressed, because a remote judge starts its processes with all of it as one argument: 128 KiB at most.
+    """
     source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return marshal.dumps(compile(source, name, "exec"))
+    return zlib.compress(marshal.dumps(compile(source, name, "exec")))
 
 
 def candidate_calls(requests: int, replies: int, whole_shelf: bool) -> str:

@@ -21,7 +21,6 @@ import gc
 import io
 import operator
 import os
-import shutil
 import sys
 import threading
 from types import CodeType, ModuleType
@@ -164,11 +163,10 @@ def _is_emptied(folder: str) -> bool:
     """Make the working directory what it was; False where that fails, and another process has to run the next case."""
     try:
         os.chdir(folder)
-        for name in os.listdir(folder):
-            if os.path.isdir(name) and not os.path.islink(name):
-                shutil.rmtree(name)
-            else:
-                os.unlink(name)
+        for path, folders, files in os.walk(folder, topdown=False):
+            for name in (*files, *folders):
+                entry = os.path.join(path, name)
+                (os.rmdir if name in folders and not os.path.islink(entry) else os.unlink)(entry)
         return not os.listdir(folder)
     except BaseException:  # whatever the program made of these functions
         return False
