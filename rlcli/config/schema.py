@@ -303,7 +303,7 @@ class VerifierSection(Section):
         "has 10 times as long, at least 30 s, and is then left out.",
     )
     processes: Annotated[int, Field(ge=0, le=256)] = Field(
-        default=0, description="Scoring processes of each worker; 0: by the number of CPU cores."
+        default=0, description="Scoring processes on each machine; 0: its CPU cores, on GPUs less two for each worker."
     )
     max_crash_rate: Fraction = Field(
         default=0.01,

@@ -70,7 +70,7 @@ class Nursery:
         self._closed = False
         self._loaded: dict[str, Facts] = {}
         self._loads: list[dict[str, Any]] = []
-        self._environment = _environment(sandbox)
+        self._environment = environment_of(sandbox)
         self._output = Output(log)
         try:
             self._spawn()
@@ -211,7 +211,7 @@ class Nursery:
             return False
 
 
-def _environment(sandbox: str) -> dict[str, str]:
+def environment_of(sandbox: str) -> dict[str, str]:
     """The owner's environment without what was meant for its own process: preloaded libraries, GPUs, thread counts."""
     dropped = ("LD_PRELOAD", "OMP_", "KMP_", "GOMP_", "VLLM_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}

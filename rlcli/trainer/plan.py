@@ -211,7 +211,7 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
         rows.append(
             (
                 "verifiers",
-                f"{_listed(prepared.verifiers)}; {prepared.scoring_processes} processes a worker, "
+                f"{_listed(prepared.verifiers)}; {prepared.scoring_processes or 'by its cores'} processes a machine, "
                 f"killed after {config.verifier.deadline_s:g} s of CPU time",
             )
         )

@@ -23,7 +23,7 @@ from rlcli.trainer.eval_store import dataset_names
 from rlcli.trainer.exporting import with_model_folders
 from rlcli.trainer.verifying import check_verifiers, part_weights
 from rlcli.types import Prompt
-from rlcli.workers.cluster import check_local, cluster_address, policy_pool, resolve_device, worker_threads
+from rlcli.workers.cluster import check_local, cluster_address, policy_pool, resolve_device
 from rlcli.workers.work import Role
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Prepared:
 
     @property
     def scoring_processes(self) -> int:
-        """Of each worker that generates; by default the cores are shared out."""
-        return self.config.verifier.processes or worker_threads(self.config.engine_workers)
+        """On each machine; 0: by its cores, which only that machine knows."""
+        return self.config.verifier.processes
 
 
 def prepare(

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.rollout.engine import Generation
-from rlcli.types import FinishReason, Verdict
+from rlcli.scoring.client import Scored
+from rlcli.types import FinishReason
 from rlcli.workers.samples import TruncatedRule, exclusion
 from rlcli.workers.watch import progress
 from rlcli.workers.work import PromptTask
@@ -23,40 +24,39 @@ class Pending:
     task: PromptTask
     sample: int
     row: int
-    text: str
     tokens: int
     finish_reason: FinishReason
     log_probs: LogProbSummary | None
-    verdict: Future[Verdict]
+    scored: Future[Scored]
     version: int
     seed: int = 0
     digest: int = 0
 
 
-def awaited(verdict: Future[Verdict]) -> Verdict:
+def awaited(scored: Future[Scored]) -> Scored:
     """A verdict, once it is there: each is progress, however long the queue."""
-    there = verdict.result()
+    there = scored.result()
     progress()
     return there
 
 
 def pending(
-    task: PromptTask, sample: int, row: int, text: str, generation: Generation, verdict: Future[Verdict], version: int
+    task: PromptTask, sample: int, row: int, generation: Generation, scored: Future[Scored], version: int
 ) -> Pending:
     """Without the tokens: an evaluation generates more of them than a worker can hold."""
     assert generation.finish_reason is not None, "a response that is not over"
     summary, tokens = LogProbSummary.of(generation.log_probs), len(generation.tokens)
-    return Pending(task, sample, row, text, tokens, generation.finish_reason, summary, verdict, version)
+    return Pending(task, sample, row, tokens, generation.finish_reason, summary, scored, version)
 
 
 def _record(item: Pending, rule: TruncatedRule | Literal[""]) -> dict[str, Any]:
     """The row of a response, once its verdict is there."""
-    verdict = awaited(item.verdict)
+    text, verdict = awaited(item.scored)
     left_out = exclusion(verdict.outcome, item.finish_reason == "length", rule) if rule else ""
     return sample_row(
         item.task.source,
         item.sample,
-        item.text,
+        text,
         verdict,
         prompt_tokens=len(item.task.tokens),
         response_tokens=item.tokens,
@@ -88,7 +88,7 @@ class Saver:
             return
         still = []
         for item in self._waiting:
-            if item.verdict.done():
+            if item.scored.done():
                 self._parts.add(_record(item, self._truncated))
             else:
                 still.append(item)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
-from rlcli.scoring.pool import ScoringPool
-from rlcli.types import Sample, Verdict, VerifyRequest
+from rlcli.scoring.client import Scored
+from rlcli.types import Prompt, Sample
 from rlcli.workers.batch import FETCH_TIMEOUT_S
 from rlcli.workers.board import Board, Counters, Queue, Turn, counters
 from rlcli.workers.pending import Pending, Saver, awaited, pending
@@ -60,6 +59,18 @@ def progress_every(workers: int) -> float:
     return max(PROGRESS_EVERY_S, workers / MOST_PROGRESS_PER_S)
 
 
+class Scorer(Protocol):
+    """What verifies responses: `ScoringService`."""
+
+    def submit(
+        self, prompt: Prompt, tokens: bytes, spare: int, *, finish_reason: str = "", thinking: bool = False
+    ) -> Future[Scored]:
+        """Have a response decoded and verified. tokens: int32 ids, of which the last `spare` are no text."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
     keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
@@ -69,8 +80,7 @@ class RolloutRole:
         self,
         rank: int,
         engine: RolloutEngine,
-        scorer: ScoringPool | None,
-        tokenizer: Any,
+        scorer: Scorer | None,
         *,
         thinking: bool = False,
         stop_token_ids: Sequence[int] = (),
@@ -79,7 +89,6 @@ class RolloutRole:
         self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
         self.engine = engine
         self.scorer = scorer
-        self.tokenizer = tokenizer
         self.version = 0
         self._texts: list[dict[str, Any]] = []
         self._shard: SampleShard | None = None
@@ -144,24 +153,17 @@ class RolloutRole:
         """The first `count` samples of the last rollout, as text."""
         return self._texts[:count]
 
-    def verify(self, task: PromptTask, generation: Generation) -> tuple[str, Future[Verdict]]:
-        """The response as text, and its verdict to come."""
+    def verify(self, task: PromptTask, generation: Generation) -> Future[Scored]:
+        """The response as text, and its verdict, both to come."""
         assert self.scorer is not None
-        source = task.source
-        tokens = generation.tokens.tolist()
-        said = tokens[:-1] if tokens and tokens[-1] in self.stop_token_ids else tokens
-        text = self.tokenizer.decode(said, skip_special_tokens=True)
-        request = VerifyRequest(
-            text,
-            source.ground_truth,
-            source.messages,
-            source.data_source,
-            source.extra_info,
-            array("i", generation.tokens.astype("int32").tobytes()),
-            generation.finish_reason or "",
-            self.thinking,
+        tokens = generation.tokens
+        return self.scorer.submit(
+            task.source,
+            tokens.astype("int32").tobytes(),
+            int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
+            finish_reason=generation.finish_reason or "",
+            thinking=self.thinking,
         )
-        return text, self.scorer.submit(source.verifier, request)
 
 
 class _Round:
@@ -175,9 +177,9 @@ class _Round:
         self._leads = role.scorer is not None
         self._asked: list[tuple[PromptTask, int]] = []
         self._missing: dict[int, int] = {}
-        self._verdicts: dict[int, list[Future[Verdict]]] = {}
+        self._verdicts: dict[int, list[Future[Scored]]] = {}
         self._whole: list[int] = []
-        self._greedy: dict[int, Future[Verdict]] = {}
+        self._greedy: dict[int, Future[Scored]] = {}
         self._unrewarded: set[int] = set()  # prompts whose greedy response was cut off, and so has a reward of 0
         self._pending: list[Pending] = []
         self._begun: list[Begun] = []
@@ -208,21 +210,21 @@ class _Round:
         self._tokens += len(generation.tokens)
         self._unsaid += 1
         whole = _joined(task, sample, generation)
-        text, verdict = self.role.verify(task, whole)
+        scored = self.role.verify(task, whole)
         if task.greedy and sample == GREEDY:
-            self._greedy[task.prompt] = verdict
+            self._greedy[task.prompt] = scored
             if whole.finish_reason == "length" and self.call.truncated == "zero_reward":
                 self._unrewarded.add(task.prompt)
         else:
             row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
             version = task.begun[sample].version if sample in task.begun else self.role.version
-            waiting = pending(task, sample, row, text, whole, verdict, version)
+            waiting = pending(task, sample, row, whole, scored, version)
             waiting.seed = self._seed(task, sample)
             if self.call.keep_tokens:
                 waiting.digest = tokens_digest(task.tokens, whole.tokens, whole.log_probs)
             self._pending.append(waiting)
             self._saver.wait_for(self._pending[-1])
-        self._verdicts[task.prompt].append(verdict)
+        self._verdicts[task.prompt].append(scored)
         self._missing[task.prompt] -= 1
         if not self._missing[task.prompt]:
             self._whole.append(task.prompt)
@@ -262,7 +264,7 @@ class _Round:
         """Once all verdicts are there. The seconds are the caller's."""
         self._saver.save_rest()
         samples = Samples.of(self._sample(item) for item in self._pending)
-        baselines = {prompt: awaited(verdict) for prompt, verdict in self._greedy.items()}
+        baselines = {prompt: awaited(scored).verdict for prompt, scored in self._greedy.items()}
         baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in self._unrewarded}
         self.rows = self._saver.rows
         kept = self.call.keep_tokens and (self._pending or self._begun)
@@ -271,7 +273,7 @@ class _Round:
         return RolloutReport(rank, samples, 0.0, 0.0, baselines, self._begun, self._tokens, version)
 
     def _sample(self, item: Pending) -> Sample:
-        verdict = awaited(item.verdict)
+        verdict = awaited(item.scored).verdict
         return Sample(
             prompt=item.task.prompt,
             sample=item.sample,

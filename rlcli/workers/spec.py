@@ -20,7 +20,8 @@ class WorkerSpec:
     """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: what it hosts; an
     engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
-    so on. max_length: prompt and response, tokens. scoring_processes: of each worker. verifiers: names to preload.
+    so on. max_length: prompt and response, tokens. scoring_processes: on each
+    machine; 0: by its cores. verifiers: names to preload.
     group_id: of this run on this machine. stop_token_ids: those that end a response; None: to be found out. thinking:
     prompts end within an open <think>. hub_token: the driver's, for workers on other machines; it travels here, as
     Ray writes the environment that it is given to its logs."""

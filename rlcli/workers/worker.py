@@ -23,6 +23,7 @@ from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
+from rlcli.workers.scorer import note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.synced import Follows, check_prefixes, check_verified
 from rlcli.workers.transfer import (
@@ -87,6 +88,7 @@ class Worker:
         """Be a worker of this run."""
         self.spec, self.config = spec, spec.config
         spec.log_in()
+        note_worker(spec, self.rank)
         _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")
         watch.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
 
@@ -133,6 +135,7 @@ class Worker:
 
         self.spec = spec or self.spec
         self.config = self.spec.config
+        note_worker(self.spec, self.rank)
         self.writer.wait()
         self.follows, self.sent = Follows(), {}
         self.policy = self.critic = self.batch = None  # their memory goes before more is taken
@@ -165,12 +168,17 @@ class Worker:
         if "engine" in roles:
             self.residence.send()  # before it looks how much room there is
             tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
+            self._close_scorer()
+            scorer = None  # Another rank of this engine verifies.
+            if not self.rank % self.config.rollout.tensor_parallel:
+                scorer = scoring_service(self.spec, tokenizer)  # loads meanwhile
             self._build_engine(tokenizer)
             if self.spec.adapter:
                 self.engine.load_adapter(self.spec.adapter)
-            self._close_scorer()
+            if scorer is not None:
+                scorer.wait_ready()
             self.rollout_role = RolloutRole(
-                *(self.rank, self.engine, self._scorer(), tokenizer),
+                *(self.rank, self.engine, scorer),
                 thinking=self.spec.thinking,
                 stop_token_ids=self.engine.spec.stop_token_ids,
             )
@@ -528,14 +536,6 @@ class Worker:
     def _close_scorer(self) -> None:
         if self.rollout_role is not None and self.rollout_role.scorer is not None:
             self.rollout_role.scorer.close()
-
-    def _scorer(self) -> Any:
-        from rlcli.scoring.pool import ScoringPool
-
-        if self.rank % self.config.rollout.tensor_parallel:
-            return None  # Another rank of this engine verifies.
-        verifier = self.config.verifier
-        return ScoringPool(self.spec.scoring_processes, verifier.deadline_s, self.spec.verifiers, verifier.sandbox)
 
 
 def _engine_step() -> None:

@@ -19,6 +19,11 @@ def misbehave(request: VerifyRequest) -> Any:
     return _DEEDS[request.completion.partition(":")[0]](request)
 
 
+def misbehave_slowly(request: VerifyRequest) -> Verdict:
+    time.sleep(0.01)
+    return Verdict(1.0, Outcome.OK)
+
+
 def _right(request: VerifyRequest) -> Verdict:
     return Verdict(1.0, Outcome.OK, answer=request.completion, parts={"length": len(request.completion)})
 

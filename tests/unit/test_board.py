@@ -19,10 +19,11 @@ from rlcli.data.cursor import PromptCursor
 from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.shard import SampleShard
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
+from rlcli.scoring.client import Scored
 from rlcli.trainer.collect import Collected, deal, gather
 from rlcli.trainer.groups import as_groups, as_plain
 from rlcli.trainer.source import RolloutSource
-from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
+from rlcli.types import Outcome, Prompt, Verdict
 from rlcli.workers.board import Board, OwnCounters, Queue, Turn
 from rlcli.workers.dispatch import Shared
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
@@ -139,15 +140,10 @@ class Engine:
 class Scorer:
     """A response's score is the number of its tokens."""
 
-    def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
-        done: Future[Verdict] = Future()
-        done.set_result(Verdict(float(len(request.completion_ids)), Outcome.OK))
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+        done: Future[Scored] = Future()
+        done.set_result(Scored(str(tokens), Verdict(float(len(tokens) // 4), Outcome.OK)))
         return done
-
-
-class Tokenizer:
-    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
-        return " ".join(map(str, tokens))
 
 
 class Counters(OwnCounters):
@@ -168,7 +164,7 @@ class Workers:
         self.queue: Queue | None = None
         self.same_bits = same_bits
         self.engines = engines
-        self.roles = [RolloutRole(i, engine, Scorer(), Tokenizer()) for i, engine in enumerate(engines)]  # type: ignore[arg-type]
+        self.roles = [RolloutRole(i, engine, Scorer()) for i, engine in enumerate(engines)]  # type: ignore[arg-type]
         for role in self.roles:
             role._counting = counters
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,13 @@ from rlcli.data.prompts import TokenizedPrompts
 from rlcli.data.table import JoinedPrompts
 from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
+from rlcli.scoring.client import Scored
 from rlcli.trainer.ahead import Ahead
 from rlcli.trainer.collect import Collected
 from rlcli.trainer.evaluate import evaluate
 from rlcli.trainer.groups import as_groups, as_plain
 from rlcli.trainer.source import RolloutSource, by_rank
-from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
+from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.pending import Saver, pending
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.samples import Samples
@@ -442,10 +442,10 @@ class Engine:
 class Scorer:
     """A response's score is its number, which is its only token."""
 
-    def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
-        assert request.completion_ids == array("i", [int(request.completion)])
-        done: Future[Verdict] = Future()
-        done.set_result(Verdict(float(request.completion), Outcome.OK))
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+        [number] = array("i", tokens)
+        done: Future[Scored] = Future()
+        done.set_result(Scored(str(number), Verdict(float(number), Outcome.OK)))
         return done
 
 
@@ -457,8 +457,7 @@ def test_a_worker_scores_the_greedy_response_and_keeps_it_out_of_samples_shard_a
     # A reference within what a worker streams may be lost on the way, and whoever gets it hangs.
     monkeypatch.setattr("ray.put", lambda value: pytest.fail("a rollout puts nothing into the object store"))
     engine = Engine()
-    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: str(tokens[0]))
-    role = RolloutRole(0, engine, Scorer(), tokenizer)  # type: ignore[arg-type]
+    role = RolloutRole(0, engine, Scorer())  # type: ignore[arg-type]
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     tokens = np.array([7, 8], np.int32)
     tasks = [PromptTask(0, tokens, source, 2, greedy=True), PromptTask(3, tokens, source, 2, first_sample=2)]
@@ -530,10 +529,10 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
     for rule in ("mask", "keep", ""):
         saver = Saver(str(tmp_path / f"{rule}.parquet"), 0, 1, rule)  # type: ignore[arg-type]
         for index, (outcome, finish) in enumerate([("crash", "stop"), ("wrong", "length"), ("ok", "stop")]):
-            verdict: Future[Verdict] = Future()
-            verdict.set_result(Verdict(0.0, Outcome(outcome)))
+            scored: Future[Scored] = Future()
+            scored.set_result(Scored("1", Verdict(0.0, Outcome(outcome))))
             one = Generation(index, np.array([1], np.int32), np.array([-0.5], np.float32), finish)  # type: ignore[arg-type]
-            saver.wait_for(pending(task, index, 0, "1", one, verdict, 1))
+            saver.wait_for(pending(task, index, 0, one, scored, 1))
         saver.save_rest()
         found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
     assert found == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}
