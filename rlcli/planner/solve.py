@@ -18,7 +18,8 @@ GPU_SHARE, CPU_SHARE = 0.95, 0.9
 """Of a device's memory that a plan may fill: the rest is for what allocators leave unused and for the account's own
 error."""
 OUTSIDE = 1.5 * GIB
-"""On CPUs, beside the workers: the driver, Ray's daemons and its object store, the verifiers' processes."""
+"""On CPUs, beside the workers: the driver, Ray's daemons and its object store, the scoring service and its
+processes."""
 STEP = 128
 USEFUL_ON_GPU, USEFUL_ON_CPU = 32768, 8192
 """Tokens of a micro-batch beyond which it is no faster: kernels are full long before."""

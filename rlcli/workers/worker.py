@@ -167,21 +167,7 @@ class Worker:
         watch.progress()
         if "engine" in roles:
             self.residence.send()  # before it looks how much room there is
-            tokenizer = AutoTokenizer.from_pretrained(self.config.model.path)
-            self._close_scorer()
-            scorer = None  # Another rank of this engine verifies.
-            if not self.rank % self.config.rollout.tensor_parallel:
-                scorer = scoring_service(self.spec, tokenizer)  # loads meanwhile
-            self._build_engine(tokenizer)
-            if self.spec.adapter:
-                self.engine.load_adapter(self.spec.adapter)
-            if scorer is not None:
-                scorer.wait_ready()
-            self.rollout_role = RolloutRole(
-                *(self.rank, self.engine, scorer),
-                thinking=self.spec.thinking,
-                stop_token_ids=self.engine.spec.stop_token_ids,
-            )
+            self.rollout_role = self._build_rollout(AutoTokenizer.from_pretrained(self.config.model.path))
             if self.residence.moves:
                 self.engine.sleep()  # A checkpoint may come first; the sync wakes it.
 
@@ -492,6 +478,18 @@ class Worker:
     def _batch(self) -> TrainBatch:
         assert self.batch is not None, "no batch is loaded"
         return self.batch
+
+    def _build_rollout(self, tokenizer: Any) -> RolloutRole:
+        self._close_scorer()
+        leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
+        scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads meanwhile
+        self._build_engine(tokenizer)
+        if self.spec.adapter:
+            self.engine.load_adapter(self.spec.adapter)
+        if scorer is not None:
+            scorer.wait_ready()
+        ends = self.engine.spec.stop_token_ids
+        return RolloutRole(self.rank, self.engine, scorer, thinking=self.spec.thinking, stop_token_ids=ends)
 
     def _build_engine(self, tokenizer: Any) -> None:
         from rlcli.rollout.vllm_engine import VllmEngine, import_vllm

@@ -1,8 +1,9 @@
 """Kills processes of short runs at random moments and proves that nothing was lost.
 
 Each run gets several blows, one after another: kill -9 of its driver, its supervisor, a worker (and the vLLM engine in
-it), a scoring process, the nursery that forks those, Ray's head or raylet, or a whole machine of a cluster. In the end
-it has to equal, bit by bit, a run that nobody touched. Prints a table; exits with 1 unless all is as promised.
+it), a scoring process, the nursery that forks those, the scoring service, Ray's head or raylet, or a whole machine of a
+cluster. In the end it has to equal, bit by bit, a run that nobody touched. Prints a table; exits with 1 unless all is
+as promised.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ def _is(name: str, process: psutil.Process) -> bool:
     line = line_of(process)
     if name == "worker":
         return line.startswith("ray::Worker")
+    if name == "scoring service":
+        return "rlcli.scoring.service" in line
     if name in ("nursery", "scoring worker"):  # the nursery forks the scoring workers, which keep its command line
         child = "nursery_main" in line_of(process.parent() or process)
         return "nursery_main" in line and child == (name == "scoring worker")

@@ -1,6 +1,7 @@
 """How fast each verifier is in the scoring pool, how soon it recovers, and what a storm of hostile answers does to it.
 
     python scripts/bench/verifiers.py [--processes 2] [--seconds 5] [--out verifiers.json]
+    python scripts/bench/verifiers.py --model FOLDER    # what verifying takes of the processes that generate
 
 The answers are made here, in proportions like those of competition mathematics (three answers in four of MATH-500 are
 plain numbers): groups of 8 responses of about 2,000 characters to one problem; of the numbers half are right, of the
@@ -17,17 +18,22 @@ import statistics
 import tempfile
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli.files import replacing
 from rlcli.sandbox import open_sandbox
+from rlcli.scoring.client import ScoringService
 from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.service import Settings
 from rlcli.scoring.worker import OVERRAN
-from rlcli.types import Verdict, VerifyRequest
+from rlcli.types import Prompt, Verdict, VerifyRequest
 
 FILLER = "We set up the equation and solve it step by step, checking each case. " * 28
 FORMS = [  # gold, the same in another form, a near miss
@@ -154,6 +160,49 @@ def storm(processes: int) -> dict[str, float | dict[str, int]]:
         }
 
 
+def asking(model: str) -> list[dict[str, float]]:
+    """CPU microseconds that verifying one response takes of the process that generates it, in it and by the service of
+    its machine, which decodes as well. model: whose tokenizer."""
+    import numpy as np
+    from transformers import AutoTokenizer
+
+    tokenizer, found = AutoTokenizer.from_pretrained(model), list[dict[str, float]]()
+    for length, size in ((256, 10), (256, 100_000), (4096, 10), (4096, 100_000)):
+        row = Prompt("bench:0", ({"role": "user", "content": "?"},), "bench", "", "gsm8k", "42", {"cases": "7" * size})
+        ids = [np.random.default_rng(i).integers(3, len(tokenizer) - 1, length, np.int32) for i in range(512)]
+        folder = Path(f"/tmp/rlcli-scoring-bench-{os.getpid()}")
+        with ScoringPool(2, 5.0, ["gsm8k"]) as pool:
+
+            def here(tokens: Any, pool: ScoringPool = pool, row: Prompt = row) -> Future[Any]:
+                text = tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+                request = VerifyRequest(
+                    text, row.ground_truth, row.messages, row.data_source, row.extra_info, array("i", tokens.tobytes())
+                )
+                return pool.submit("gsm8k", request)
+
+            inside = _cpu_us(here, ids)
+        service = ScoringService(Settings(model, 2, 5.0, ("gsm8k",), "", ""), folder, tokenizer)
+        service.wait_ready()
+
+        def there(tokens: Any, service: ScoringService = service, row: Prompt = row) -> Future[Any]:
+            return service.submit(row, tokens.tobytes(), 0)
+
+        found.append({"tokens": length, "row_bytes": size, "inside_us": inside, "service_us": _cpu_us(there, ids)})
+        service.close()
+    return found
+
+
+def _cpu_us(ask: Callable[[Any], Future[Any]], ids: Sequence[Any]) -> float:
+    """Of this process for each of `ids`: the median of three rounds after one that warms up."""
+    rounds = []
+    for _ in range(4):
+        before = time.process_time()
+        for waiting in [ask(tokens) for tokens in ids]:
+            waiting.result()
+        rounds.append((time.process_time() - before) / len(ids) * 1e6)
+    return statistics.median(rounds[1:])
+
+
 def rates(processes: int, seconds: float) -> list[Rate]:
     found = []
     with ScoringPool(processes, 5.0, ["math"]) as pool:
@@ -179,7 +228,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--out", type=Path, default=Path("verifiers.json"))
+    parser.add_argument("--model", default="", help="measure also what engines' processes spend, with its tokenizer")
     options = parser.parse_args()
+    if options.model:
+        for one in asking(options.model):
+            print("  ".join(f"{name} {value:,.0f}" for name, value in one.items()))
+        return
     load = os.getloadavg()[0]
     found = rates(options.processes, options.seconds)
     stormed = storm(options.processes)

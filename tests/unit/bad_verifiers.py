@@ -24,6 +24,12 @@ def misbehave_slowly(request: VerifyRequest) -> Verdict:
     return Verdict(1.0, Outcome.OK)
 
 
+def how(request: VerifyRequest) -> Verdict:
+    """Answers with what it is told of the response."""
+    told = (request.finish_reason, request.thinking, list(request.completion_ids), request.prompt, request.data_source)
+    return Verdict(1.0, Outcome.OK, answer=repr(told))
+
+
 def _right(request: VerifyRequest) -> Verdict:
     return Verdict(1.0, Outcome.OK, answer=request.completion, parts={"length": len(request.completion)})
 

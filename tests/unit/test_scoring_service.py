@@ -85,6 +85,9 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
     assert [one.text for one in scored] == ["####42", "####41"] * 2
     assert [one.verdict.outcome for one in scored] == [Outcome.OK, Outcome.WRONG] * 2
     assert scored[0].verdict.answer == "42"
+    tokens = array("i", [4, 2]).tobytes()
+    told = clients[0].submit(prompt("", "bad_verifiers:how"), tokens, 0, finish_reason="length", thinking=True).result()
+    assert told.verdict.answer == repr(("length", True, [4, 2], ({"role": "user", "content": "?"},), "toy"))
     clients[0].close()
     assert ask(clients[1], 42).result().verdict.score == 1.0
     with pytest.raises(VerifierError, match="closed"):

@@ -486,17 +486,16 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
             return [replace(one, finish_reason="length") for one in super().step()]
 
     class Right:
-        def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
-            assert (request.finish_reason, request.thinking) == ("length", True)
-            done: Future[Verdict] = Future()
-            done.set_result(Verdict(1.0, Outcome.OK))
+        def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+            assert how == {"finish_reason": "length", "thinking": True}
+            done: Future[Scored] = Future()
+            done.set_result(Scored("", Verdict(1.0, Outcome.OK)))
             return done
 
-    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: str(tokens))
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     task = PromptTask(0, np.array([7, 8], np.int32), source, 2, greedy=True)
     for rule, score in (("keep", 1.0), ("mask", 1.0), ("zero_reward", 0.0)):
-        role = RolloutRole(0, Cut(), Right(), tokenizer, thinking=True)  # type: ignore[arg-type]
+        role = RolloutRole(0, Cut(), Right(), thinking=True)  # type: ignore[arg-type]
         call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
         *_, report = role.run([task], call)
         assert isinstance(report, RolloutReport)
@@ -505,19 +504,21 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
 
 def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
     """Whether it is a special token of the tokenizer or not."""
-    tokenizer = SimpleNamespace(decode=lambda tokens, skip_special_tokens: str(tokens))
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
-    for stops, text in (((9,), "[5]"), ((8,), "[5, 9]"), ((), "[5, 9]")):
-        role = RolloutRole(0, Engine(), Texts(), tokenizer, stop_token_ids=stops)  # type: ignore[arg-type]
-        said, _ = role.verify(task, Generation(0, np.array([5, 9], np.int32), np.zeros(2, np.float32), "stop"))
-        assert said == text
+    for stops, text in (((9,), [5]), ((8,), [5, 9]), ((), [5, 9])):
+        role = RolloutRole(0, Engine(), Texts(), stop_token_ids=stops)  # type: ignore[arg-type]
+        scored = role.verify(task, Generation(0, np.array([5, 9], np.int32), np.zeros(2, np.float32), "stop"))
+        assert scored.result().text == str(text)
 
 
 class Texts:
-    def submit(self, verifier: str, request: VerifyRequest) -> Future[Verdict]:
-        assert list(request.completion_ids) == [5, 9]
-        return Future()
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+        ids = array("i", tokens).tolist()
+        assert ids == [5, 9]
+        done: Future[Scored] = Future()
+        done.set_result(Scored(str(ids[: len(ids) - spare]), Verdict(1.0, Outcome.OK)))
+        return done
 
 
 def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
