@@ -188,13 +188,19 @@ def never_end(worker: Any) -> None:
 
 def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
     """`change(number, generation, verdict)` of each sample that this worker verifies."""
+    from rlcli.scoring.client import Scored
+
     numbers = itertools.count()
 
-    def verify(task: Any, generation: Any) -> tuple[str, Future[Any]]:
-        text, verdict = original(task, generation)
+    def verify(task: Any, generation: Any) -> Future[Any]:
         number, changed = next(numbers), Future[Any]()
-        verdict.add_done_callback(lambda done: changed.set_result(change(number, generation, done.result())))
-        return text, changed
+
+        def done(scored: Future[Any]) -> None:
+            text, verdict = scored.result()
+            changed.set_result(Scored(text, change(number, generation, verdict)))
+
+        original(task, generation).add_done_callback(done)
+        return changed
 
     original = patch(worker.rollout_role, "verify", verify)
 
