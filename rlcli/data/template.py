@@ -137,9 +137,14 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
                 )
         _check_begin(tokenizer, text, name)
         closed |= text == render(tokenizer, messages, opened=False)
-    if closed:
-        return [f"the chat template of {name} opens no assistant turn: the model may go on with the user's"]
-    return []
+    notes = [f"the chat template of {name} opens no assistant turn: the model may go on with the user's"]
+    notes = notes if closed else []
+    if shapes and end_of_turn(tokenizer) is None:
+        notes.append(
+            f"no token closes a turn in the chat template of {name}: a response that does not end at "
+            f"{tokenizer.eos_token} may go on with an invented turn (rollout.stop_token_ids names further ones)"
+        )
+    return notes
 
 
 def opens_thinking(tokenizer: Any) -> bool:

@@ -17,6 +17,7 @@ SETTINGS = {
     "skip": ["fault_tolerance.on_bad_update=skip"],
     "rollback": ["fault_tolerance.on_bad_update=rollback", "checkpoint.every=1"],
     "tail": ["rollout.oversample=2"],
+    "cut": ["train.truncated=mask"],
 }
 """`--set` arguments that go with a harm."""
 
@@ -124,7 +125,7 @@ def harmed(group: WorkerGroup, harm: str) -> Iterator[None]:
     import ray
     from ray import cloudpickle
 
-    if not harm:
+    if harm not in HARMS:  # its settings are all of it
         yield
         return
     cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -27,8 +27,8 @@ ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
 SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vapo"]
 """One of each kind of sum over ranks: also run with one worker."""
-HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail"]
-"""Runs in which one of two ranks goes wrong, and one of which each step is broken off."""
+HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut"]
+"""Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out."""
 Steps = list[dict[str, Any]]
 
 
@@ -166,6 +166,30 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[
     ]
     assert {row["version"] for row in rows} == {1, 2}
     assert len({(row["prompt_id"], row["sample"]) for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize("name", ["grpo:cut", "ppo:cut"])
+def test_a_step_in_which_every_sample_is_left_out_is_skipped(
+    two_workers: dict[str, dict[str, Any]], folder: Path, name: str
+) -> None:
+    """Few responses of the random model end within the limit: what counts is trained on, and nothing is no step."""
+    import pyarrow.parquet as pq
+
+    run = two_workers[name]
+    assert not run["failed"]
+    skipped = []
+    for step in run["steps"]:
+        samples = step["rollout/generated"]
+        assert step["samples/left_out/truncated"] == round(step["response_tokens/truncated"] * samples) > 0
+        assert (step["reward/mean"] is None) == (step["samples/left_out"] == samples) == (step["update/count"] == 0)
+        assert step["canary/max_abs_diff"] < 1e-3
+        skipped += [(step["step"], samples)] if step["reward/mean"] is None else []
+    events = [event for event in events_of(folder / "two" / name) if event["event"] == "step_skipped"]
+    assert [(event["step"], event["samples"]) for event in events] == skipped
+    assert skipped
+    for file in (folder / "two" / name / "samples").iterdir():
+        for row in pq.read_table(file).to_pylist():
+            assert row["left_out"] == ("truncated" if row["finish_reason"] == "length" else None)
 
 
 @pytest.fixture(scope="module")

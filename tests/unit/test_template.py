@@ -167,10 +167,12 @@ def test_prompts_of_every_dataset_are_looked_at_for_their_roles() -> None:
 
 
 def test_a_template_that_is_right_passes() -> None:
-    for text in (of.CHATML, of.DATED, of.BY_OPENER, of.BY_TEXT, of.TWO_ENDS, of.THINKING):
+    for text in (of.CHATML, of.DATED, of.BY_OPENER, of.TWO_ENDS, of.THINKING):
         assert template.check(tokenizer_with(text, bos="<pad>"), [prompt(), prompt(SYSTEM)]) == []
     (note,) = template.check(tokenizer_with(of.BY_EOS), [prompt()])
     assert "opens no assistant turn" in note
+    (note,) = template.check(tokenizer_with(of.BY_TEXT), [prompt()])
+    assert "no token closes a turn" in note
 
 
 def test_variables_are_keys_of_the_configuration() -> None:
