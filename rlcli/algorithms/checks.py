@@ -85,7 +85,12 @@ def loss_vanishes(algorithm: Algorithm) -> bool:
 
 
 def pulls_by_advantage(algorithm: Algorithm) -> bool:
-    """Whether the loss of a policy that has not moved has the gradient −A at each token, tried on a few tokens."""
+    """Whether the loss of a policy that has not moved has the gradient −A at each token, tried on a few tokens.
+
+    Not where the loss applies the correction itself, nor where π_old is the engine's, from which π may have moved.
+    """
+    if algorithm.bypasses or "weights" in inputs_of(algorithm.loss):
+        return False
     log_probs, sequence = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True), torch.tensor([0, 0, 1, 1])
     advantages, lengths = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), torch.tensor([2, 2])
     inputs = {

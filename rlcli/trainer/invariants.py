@@ -74,9 +74,11 @@ class Invariants:
         planned = plan.minibatches[minibatch]
         active = np.fromiter((s for rank in planned.ranks for micro in rank for s in micro), np.int64)
         signatures = chosen.columns["signatures"][active]
+        # `tokens` lacks those that the correction rejects; of the mismatch they are part.
+        forwarded = "mismatch_tokens" if "mismatch_tokens" in sums else "tokens"
         expected = {
             "check_denominator": ("response tokens in the loss's denominator", float(planned.tokens)),
-            "tokens": ("response tokens forwarded", float(chosen.columns["lengths"][active].sum())),
+            forwarded: ("response tokens forwarded", float(chosen.columns["lengths"][active].sum())),
             "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
         }
         if "advantages" in chosen.columns:

@@ -149,6 +149,15 @@ def test_an_update_that_was_not_planned_so_stops_the_run(name: str, message: str
         Invariants().check_update(plan, chosen, 0, sums | {name: wrong})
 
 
+def test_tokens_that_a_correction_rejects_were_forwarded_all_the_same() -> None:
+    chosen = chosen_of(collected())
+    plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
+    kept = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
+    Invariants().check_update(plan, chosen, 0, kept)
+    with pytest.raises(RunFailed, match="response tokens forwarded"):
+        Invariants().check_update(plan, chosen, 0, kept | {"mismatch_tokens": sums["tokens"] - 1})
+
+
 def test_seeds_that_repeat_stop_the_run() -> None:
     samples, invariants = collected().samples, Invariants()
     invariants.check_seeds(samples)
@@ -199,6 +208,8 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
         assert pull == pytest.approx(expected)
         assert check.total() == 0.0
     assert not pulls_by_advantage(Algorithm.build(advantage="dr_grpo", loss="dpo", select="pairs"))
+    assert not pulls_by_advantage(Algorithm.build(correction="bypass"))
+    assert not pulls_by_advantage(Algorithm.build(loss="gmpo"))  # which weighs whole responses
 
 
 def test_an_optimizer_that_does_not_step_is_seen() -> None:
