@@ -68,9 +68,9 @@ class Region:
     place: tuple[Any, ...]
 
     @classmethod
-    def of(cls, owner: str, to: Tensor, source: Tensor, offset: int, shape: torch.Size) -> Region | None:
-        """The copy of `source`, which begins `offset` elements into a contiguous tensor of `shape`, to `to`. None where
-        it is no part of rows and columns."""
+    def of(cls, owner: str, held: Tensor, to: Tensor, source: Tensor, offset: int, shape: torch.Size) -> Region | None:
+        """The copy of `source`, which begins `offset` elements into a contiguous tensor of `shape`, to the part `to` of
+        `held`. None where it is no part of rows and columns."""
         columns = columns_of(shape)
         strides = source.expand(to.shape).stride()
         dims = [(size, *both) for size, *both in zip(to.shape, to.stride(), strides, strict=True) if size > 1]
@@ -89,7 +89,7 @@ class Region:
         sizes = (*(size for size, _, _ in lead), width)
         place = (offset, tuple((size, stride) for size, _, stride in lead), width)
         steps = (*(step for _, step, _ in lead), dims[-1][1])
-        return cls(owner, to.storage_offset(), sizes, steps, rows.reshape(-1), column, place)
+        return cls(owner, to.storage_offset() - held.storage_offset(), sizes, steps, rows.reshape(-1), column, place)
 
     @property
     def numel(self) -> int:
@@ -264,7 +264,7 @@ class Recorder:
         start, end, name, shape, contiguous = given[-1]
         region = None
         if contiguous and start <= begin < end:
-            region = Region.of(owner, to, source, (begin - start) // source.itemsize, shape)
+            region = Region.of(owner, parameter, to, source, (begin - start) // source.itemsize, shape)
         self._layout.add(name, region, parameter)
         if region is None:
             self._changed[owner] = parameter.numel()
@@ -299,7 +299,7 @@ class AdapterRecorder:
             if _storage(source) in read:
                 (owner, held), (name, tensor) = self._slots[_storage(to)], read[_storage(source)]
                 offset = source.storage_offset() - tensor.storage_offset()
-                layout.add(name, Region.of(owner, to, source, offset, tensor.shape), held)
+                layout.add(name, Region.of(owner, held, to, source, offset, tensor.shape), held)
         return layout
 
     def _note(self, to: Tensor, source: Tensor) -> None:

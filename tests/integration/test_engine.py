@@ -58,6 +58,44 @@ def cached_tokens(engine: Any, prompt: Any) -> list[int]:
     return found
 
 
+def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
+    """What the checks of a sync find of the engine, which has the weights of `lm`: as it is, and in each of several
+    ways in which a sync may fail."""
+    import torch
+
+    from rlcli.model.checksum import Checksums
+
+    def differences(load: Any = None) -> list[str]:
+        sums = Checksums()
+        weights = sums.of((name, p.detach()) for name, p in lm.named_parameters())
+        if load is not None:
+            load(weights)
+        for _ in weights:
+            pass
+        verified = engine.verify(sums.sent())
+        assert verified.unchecked == 0
+        assert verified.tensors + len(verified.differences) == len(list(lm.named_parameters()))
+        return list(verified.differences)
+
+    def without(name: str) -> Any:
+        return lambda weights: engine.load_weights([pair for pair in weights if pair[0] != name])
+
+    found: dict[str, Any] = {"sound": differences()}
+    head = engine._model.lm_head.cpu_linear
+    with torch.no_grad():
+        for parameter in lm.parameters():  # what one bit of one number in each tensor is
+            parameter.view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
+    found["nothing"], found["names"] = differences(), [f"{name} differs" for name, _ in lm.named_parameters()]
+    found["up left out"] = differences(without("model.layers.1.mlp.up_proj.weight"))
+    found["all"] = differences(engine.load_weights)
+    engine._model.lm_head.cpu_linear = head
+    found["old head"] = differences()
+    found["not cached"], found["cached"] = engine.cached_tokens(prompt), engine.cached_tokens(prompt)
+    found["again"] = differences(engine.load_weights)
+    found["reset"] = engine.cached_tokens(prompt)
+    return found
+
+
 def main(model: str, out: str) -> None:
     """In the spawned process: drive the engine and write what it gives."""
     import numpy as np
@@ -146,6 +184,7 @@ def main(model: str, out: str) -> None:
         for parameter in lm.parameters():  # the tied embedding, which is the head, among them
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
     found["second"] = load()
+    found["checks"] = checks(engine, lm, prompts[2])
 
     requests = [GenerationRequest(key, prompt, seed=1000 + key) for key, prompt in enumerate(prompts * 8)]
     found["alone"] = {key: generate([requests[key]])[key] for key in (0, 5, 30)}
@@ -220,6 +259,25 @@ def test_the_samples_of_a_prompt_share_its_whole_blocks(found: dict[str, Any]) -
 
     assert CPU_BLOCK < LENGTHS[2] < 2 * CPU_BLOCK
     assert found["cached"] == [0, CPU_BLOCK]
+
+
+def test_one_bit_of_a_weight_that_the_engine_does_not_have_is_found(found: dict[str, Any]) -> None:
+    checks = found["checks"]
+    assert checks["sound"] == checks["all"] == checks["again"] == []
+    assert checks["nothing"] == checks["names"]
+    # The rest of the fused layer is not loaded either, since vLLM waits for all of it.
+    assert "model.layers.1.mlp.up_proj.weight differs" in checks["up left out"]
+    assert {name.split(" ")[0].rpartition(".")[0] for name in checks["up left out"]} <= {
+        f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")
+    }
+    assert checks["old head"] == ["model.embed_tokens.weight differs"]
+
+
+def test_a_prompt_that_was_cached_is_not_after_a_load(found: dict[str, Any]) -> None:
+    from rlcli.rollout.vllm_engine import CPU_BLOCK
+
+    checks = found["checks"]
+    assert (checks["not cached"], checks["cached"], checks["reset"]) == (0, 2 * CPU_BLOCK, 0)
 
 
 def test_norms_and_gated_units_are_not_left_to_a_compiler(found: dict[str, Any]) -> None:
