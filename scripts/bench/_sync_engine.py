@@ -23,7 +23,7 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
     from rlcli.model.checksum import Checksums
     from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0"}
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     folder = Path(tempfile.mkdtemp(dir=Path(out).parent))
@@ -70,5 +70,4 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
     found = interleaved({name: seconds(work) for name, work in runs.items()}, repeats=repeats)
     nbytes = sum(tensor.nbytes for _, tensor in named)
     write_json(out, {"device": device, "bytes": nbytes, "tensors": len(named), "seconds": found})
-    engine.close()
-    dist.destroy_process_group()
+    engine.close()  # and torch's process group with it

@@ -7,7 +7,7 @@ In turn, in the same processes, on a real model that FSDP2 has sharded over gloo
     bucket N   as the sync gathers them: buckets of at most N MiB, each cast and flattened into one collective, the
                next one under way while the last one is used
     tensor     every parameter by itself: cast, then `full_tensor()`
-    checksums  as the bucket of 32 MiB, and of each tensor the checksum by which the engine's is checked
+    sums       as the bucket of 32 MiB, and of each tensor the checksum by which the engine's is checked
     copy       each whole parameter once more, from memory to memory (device to device): the bound
 
 The engine's own loading is not in it. With `--engine` there is a second table, of one engine in one process, in turn:
@@ -119,7 +119,7 @@ def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int],
 
     runs: dict[str, Callable[[], Iterable[Any]]] = {
         **{f"bucket {mb}": lambda mb=mb: buckets(named, dtype, mb << 20) for mb in buckets_mb},  # type: ignore[misc]
-        "checksums": lambda: Checksums().of(tensor for bucket in buckets(named, dtype) for tensor in bucket),
+        "sums": lambda: Checksums().of(tensor for bucket in buckets(named, dtype) for tensor in bucket),
         "tensor": per_tensor,
         "copy": copied,
     }
