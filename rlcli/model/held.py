@@ -184,7 +184,7 @@ def _difference(tensor: Sent, parts: Sequence[tuple[int, Part]], ranks: int) -> 
         if part.numel < tensor.numel:
             one = part.numel, part.checksum or 0
             if slices.setdefault(part.place, one) != one:
-                return "is not the same on the ranks that share a part of it"
+                return "is not the same in all places that keep it"
     elements = sum(numel for numel, _ in slices.values())
     if slices and elements != tensor.numel:
         return f"was loaded in part: {elements:,} of {tensor.numel:,} elements"

@@ -67,7 +67,7 @@ def test_every_fault_ends_the_run_at_its_first_sync(runs: dict[str, Any]) -> Non
         assert failed.startswith("after the weight sync the engine of worker "), (harm, failed)
         assert (PREFIXES in failed) == (harm == "prefixes"), failed
         if harm == "one":
-            assert "that the trainer sent: model.layers.1.self_attn.k_proj.weight differs" in failed
-        if harm == "head":
-            assert "that the trainer sent: model.embed_tokens.weight differs" in failed
+            assert "that the trainer sent: model.layers.1.self_attn.k_proj.weight " in failed
+        if harm == "head":  # of ranks that share it, the packed part and the embedding's of one rank are not the same
+            assert "that the trainer sent: model.embed_tokens.weight " in failed
         assert runs[harm]["steps"] == [], "the first sync was sound, the one after the first update was not"
