@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -26,6 +27,13 @@ def note_worker(spec: WorkerSpec, rank: int) -> None:
     folder = _noted(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{spec.name}-{rank}").touch()
+
+
+def forget_worker(spec: WorkerSpec, rank: int) -> None:
+    """It has ended; the last of a machine leaves nothing."""
+    with contextlib.suppress(OSError):
+        (_noted(spec) / f"{spec.name}-{rank}").unlink(missing_ok=True)
+        _noted(spec).rmdir()
 
 
 def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:

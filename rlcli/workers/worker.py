@@ -21,7 +21,7 @@ from rlcli.workers.policy_role import PolicyRole
 from rlcli.workers.residence import Residence
 from rlcli.workers.rollout_role import RolloutCall, RolloutRole
 from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
-from rlcli.workers.scorer import note_worker, scoring_service
+from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.weight_sync import WeightSync
 from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, RolloutReport, StepWork
@@ -343,6 +343,7 @@ class Worker(WeightSync):
                 self.engine.close()
         with contextlib.suppress(Exception):
             self._close_scorer()
+            forget_worker(self.spec, self.rank)
         if dist.is_initialized():
             dist.destroy_process_group()
         watch.stop()

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,6 +23,7 @@ from rlcli.scoring.client import Scored, ScoringService, plain
 from rlcli.scoring.pool import ScoringPool
 from rlcli.scoring.service import Settings
 from rlcli.types import Outcome, Prompt, Verdict
+from rlcli.workers import scorer
 
 WORDS = [*map(str, range(10)), "#", "<eos>"]
 EOS = WORDS.index("<eos>")
@@ -189,3 +191,14 @@ def test_the_tokenizer_is_handed_on_where_its_library_decodes_alike(tokenizer: A
     assert plain(Own(tokenizer_object=backend)) == ""
     assert plain(PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)) == ""
     assert plain(None) == ""
+
+
+def test_workers_of_a_machine_are_counted_and_leave_nothing() -> None:
+    spec: Any = SimpleNamespace(group_id=f"t{os.getpid()}", name="rank")
+    for rank in range(3):
+        scorer.note_worker(spec, rank)
+    assert len(list(scorer._noted(spec).iterdir())) == 3
+    for rank in range(3):
+        assert scorer._noted(spec).exists()
+        scorer.forget_worker(spec, rank)
+    assert not scorer._noted(spec).exists()
