@@ -51,7 +51,7 @@ FAULTS = [
     _worker("sync-nothing", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, in_ci=True),
     _worker("sync-nothing-bfloat16", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, layout=HALF),
     _worker("sync-nothing-apart", NOTHING, "weights", in_workers.load_nothing, settings=SLOW, layout=APART),
-    _worker("sync-nothing-late", NOTHING, "weights", in_workers.load_nothing, settings=(*SLOW, *LATE)),
+    _worker("sync-nothing-late", NOTHING, "weights", in_workers.load_nothing, settings=(*SLOW, *LATE), layout=APART),
     _worker(
         "sync-nothing-one-rank",
         f"{NOTHING}, on one rank",

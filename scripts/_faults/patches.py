@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-_MISSING = object()
-_undo: list[tuple[Any, str, Any]] = []
+_MISSING = "no such attribute before"
+
+
+def _undo() -> list[tuple[Any, str, Any]]:
+    """The process's own list: what is sent to a worker brings a copy of this module along with each call."""
+    found: list[tuple[Any, str, Any]] = vars(sys).setdefault("rlcli_planted_faults", [])
+    return found
 
 
 def patch(target: Any, name: str, value: Any) -> Any:
     """Set an attribute until `heal`; returns what it was."""
     before = vars(target).get(name, _MISSING) if hasattr(target, "__dict__") else getattr(target, name)
-    _undo.append((target, name, before))
+    _undo().append((target, name, before))
     was = getattr(target, name)
     setattr(target, name, value)
     return was
@@ -19,9 +25,10 @@ def patch(target: Any, name: str, value: Any) -> Any:
 
 def heal() -> None:
     """Undo all patches of this process, the last first."""
-    while _undo:
-        target, name, before = _undo.pop()
-        if before is _MISSING:
+    undo = _undo()
+    while undo:
+        target, name, before = undo.pop()
+        if isinstance(before, str) and before == _MISSING:
             delattr(target, name)
         else:
             setattr(target, name, before)

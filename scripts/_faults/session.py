@@ -41,8 +41,10 @@ SMALL = (
     *("data.max_prompt_tokens=32", "rollout.kv_cache_mb=64", "critic.warmup_steps=0", "checkpoint.every=0"),
     *("rollout.tensor_parallel=1", "model.gradient_checkpointing=false", "tracking.trackers=", "evaluation.data="),
     *("shaping.overlong_buffer=0", "verifier.processes=1"),
-    # Random text earns it half the time, so that there is something to learn.
-    'verifier.name=regex(pattern="[a-d]", match=search)',
+    # Random text earns it half the time, however long it is, so that there is something to learn.
+    'verifier.name=regex(pattern="^.{0,9}[a-d]", match=search)',
+    # So does any of these end a response: an untrained model hardly draws its end token.
+    f"rollout.stop_token_ids={list(range(5, 90, 3))}",
 )
 FOUND = {
     "weights": r"weight|adapter|after the weight sync",
@@ -94,8 +96,17 @@ def planted(fault: Fault, groups: launch.Groups) -> Iterator[None]:
         ray.get([actor.__ray_call__.remote(_heal) for actor in actors])
 
 
-def _heal(_: Any) -> None:
+def _heal(worker: Any) -> None:
+    """Take the fault out, and what a run that was stopped has left in the engine."""
     patches.heal()
+    engine = worker.engine
+    if engine is not None:
+        states = engine._engine.output_processor.request_states.values()
+        engine._engine.abort_request([state.external_req_id for state in states])
+        while engine._engine.has_unfinished_requests():
+            engine._engine.step()
+        engine._keys.clear()
+        engine._llm.reset_prefix_cache()
 
 
 def caught(folder: Path, failed: str) -> tuple[str, int, str]:
