@@ -37,10 +37,12 @@ _START = (
 
 
 class Scored(NamedTuple):
-    """A response as text, and what was made of it."""
+    """A response as text, and what was made of it. checksum: CRC-32 of the tokens that the service verified, so that
+    nobody takes a verdict for that on another response; 0: not known."""
 
     text: str
     verdict: Verdict
+    checksum: int = 0
 
 
 class _Asked(NamedTuple):
@@ -173,8 +175,9 @@ class ScoringService:
             if what == "error":
                 one.scored.set_exception(VerifierError(*said))
                 return
-            text, score, outcome, answer, parts, detail, latency_s = said
-            one.scored.set_result(Scored(text, Verdict(score, Outcome(outcome), answer, parts, detail, latency_s)))
+            checksum, text, score, outcome, answer, parts, detail, latency_s = said
+            verdict = Verdict(score, Outcome(outcome), answer, parts, detail, latency_s)
+            one.scored.set_result(Scored(text, verdict, checksum))
 
     def _reconnect(self) -> bool:
         """Find or start another service, and send it what has no verdict; False where there is none to be had."""

@@ -12,7 +12,7 @@ A message is one marshalled tuple. From a client:
 
 and to it a list of tuples, of which the first is ("ready",) or ("failed", message, mend), and then of each number:
 
-    ("verdict", number, text, score, outcome, answer, parts, detail, latency_s)
+    ("verdict", number, CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s)
     ("missing", number)                               its source is not known any more: send both again
     ("error", number, message, mend)                  no verdict, for a reason that is not the response's
 """
@@ -29,6 +29,7 @@ import shutil
 import signal
 import socket
 import threading
+import zlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -248,9 +249,10 @@ class _Client:
             self._out.put(("error", number, error.message, error.mend))
             return
         self._open[number] = verdict
-        verdict.add_done_callback(lambda done: self._done(number, text, done))
+        checksum = zlib.crc32(tokens)
+        verdict.add_done_callback(lambda done: self._done(number, checksum, text, done))
 
-    def _done(self, number: int, text: str, done: Future[Verdict]) -> None:
+    def _done(self, number: int, checksum: int, text: str, done: Future[Verdict]) -> None:
         self._open.pop(number, None)
         try:
             found = done.result()
@@ -261,7 +263,7 @@ class _Client:
             self._out.put(("error", number, getattr(error, "message", repr(error)), mend))
             return
         said = (found.score, str(found.outcome), found.answer, dict(found.parts), found.detail, found.latency_s)
-        self._out.put(("verdict", number, text, *said))
+        self._out.put(("verdict", number, checksum, text, *said))
 
     def _write(self) -> None:
         with self._connection, contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from rlcli.workers.work import PromptTask
 @dataclass
 class Pending:
     """A response that is generated, and whose verdict is to come. seed: that it was drawn with. digest: of its tokens
-    (`rlcli.data.signature.tokens_digest`); 0 where they are not kept."""
+    (`rlcli.data.signature.tokens_digest`); 0 where they are not kept. checksum: of its tokens, as `Scored` has it."""
 
     task: PromptTask
     sample: int
@@ -31,6 +31,7 @@ class Pending:
     version: int
     seed: int = 0
     digest: int = 0
+    checksum: int = 0
 
 
 def awaited(scored: Future[Scored]) -> Scored:
@@ -51,7 +52,7 @@ def pending(
 
 def _record(item: Pending, rule: TruncatedRule | Literal[""]) -> dict[str, Any]:
     """The row of a response, once its verdict is there."""
-    text, verdict = awaited(item.scored)
+    text, verdict, _ = awaited(item.scored)
     left_out = exclusion(verdict.outcome, item.finish_reason == "length", rule) if rule else ""
     return sample_row(
         item.task.source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
+from rlcli.errors import RunFailed
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine, Sampling
 from rlcli.scoring.client import Scored
 from rlcli.types import Prompt, Sample
@@ -159,7 +161,7 @@ class RolloutRole:
         tokens = generation.tokens
         return self.scorer.submit(
             task.source,
-            tokens.astype("int32").tobytes(),
+            _sent(generation),
             int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
             finish_reason=generation.finish_reason or "",
             thinking=self.thinking,
@@ -219,7 +221,7 @@ class _Round:
             row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
             version = task.begun[sample].version if sample in task.begun else self.role.version
             waiting = pending(task, sample, row, whole, scored, version)
-            waiting.seed = self._seed(task, sample)
+            waiting.seed, waiting.checksum = self._seed(task, sample), zlib.crc32(_sent(whole))
             if self.call.keep_tokens:
                 waiting.digest = tokens_digest(task.tokens, whole.tokens, whole.log_probs)
             self._pending.append(waiting)
@@ -273,7 +275,12 @@ class _Round:
         return RolloutReport(rank, samples, 0.0, 0.0, baselines, self._begun, self._tokens, version)
 
     def _sample(self, item: Pending) -> Sample:
-        verdict = awaited(item.scored).verdict
+        _, verdict, checksum = awaited(item.scored)
+        if checksum not in (0, item.checksum):
+            raise RunFailed(
+                f"sample {item.sample} of {item.task.source.id} has the verdict on another response",
+                "please report this with the run's config.toml",
+            )
         return Sample(
             prompt=item.task.prompt,
             sample=item.sample,
@@ -287,6 +294,11 @@ class _Round:
             seed=item.seed,
             signature=signature(item.digest, verdict.score) if item.digest else 0,
         )
+
+
+def _sent(generation: Generation) -> bytes:
+    """The tokens of a response as the scoring service takes them."""
+    return generation.tokens.astype("int32").tobytes()  # type: ignore[no-any-return]
 
 
 def _tokens_of(task: PromptTask, sample: int) -> tuple[Any, Any]:

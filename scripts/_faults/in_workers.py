@@ -187,19 +187,12 @@ def never_end(worker: Any) -> None:
 
 
 def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
-    """`change(number, generation, verdict)` of each sample that this worker verifies."""
-    from rlcli.scoring.client import Scored
-
+    """`change(number, generation, scored)` of each sample that this worker verifies."""
     numbers = itertools.count()
 
     def verify(task: Any, generation: Any) -> Future[Any]:
-        number, changed = next(numbers), Future[Any]()
-
-        def done(scored: Future[Any]) -> None:
-            text, verdict = scored.result()
-            changed.set_result(Scored(text, change(number, generation, verdict)))
-
-        original(task, generation).add_done_callback(done)
+        scored, number, changed = original(task, generation), next(numbers), Future[Any]()
+        scored.add_done_callback(lambda done: changed.set_result(change(number, generation, done.result())))
         return changed
 
     original = patch(worker.rollout_role, "verify", verify)
@@ -209,12 +202,13 @@ def time_out_half(worker: Any) -> None:
     from rlcli.types import Outcome, Verdict
 
     late = Verdict(0.0, Outcome.TIMEOUT, detail="killed")
-    _verdicts(worker, lambda number, _, verdict: late if number % 2 else verdict)
+    _verdicts(worker, lambda number, _, scored: scored._replace(verdict=late) if number % 2 else scored)
 
 
 def reward_truncated(worker: Any) -> None:
-    def rewarded(_: int, generation: Any, verdict: Any) -> Any:
-        return replace(verdict, score=1.0) if generation.finish_reason == "length" else verdict
+    def rewarded(_: int, generation: Any, scored: Any) -> Any:
+        cut_off = generation.finish_reason == "length"
+        return scored._replace(verdict=replace(scored.verdict, score=1.0)) if cut_off else scored
 
     _verdicts(worker, rewarded)
 
@@ -223,8 +217,8 @@ def verdicts_of_others(worker: Any) -> None:
     """Each sample gets the verdict on the one before it."""
     before: list[Any] = []
 
-    def other(_: int, __: Any, verdict: Any) -> Any:
-        before.append(verdict)
-        return before[-2] if len(before) > 1 else verdict
+    def other(_: int, __: Any, scored: Any) -> Any:
+        before.append(scored)
+        return before[-2] if len(before) > 1 else scored
 
     _verdicts(worker, other)
