@@ -298,7 +298,7 @@ class _Round:
 
 def _sent(generation: Generation) -> bytes:
     """The tokens of a response as the scoring service takes them."""
-    return generation.tokens.astype("int32").tobytes()  # type: ignore[no-any-return]
+    return generation.tokens.astype("int32").tobytes()
 
 
 def _tokens_of(task: PromptTask, sample: int) -> tuple[Any, Any]:
