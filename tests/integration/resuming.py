@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from catalog import sets_for
 
@@ -32,6 +33,8 @@ from rlcli.trainer.tracking import open_trackers
 from rlcli.trainer.view import View
 
 STEPS, STOP = 4, 2
+MIXED = "data.mix=tokens"
+"""A case with this setting is trained on two datasets."""
 EVALUATED = ["evaluation.every=2", "evaluation.max_prompts=4"]
 
 
@@ -58,7 +61,9 @@ class Watcher(View):
 
 
 def resolved(case: str, model: str, data: str, workers: int) -> Resolved:
-    flags = {"model.path": model, "data.path": data, "train.steps": STEPS, "cluster.workers": workers}
+    weighed = [{"path": f"{data}/train.parquet", "weight": 2.0}, {"path": f"{data}/test.parquet", "weight": 1.0}]
+    path: Any = weighed if MIXED in case else data
+    flags = {"model.path": model, "data.path": path, "train.steps": STEPS, "cluster.workers": workers}
     return resolve(case.partition(",")[0], flags, [*settings(case), f"evaluation.data={data}"])
 
 

@@ -28,7 +28,8 @@ CASES = {
 }
 AHEAD = {
     "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,train.minibatches=1",
-    "dapo ahead with a surplus": "dapo,rollout.workers=1,async.staleness=1,dynamic_sampling.oversample=2",
+    "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,dynamic_sampling.oversample=2,"
+    "data.mix=tokens",
 }
 """Engines in workers of their own, which generate the next step's samples while one is trained on."""
 NOT_COMPARED = ("time/", "throughput/", "memory/")
@@ -135,6 +136,9 @@ def test_what_was_generated_ahead_is_neither_lost_nor_used_twice(ahead: Runs, ca
     assert all(line["canary/max_abs_diff"] < 1e-3 and line["update/grad_norm"] > 0 for line in steps)
     state = json.loads((whole / "checkpoints/step-000002/state.json").read_text())
     assert state["ahead"]["step"] == 3
+    mixed = "two sets" in case
+    assert [any(name.startswith("source/") for name in line) for line in steps] == [mixed] * 4
+    assert ("tokens" in state["cursor"]) == mixed
 
 
 def test_what_is_compared_is_there(one_rank: Runs) -> None:
