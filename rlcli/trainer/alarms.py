@@ -20,11 +20,12 @@ REPEAT_EVERY = 50
 MOST_UNVERIFIED = 0.05
 """Share of a step's verifications that used up their CPU time, or timed out or crashed, above which the run warns."""
 TRUNCATED, REWARDED = 0.1, 0.25
-"""The run warns where more than the first share of the responses is cut off, and their mean score above the second."""
+"""The run warns where more than the first share of the responses is cut off, and their mean score is above the second,
+in IDLE_STEPS steps in a row."""
 DROP = 0.2
 """Rewards that are all equal and lie so far below the mean of the steps before are suspicious."""
-LOSS_SCALE = (2 / 3, 1.5)
-"""Bounds of `update/loss_scale`."""
+EXACT, LOOSE = 1.05, 1.5
+"""Largest `update/loss_scale`, and 1 ÷ the least, of a loss without other terms than the policy's, and with some."""
 
 Metrics = Mapping[str, float]
 
@@ -32,20 +33,29 @@ Metrics = Mapping[str, float]
 class Alarms:
     """Checks the metrics of each step, and reports what is wrong with them.
 
-    mismatch_alarm: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
-    and these fields. What it remembers goes into checkpoints (`state`).
+    mismatch_alarm: of the algorithm. top_p: of the sampling. other_terms: the loss has terms besides the policy's,
+    which log-probs bear. note: prints a line. event: writes an event of this name and these fields. What it remembers
+    goes into checkpoints (`state`).
     """
 
     def __init__(
-        self, mismatch_alarm: float, top_p: float, note: Callable[[str], None], event: Callable[..., Any]
+        self,
+        mismatch_alarm: float,
+        top_p: float,
+        note: Callable[[str], None],
+        event: Callable[..., Any],
+        *,
+        other_terms: bool = False,
     ) -> None:
         self.mismatch_alarm, self.note, self.event = mismatch_alarm, note, event
+        self.loss_scale = LOOSE if other_terms else EXACT
         # Sampling from a nucleus of mass p makes up to −ln p of the KL by itself.
         self.by_design = -math.log(top_p)
         self.idle_steps = 0
         self.equal_steps = 0
         self.steps = 0
         self.endless_steps = 0
+        self.truncated_steps = 0
         self.reward_sum = 0.0
         self.rewards_differed = False
         self._reported: dict[str, int] = {}
@@ -71,7 +81,8 @@ class Alarms:
 
     def state(self) -> dict[str, Any]:
         """For `restore`, in a checkpoint."""
-        names = ("idle_steps", "equal_steps", "steps", "endless_steps", "reward_sum", "rewards_differed")
+        names = ("idle_steps", "equal_steps", "steps", "endless_steps", "truncated_steps")
+        names += ("reward_sum", "rewards_differed")
         return {name: getattr(self, name) for name in names} | {"reported": dict(self._reported)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -94,12 +105,13 @@ class Alarms:
 
     def _mismatch(self, metrics: Metrics) -> str | None:
         """Engine and trainer drift apart. Samples of an older policy differ from the trainer's by design."""
-        mismatch = metrics.get("mismatch/kl", 0.0)
+        # Log-probs in another order have the same mean, and so the same `kl`: k3 sees each token.
+        mismatch = max(metrics.get("mismatch/kl", 0.0), metrics.get("mismatch/k3", 0.0))
         if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_alarm:
             return None
         return (
-            f"engine and trainer disagree: mismatch/kl = {mismatch:.3g} is above algorithm.mismatch_alarm = "
-            f"{self.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
+            f"engine and trainer disagree: mismatch/kl or mismatch/k3 = {mismatch:.3g} is above "
+            f"algorithm.mismatch_alarm = {self.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
         )
 
     def _constant_reward(self, metrics: Metrics) -> str | None:
@@ -138,9 +150,9 @@ class Alarms:
 
     def _reference_is_policy(self, metrics: Metrics) -> str | None:
         """A reference that moves with the policy holds nothing back. Before the first update it is the policy."""
-        if self.steps < FIRST_STEPS or self.idle_steps or metrics.get("update/kl") != 0.0:
+        if self.steps < FIRST_STEPS or self.idle_steps or metrics.get("update/kl_start") != 0.0:
             return None
-        return "the KL to the reference is 0 after updates: the reference is the policy itself"
+        return "the KL to the reference is 0 after updates (update/kl_start): the reference is the policy itself"
 
     def _weights_unchanged(self, metrics: Metrics) -> str | None:
         """Updates have changed nothing that the engines were sent after them."""
@@ -164,7 +176,8 @@ class Alarms:
     def _truncated_rewarded(self, metrics: Metrics) -> str | None:
         """Responses that were cut off are rewarded."""
         share, reward = metrics["response_tokens/truncated"], metrics.get("reward/truncated", 0.0)
-        if share <= TRUNCATED or reward <= REWARDED:
+        self.truncated_steps = self.truncated_steps + 1 if share > TRUNCATED and reward > REWARDED else 0
+        if self.truncated_steps < IDLE_STEPS:
             return None
         return (
             f"{share:.0%} of the responses were cut off, and their mean score is {reward:.3g}: a model is rewarded for "
@@ -174,7 +187,7 @@ class Alarms:
     def _loss_scale(self, metrics: Metrics) -> str | None:
         """The loss pulls along the advantages, as hard as they say."""
         scale = metrics.get("update/loss_scale", 1.0)
-        if LOSS_SCALE[0] <= scale <= LOSS_SCALE[1]:
+        if 1 / self.loss_scale <= scale <= self.loss_scale:
             return None
         return (
             f"the gradient of the loss along the advantages is {scale:.3g} times what it should be: its sign or its "

@@ -81,13 +81,13 @@ class Invariants:
             forwarded: ("response tokens forwarded", float(chosen.columns["lengths"][active].sum())),
             "check_rows": ("signatures of the samples trained on", float(signatures.sum())),
         }
+        for name, (what, value) in expected.items():
+            self._compare(what, value, sums.get(name, value), abs(value))
         if "advantages" in chosen.columns:
             advantages = chosen.columns["advantages"][active].astype(np.float64)
             size = float(np.abs(advantages).sum())
             total = float((advantages * weight_of(signatures)).sum())
             self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)
-        for name, (what, value) in expected.items():
-            self._compare(what, value, sums.get(name, value), abs(value))
         if sums.get("check_watched") and not sums["check_moved"]:
             raise RunFailed(f"an optimizer step with gradient norm {sums['grad_norm']:.3g} changed no weight", REPORT)
 

@@ -156,6 +156,8 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             label = f"update/{name.removesuffix('_tokens')}"
             metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
     metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
+    if "kl" in updates[0]:
+        metrics["update/kl_start"] = updates[0]["kl"] / max(updates[0]["tokens"], 1.0)
     if updates[0].get("check_expected_pull", 0.0) > 0:
         metrics["update/loss_scale"] = updates[0]["check_pull"] / updates[0]["check_expected_pull"]
     if "mismatch_tokens" in done[0]:

@@ -114,7 +114,13 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
-        self.alarms = Alarms(self.algorithm.mismatch_alarm, config.rollout.top_p, view.note, folder.event)
+        self.alarms = Alarms(
+            self.algorithm.mismatch_alarm,
+            config.rollout.top_p,
+            view.note,
+            folder.event,
+            other_terms=self.algorithm.kl.coef > 0 or self.algorithm.nll_coef > 0,
+        )
         self.invariants = Invariants()
         faults = config.fault_tolerance
         self.health = Health(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)

@@ -112,7 +112,7 @@ FAULTS = [
         "constant",
         "a verifier that rewards everything",
         "constant_reward",
-        settings=('verifier.name=regex(pattern="", match=search)',),
+        settings=('verifier.name=regex(pattern=".", match=search)',),
     ),
     _worker(
         "timeouts", "half of the verifications time out", "verifier_failures", in_workers.time_out_half, in_ci=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SHARPER = 6.0
+SHARPER = 3.0
 """What the last norm's weight is multiplied by: a random model would draw all tokens alike."""
 PROMPTS = 64
 

@@ -16,13 +16,14 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "checks.md"
 SOUND = {
     "update/count": 1.0,
     "update/grad_norm": 0.5,
-    "update/kl": 0.01,
+    "update/kl_start": 0.01,
     "update/loss_scale": 1.0,
     "reward/equal_groups": 0.0,
     "reward/mean": 0.5,
     "reward/std": 0.5,
     "rollout/staleness": 0.0,
     "mismatch/kl": 1e-5,
+    "mismatch/k3": 1e-5,
     "outcome/timeout": 0.0,
     "outcome/crash": 0.0,
     "verify/overran": 0.0,
@@ -82,10 +83,11 @@ def test_updates_that_change_nothing_are_warned_of(metrics: dict[str, float], wa
         ("constant_reward", 3, {"reward/std": 0.0}),
         ("verifier_failures", 1, {"outcome/timeout": 0.08, "outcome/crash": 0.08}),
         ("verifier_overruns", 1, {"verify/overran": 0.06}),
-        ("reference_is_policy", 3, {"update/kl": 0.0}),
+        ("reference_is_policy", 3, {"update/kl_start": 0.0}),
         ("no_response_ends", 3, {"response_tokens/truncated": 1.0, "reward/truncated": 0.0}),
-        ("truncated_rewarded", 1, {"response_tokens/truncated": 0.3}),
-        ("loss_scale", 1, {"update/loss_scale": 2.0}),
+        ("truncated_rewarded", 3, {"response_tokens/truncated": 0.3}),
+        ("mismatch", 1, {"mismatch/k3": 0.2}),
+        ("loss_scale", 1, {"update/loss_scale": 1.1}),
         ("loss_scale", 1, {"update/loss_scale": 0.0}),
     ],
 )
@@ -93,6 +95,13 @@ def test_an_alarm_names_its_fault(name: str, at: int, fault: dict[str, float]) -
     run = Run()
     assert run.steps(10, **fault)[:1] == [(at, name)]
     assert {found for _, found in run.events} == {name}
+
+
+def test_other_terms_of_the_loss_may_change_its_scale() -> None:
+    run = Run()
+    run.alarms = Alarms(0.05, 1.0, run.notes.append, run._event, other_terms=True)
+    assert run.steps(3, **{"update/loss_scale": 1.2}) == []
+    assert run.steps(1, **{"update/loss_scale": 1.6}) == [(4, "loss_scale")]
 
 
 def test_every_alarm_is_documented() -> None:
