@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import in_controller
+import in_model
 import in_workers
 
 PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
@@ -24,13 +26,14 @@ LATE = ("async.staleness=1",)
 @dataclass(frozen=True)
 class Fault:
     """name: for the command line. what: one line for a reader. check: the name that has to find it, as docs/checks.md
-    has it. worker, controller: what plants it. last_rank: in that one alone. settings: `--set` arguments."""
+    has it. worker, controller, model: what plants it. last_rank: in that one alone. settings: `--set` arguments."""
 
     name: str
     what: str
     check: str
     worker: Callable[[Any], None] | None = None
     controller: Callable[[Any], None] | None = None
+    model: Callable[[Path], None] | None = None
     last_rank: bool = False
     layout: str = PAIR
     settings: tuple[str, ...] = ()
@@ -125,6 +128,10 @@ FAULTS = [
         settings=("algorithm.kl_coef=0.01",),
         in_ci=True,
     ),
+    Fault(
+        "system-dropped", "a template that drops the system message", "template", model=in_model.drop_system_messages
+    ),
+    Fault("double-bos", "prompts that begin with two begin tokens", "template", model=in_model.begin_twice),
     _worker("endless", "the end token never ends a response", "no_response_ends", in_workers.never_end),
     _worker("truncated", "truncated responses are rewarded", "truncated_rewarded", in_workers.reward_truncated),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 SHARPER = 3.0
@@ -26,3 +27,6 @@ def make_model_and_data(work: Path) -> None:
     options = ConvertOptions(count=PROMPTS, test_count=8)
     for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
         write_prompts(work / "data" / f"{split}.parquet", prompts)
+        system = {"role": "system", "content": "Be brief."}
+        with_system = [replace(prompt, messages=(system, *prompt.messages)) for prompt in prompts]
+        write_prompts(work / "data-with-system" / f"{split}.parquet", with_system)

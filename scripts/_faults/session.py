@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ import patches
 from catalog import FAULTS, LAYOUTS, Fault
 
 from rlcli.config.load import Resolved, dump_toml, resolve
-from rlcli.errors import RunFailed
+from rlcli.errors import RlcliError, RunFailed
 from rlcli.trainer import launch
 from rlcli.trainer.preflight import prepare
 from rlcli.trainer.record import metrics_of
@@ -57,13 +58,19 @@ FOUND = {
     "seeds": r"share seeds",
     "cursor": r"cursor does not move",
     "verdict": r"verdict",
+    "template": r"chat template|would begin with",
     "verifier_failures": r"verifications (were killed|crashed)",
 }
 """Check → what the message of a run that it stops matches; the first that does names it."""
 
 
 def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
-    flags = {"model.path": str(work / "model"), "data.path": str(work / "data"), "train.steps": steps}
+    model, data = work / "model", work / "data"
+    if fault.model:
+        model, data = work / f"model-{fault.name}", work / "data-with-system"
+        shutil.copytree(work / "model", model, dirs_exist_ok=True)
+        fault.model(model)
+    flags = {"model.path": str(model), "data.path": str(data), "train.steps": steps}
     flags["cluster.workers"] = 2
     return resolve(recipe, flags, [*SMALL, *LAYOUTS[fault.layout], *fault.settings])
 
@@ -116,8 +123,11 @@ def caught(folder: Path, failed: str) -> tuple[str, int, str]:
     step = max(done, default=0) + 1
     if alarms and (not failed or alarms[0]["step"] < step):
         return alarms[0]["name"], alarms[0]["step"], alarms[0]["text"]
-    name = next((name for name, pattern in FOUND.items() if re.search(pattern, failed)), "another") if failed else ""
-    return name, step if failed else 0, failed
+    return _named(failed, step) if failed else ("", 0, "")
+
+
+def _named(failed: str, step: int) -> tuple[str, int, str]:
+    return next((name for name, pattern in FOUND.items() if re.search(pattern, failed)), "another"), step, failed
 
 
 def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
@@ -136,7 +146,11 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
             recipe = name.partition(":")[2] or "grpo"
             fault = faults.get(name, sound)
             run = resolved(work, fault, recipe, steps)
-            ready = prepare(run.config)
+            try:
+                ready = prepare(run.config)
+            except RlcliError as error:  # refused before anything starts
+                _print(name, layout, *_named(str(error), 0), stopped=True, began=began)
+                continue
             spec = launch.worker_spec(ready, out / "logs", train=True, group_id=groups.spec.group_id)
             groups.policy.build(spec)
             if groups.engines:
@@ -149,10 +163,13 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
                         launch.train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
                     except RunFailed as error:
                         failed = str(error)
-            check, step, text = caught(path, failed)
-            row = {"name": name, "layout": layout, "check": check, "step": step, "stopped": bool(failed), "text": text}
-            # While Ray runs, sys.stdout leads to stderr.
-            print(json.dumps(row | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
+            _print(name, layout, *caught(path, failed), stopped=bool(failed), began=began)
+
+
+def _print(name: str, layout: str, check: str, step: int, text: str, *, stopped: bool, began: float) -> None:
+    row = {"name": name, "layout": layout, "check": check, "step": step, "stopped": stopped, "text": text}
+    # While Ray runs, sys.stdout leads to stderr.
+    print(json.dumps(row | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":
