@@ -27,6 +27,12 @@ DROP = 0.2
 EXACT, LOOSE = 1.05, 1.5
 """Largest `update/loss_scale`, and 1 ÷ the least, of a loss without other terms than the policy's, and with some."""
 
+REMEMBERED = (
+    *("idle_steps", "equal_steps", "steps", "endless_steps", "truncated_steps"),
+    *("reward_sum", "rewards_differed"),
+)
+"""What `Alarms` keeps from step to step, and in checkpoints."""
+
 Metrics = Mapping[str, float]
 
 
@@ -81,9 +87,7 @@ class Alarms:
 
     def state(self) -> dict[str, Any]:
         """For `restore`, in a checkpoint."""
-        names = ("idle_steps", "equal_steps", "steps", "endless_steps", "truncated_steps")
-        names += ("reward_sum", "rewards_differed")
-        return {name: getattr(self, name) for name in names} | {"reported": dict(self._reported)}
+        return {name: getattr(self, name) for name in REMEMBERED} | {"reported": dict(self._reported)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
