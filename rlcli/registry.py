@@ -15,11 +15,14 @@ T = TypeVar("T")
 def near(name: str, known: Iterable[str]) -> str:
     """A «did you mean» for an unknown name, or the list of what there is.
 
-    >>> near("gsm9k", ["gsm8k", "math"])
-    'did you mean gsm8k?'
+    >>> near("gsm9k", ["gsm8k", "math"]), near("GSM8K", ["gsm8k", "math"])
+    ('did you mean gsm8k?', 'did you mean gsm8k?')
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    folded = {one.casefold(): one for one in known}
+    wanted = name.casefold()
+    close = [wanted] if wanted in folded else difflib.get_close_matches(wanted, folded, n=3, cutoff=0.6)
+    close = [folded[one] for one in close]
     if close:
         return f"did you mean {', '.join(close)}?"
     return f"there is: {', '.join(known) or 'none'}"

@@ -12,6 +12,7 @@ import typer
 
 from rlcli.cli.group import Group
 from rlcli.cli.supervise import supervised
+from rlcli.errors import ConfigError
 
 # torch and Ray are imported by `resume` alone: what there is to see of a run is seen at once.
 
@@ -148,7 +149,12 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
     from rlcli.config.recipes import flatten
     from rlcli.trainer.runs import config_of
 
-    origins = origins_in((folder / "config.toml").read_text(encoding="utf-8"))
+    file = folder / "config.toml"
+    try:
+        origins = origins_in(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise ConfigError(f"{file} cannot be read: {why}", "put a copy of the run's configuration there") from error
     values = flatten(config_of(folder))
     given = {key: origin for key, origin in origins.items() if not origin.startswith("recipe ")}
     return {key: {"value": values.get(key), "origin": origin} for key, origin in given.items()}

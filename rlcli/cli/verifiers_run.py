@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlcli.cli import console
 from rlcli.cli.progress import progress
-from rlcli.errors import ConfigError
+from rlcli.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from rlcli.scoring.rows import Summary
@@ -48,15 +49,20 @@ def run_verifier(
 
       cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
     """
+    from rlcli.sandbox.backends import check_name
     from rlcli.scoring.checking import check_loaded
     from rlcli.scoring.pool import ScoringPool
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
     from rlcli.scoring.spec import parse
     from rlcli.scoring.worker import FAILED
+    from rlcli.types import Outcome
 
     if as_json and output == STANDARD:
         raise ConfigError("--json and --output - both want standard output", "give --output a file")
+    if output and STANDARD not in (source, output) and _is_same(Path(source), Path(output)):
+        raise ConfigError(f"--output {output} is the file of --input, which it would replace", "give it another name")
+    check_name(sandbox)
     composition = parse(name).located()
     for term in composition.terms:
         target(term.ref)  # an unknown name, before a large file is read
@@ -78,6 +84,15 @@ def run_verifier(
     if summary.failures:
         failed = " and ".join(f"{said['outcomes'][how]} {how}" for how in FAILED if how in said["outcomes"])
         typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
+    if summary.outcomes.get(Outcome.CRASH) == summary.rows:
+        raise RunFailed(
+            f"all {summary.rows} verifications crashed: {summary.failures[0]}",
+            f"mend the verifier or the rows of {source}" + (f"; {output} is written" if output else ""),
+        )
+
+
+def _is_same(source: Path, output: Path) -> bool:
+    return source.exists() and output.exists() and source.samefile(output)
 
 
 def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:

@@ -87,7 +87,25 @@ def _read(file: Path) -> Any:
         raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", mend) from error
     if not sum(map(len, batches)):
         raise DataError(f"data: {file} has no rows", mend)
-    return pyarrow.Table.from_batches(batches)
+    table = pyarrow.Table.from_batches(batches)
+    for name in table.column_names:
+        try:
+            table.column(name).validate(full=True)
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(
+                f"data: {file}{_row_of_bad_text(table.column(name))}: '{name}' holds text that is not UTF-8",
+                "write that row's text as UTF-8",
+            ) from error
+    return table
+
+
+def _row_of_bad_text(column: Any) -> str:
+    for number in range(len(column)):
+        try:
+            column[number].as_py()
+        except UnicodeDecodeError:
+            return f", row {number} (the first is 0)"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from rlcli.registry import near
 SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
 """`model_type`s whose packed log-probs are tested against their own padded forward pass."""
 
+THEIR_CONFIG = "use the config.json that these weights came with"
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -119,10 +121,26 @@ def read_config(path: str, key: str = "model.path") -> Any:
     return config
 
 
+SIZES = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
+)
+"""What config.json counts: there is no model with 0 of it."""
+
+
+def check_sizes(path: str, config: Any) -> None:
+    """Raise `ModelError` for a size that no model has: arithmetic with it fails far from config.json."""
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise ModelError(f"{path}: config.json has {name} = {size}, and a model needs 1 or more", THEIR_CONFIG)
+
+
 def _check_config(path: str, config: Any) -> None:
     def refuse(what: str, mend: str = "choose another model") -> None:
         raise ModelError(f"{path}: {what}", mend)
 
+    check_sizes(path, config)
     if config.model_type not in SUPPORTED:
         refuse(f"the architecture '{config.model_type}' is not supported", near(config.model_type, SUPPORTED))
     # Where a config tells the kind of each layer, its window applies to those of that kind; otherwise to all layers.
@@ -177,14 +195,20 @@ def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
     from accelerate import init_empty_weights
 
     with init_empty_weights():
-        lm = auto_class.from_config(config)
+        try:
+            lm = auto_class.from_config(config)
+        except Exception as error:  # whatever arithmetic a model does with sizes that fit no model
+            raise ModelError(
+                f"{config.name_or_path}: config.json describes no model: {type(error).__name__}: {_first_line(error)}",
+                THEIR_CONFIG,
+            ) from error
     lm.tie_weights()  # moving parameters to the meta device had parted them
     return {name: list(parameter.shape) for name, parameter in lm.named_parameters()}
 
 
 def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
     """Refuse weights that the config does not describe: what is missing would be filled with random numbers."""
-    mend = "use the config.json that these weights came with"
+    mend = THEIR_CONFIG
     for name, shape in wanted.items():
         if shapes.get(name, shape) != shape:
             raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", mend)

@@ -126,13 +126,15 @@ def shape_of(config: Any) -> ModelShape:
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
     """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
     `ModelError` where there is none or it could not be trained. key: where the path was given."""
-    from rlcli.model.facts import check_place, read_config
+    from rlcli.model.facts import check_place, check_sizes, read_config
     from rlcli.model.plain_config import plain_config
 
     if not path:
         raise ModelError("no model is given", "name a folder or hub id with --model")
     check_place(path, key)
-    return shape_of(plain_config(path) or read_config(path, key))
+    config = plain_config(path) or read_config(path, key)
+    check_sizes(path, config)
+    return shape_of(config)
 
 
 def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:

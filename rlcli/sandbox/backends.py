@@ -19,6 +19,19 @@ def backend_name(backend: str | None = None) -> str:
     return backend or os.environ.get("RLCLI_SANDBOX") or "auto"
 
 
+NAMES = ("auto", "bwrap", "landlock", "unsafe")
+
+
+def check_name(backend: str) -> None:
+    """Raise `SetupError` where no backend is called so; empty: as the environment says."""
+    if backend and backend not in NAMES and not backend.startswith(("http://", "https://")):
+        raise _unknown(backend)
+
+
+def _unknown(name: str) -> SetupError:
+    return SetupError(f"no sandbox is called {name!r}", "use auto, bwrap, landlock, unsafe or a SandboxFusion URL")
+
+
 def open_sandbox(backend: str | None = None) -> Sandbox:
     """The backend of that name (see `backend_name`), proven to work by one trial a process.
 
@@ -35,7 +48,7 @@ def open_sandbox(backend: str | None = None) -> Sandbox:
         raise SetupError(
             f"sandbox {name!r} is an endpoint, which starts no program of ours", "use auto, bwrap or landlock here"
         )
-    raise SetupError(f"no sandbox is called {name!r}", "use auto, bwrap, landlock, unsafe or a SandboxFusion URL")
+    raise _unknown(name)
 
 
 @cache

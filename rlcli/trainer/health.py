@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.errors import RunFailed
 from rlcli.trainer.keeper import restore
-from rlcli.trainer.record import rewind
-from rlcli.trainer.run_folder import RunFolder, events_of
+from rlcli.trainer.record import metrics_of, rewind
+from rlcli.trainer.run_folder import EVENTS, RunFolder, events_of
 from rlcli.trainer.usable import REASONS
 from rlcli.workers.group import WorkerGroup
 
@@ -106,6 +107,21 @@ class Health:
             self.note(f"the batch of a bad update could not be saved: {failed[0]}")
             return ""
         return f"bad-batches/{name}.rank-0.pt"
+
+
+def check_trained(run: Path) -> None:
+    """Raise `RunFailed` where each step of the run in the folder `run` left its updates out, as bad or for want of
+    samples that count: its last weights are those that it began with."""
+    steps = {line["step"]: line for line in metrics_of(run) if line["step"]}
+    events = events_of(run)
+    bad = {event.get("step") for event in events if event.get("event") == "bad_update" and event.get("model") == POLICY}
+    none = {event.get("step") for event in events if event.get("event") == "step_skipped"}
+    if steps and not any(line.get("update/count") for line in steps.values()) and steps.keys() <= bad | none:
+        raise RunFailed(
+            f"no update of the run's {len(steps)} steps has changed the policy: in {len(bad & steps.keys())} the "
+            f"gradient was bad, in {len(none & steps.keys())} no sample counted",
+            f"see {run / EVENTS} for why; {MEND if bad else 'raise rollout.max_response_tokens or mend the verifier'}",
+        )
 
 
 def roll_back(trainer: Trainer, why: str) -> None:

@@ -22,7 +22,7 @@ from rlcli.trainer.collect import Collected
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.engines import Engines
 from rlcli.trainer.evaluate import evaluate
-from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, roll_back
+from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, check_trained, roll_back
 from rlcli.trainer.invariants import Invariants
 from rlcli.trainer.keeper import CANARY_TOLERANCE, Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
@@ -159,6 +159,8 @@ class Trainer:
             self.keeper.begin(self.done, *snapshot(self))
         self.keeper.finish()
         stopped = self.done < total or self.evaluation_due()
+        if not stopped:
+            check_trained(self.folder.path)
         self.folder.event("stopped" if stopped else "finished", step=self.done)
         return RunResult(self.done, self.rewards, self.evaluations, str(self.keeper.newest or ""), stopped)
 

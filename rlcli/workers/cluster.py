@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 from rlcli.attempt import group_id, is_restart
 from rlcli.config.schema import RunConfig
@@ -98,9 +99,10 @@ def policy_pool(config: RunConfig, device: str) -> Pool:
 
 
 def check_local() -> None:
-    """Raise `SetupError` where this machine lacks what a cluster of this run's own needs: shared memory, ports, open
-    files. Without them Ray and gloo wait for minutes or fail with a riddle."""
+    """Raise `SetupError` where this machine lacks what a cluster of this run's own needs: shared memory, a home folder,
+    ports, open files. Without them Ray and gloo wait for minutes or fail with a riddle."""
     _object_store_bytes()
+    _check_home()
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=CONNECT_TIMEOUT_S).close()
@@ -114,6 +116,20 @@ def check_local() -> None:
         if hard < MIN_OPEN_FILES:
             raise SetupError(f"at most {hard} files may be open, the run needs {MIN_OPEN_FILES}", "ulimit -n 65536")
         resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, hard))
+
+
+def _check_home() -> None:
+    """Ray and vLLM write below the home folder, and make it where there is none."""
+    home = Path.home()
+    try:
+        there = next(folder for folder in (home, *home.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except (OSError, RuntimeError) as error:
+        raise SetupError(
+            f"the home folder {home} cannot be written to: {getattr(error, 'strerror', None) or error}",
+            "give Ray and vLLM one that can: HOME=/some/folder rlcli ...",
+        ) from error
 
 
 @contextlib.contextmanager

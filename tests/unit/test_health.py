@@ -14,7 +14,7 @@ import torch
 
 from rlcli.data.shard import ShardBuilder
 from rlcli.errors import RunFailed
-from rlcli.trainer.health import CRITIC, MOST_ROLLBACKS, MOST_SAVED, POLICY, Health, RollBack, roll_back
+from rlcli.trainer.health import CRITIC, MOST_ROLLBACKS, MOST_SAVED, POLICY, Health, RollBack, check_trained, roll_back
 from rlcli.trainer.metrics import process_reward_metrics, update_metrics, value_metrics
 from rlcli.trainer.run_folder import RunFolder, events_of
 from rlcli.workers.batch import TrainBatch
@@ -223,3 +223,17 @@ def test_metrics_count_what_was_left_out_and_take_nothing_from_it() -> None:
     assert value_metrics([value, BAD])["critic/loss"] == 0.5
     assert process_reward_metrics([BAD]) == {"critic/skipped": 1.0}
     assert value_metrics([]) == {}
+
+
+def test_a_run_that_left_out_every_update_fails(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        for step in (1, 2):
+            folder.append_metrics({"step": step, "update/count": 0.0})
+        check_trained(folder.path)  # equal rewards leave nothing to learn, which an alarm reports
+        folder.event("bad_update", step=1, model="policy")
+        check_trained(folder.path)
+        folder.event("step_skipped", step=2)
+        with pytest.raises(RunFailed, match=r"no update of the run's 2 steps .*: in 1 .* bad, in 1 no sample counted"):
+            check_trained(folder.path)
+        folder.append_metrics({"step": 3, "update/count": 1.0})
+        check_trained(folder.path)

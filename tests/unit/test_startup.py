@@ -16,7 +16,8 @@ from rlcli.workers import startup
 LIST_COMMANDS = """
 import json, sys
 from typer.main import get_command
-from rlcli.cli.main import app, main
+from rlcli.cli.app import app
+from rlcli.cli.main import main
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "accelerate", "datasets", "pyarrow", "wandb", "math_verify")
 

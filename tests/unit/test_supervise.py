@@ -109,7 +109,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 130])
 def test_exit_codes_of_the_run_are_those_of_the_command_and_begin_nothing_again(run: Run, code: int) -> None:
-    run.start(f"began(3); say('ran'); from rlcli.cli.main import _leave; _leave({code})")
+    run.start(f"began(3); say('ran'); from rlcli.cli.app import leave; leave({code})")
     assert run.end(code) == ("ran\n", "")
     assert run.events("restarted") == []
 
@@ -457,7 +457,7 @@ def test_what_the_run_is_told_is_not_told_to_what_it_starts(run: Run) -> None:
 def test_a_run_that_is_done_is_done_whatever_its_libraries_do_when_the_interpreter_ends(run: Run) -> None:
     hang = "import threading; threading.Thread(target=time.sleep, args=(60,)).start()"
     clear_up = "import atexit; atexit.register(say, 'cleared up')"
-    run.start(f"began(3); {hang}; {clear_up}; from rlcli.cli.main import _leave; print('done'); _leave(0)")
+    run.start(f"began(3); {hang}; {clear_up}; from rlcli.cli.app import leave; print('done'); leave(0)")
     assert run.end(0) == ("done\ncleared up\n", "")
 
 
