@@ -61,6 +61,10 @@ def checked_run(
             resolved, prepared, chosen = with_auto_memory(resolved, prepared)
         plan = derived_plan(prepared) + chosen
         if dry_run:
+            from rlcli.trainer.trying import try_out
+
+            view.phase("try verifiers and weights")
+            try_out(prepared, notes.append)
             return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
         for line in [f"{what}: {how}" for what, how in plan] + notes:
             view.note(line)

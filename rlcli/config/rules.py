@@ -26,6 +26,25 @@ def broken(config: RunConfig) -> list[str]:
     return [message for holds, message in rules if not holds]
 
 
+def without_effect(config: RunConfig) -> list[str]:
+    """Keys that are set to other than their defaults where nothing reads them, a message each."""
+    idle = [
+        ("evaluation", "every samples temperature max_prompts", not config.evaluation.data, "evaluation.data is unset"),
+        ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
+        ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
+        ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),
+        ("shaping", "overlong_penalty", not config.shaping.overlong_buffer, "shaping.overlong_buffer = 0"),
+    ]
+    found = []
+    for name, keys, has_none, why in idle:
+        section = getattr(config, name)
+        for key in keys.split() if has_none else ():
+            value = getattr(section, key)
+            if value != type(section).model_fields[key].default:
+                found.append(f"{name}.{key} = {value} has no effect: {why}")
+    return found
+
+
 def _data(config: RunConfig) -> list[Rule]:
     sets, weights = config.data.sets, config.data.weights
     without = next((one.path for one in sets if one.weight is None), "")

@@ -155,10 +155,49 @@ def _check_config(path: str, config: Any) -> None:
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
 
 
+def check_lora(path: str, targets: str) -> None:
+    """Raise `ModelError` where the model at `path` has no layer of a name among `targets`; reads no weights."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.model.lora import target_names
+
+    with init_empty_weights():
+        target_names(AutoModelForCausalLM.from_config(read_config(path)), targets)
+
+
+def check_weights(path: str) -> None:
+    """Read each weight in the folder `path` once, a tensor at a time. Raises `ModelError` for NaN and infinity. Files
+    other than safetensors are not read."""
+    from safetensors import safe_open
+
+    from rlcli.model.finite import check_finite
+
+    for file in _weight_files(Path(path)):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                check_finite(path, ((name, opened.get_tensor(name)) for name in opened.keys()))  # noqa: SIM118
+
+
 def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
     """Name and shape of every weight from the headers of safetensors files; None for `.bin` files."""
     from safetensors import SafetensorError, safe_open
 
+    files = _weight_files(folder)
+    if files[0].suffix == ".bin":
+        return None
+    shapes: dict[str, list[int]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                shapes.update({name: opened.get_slice(name).get_shape() for name in opened.keys()})  # noqa: SIM118
+        except SafetensorError as error:
+            raise ModelError(f"{file}: not a whole safetensors file: {error}", "download it again") from error
+    return shapes
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """At least one; all are there. Raises `ModelError`."""
     index = next(
         (
             folder / n
@@ -178,16 +217,7 @@ def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
         raise ModelError(
             f"{folder}: {len(missing)} weight files are missing, {missing[0]} the first", "download the whole model"
         )
-    if files[0].suffix == ".bin":
-        return None
-    shapes: dict[str, list[int]] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                shapes.update({name: opened.get_slice(name).get_shape() for name in opened.keys()})  # noqa: SIM118
-        except SafetensorError as error:
-            raise ModelError(f"{file}: not a whole safetensors file: {error}", "download it again") from error
-    return shapes
+    return files
 
 
 def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:

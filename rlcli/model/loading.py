@@ -21,6 +21,7 @@ from rlcli.errors import ModelError, SetupError
 from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
 from rlcli.model.facts import read_config
+from rlcli.model.finite import check_finite
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.policy import PolicyModel
 from rlcli.model.sharding import fill_from_rank0, shard
@@ -126,6 +127,7 @@ def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
 def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with fresh adapters where asked for."""
     lm = read_model(AutoModelForCausalLM, path, config)
+    check_finite(path, lm.named_parameters())
     if lora:
         add_lora(lm, lora, path, meta=False)
     return dict(lm.state_dict())

@@ -35,12 +35,9 @@ class LoraSpec:
     targets: str = "all-linear"
 
 
-def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
-    """Inject fresh adapters into `lm` and freeze the rest. `base` is recorded as the model that they belong to.
-
-    The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
-    """
-    names = [name.strip() for name in spec.targets.split(",") if name.strip()]
+def target_names(lm: nn.Module, targets: str) -> list[str]:
+    """The comma-separated names in `targets`. `ModelError` for one that is no linear layer of `lm`'s decoder."""
+    names = [name.strip() for name in targets.split(",") if name.strip()]
     outside = {"lm_head", "embed_tokens"}.intersection(names)
     if outside:
         raise ModelError(
@@ -50,9 +47,18 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
     missing = sorted(set(names) - set(linear) - {"all-linear"})
     if missing or not names:
         raise ModelError(
-            f"lora.targets = '{spec.targets}': the model has no linear layer '{missing[0] if missing else ''}'",
+            f"lora.targets = '{targets}': the model has no linear layer '{missing[0] if missing else ''}'",
             f"there is: {', '.join(name for name in linear if name != 'lm_head')}, or all-linear for them all",
         )
+    return names
+
+
+def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
+    """Inject fresh adapters into `lm` and freeze the rest. `base` is recorded as the model that they belong to.
+
+    The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
+    """
+    names = target_names(lm, spec.targets)
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,

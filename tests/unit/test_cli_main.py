@@ -12,7 +12,7 @@ import pytest
 
 from rlcli import __version__
 from rlcli.attempt import TOLD
-from rlcli.cli import main as door
+from rlcli.cli import app as door
 from rlcli.cli.group import COMMANDS, imported
 from rlcli.errors import ConfigError, RunFailed
 from rlcli.extras import INSTALL, require
@@ -58,7 +58,7 @@ def test_help_imports_nothing_heavy_and_takes_less_than_half_a_second(words: lis
 
 
 def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.main(["--help"]) == 0
+    assert door.run(["--help"]) == 0
     printed = capsys.readouterr().out
     places = [printed.index(f"─ {panel} ─") for panel in PANELS]
     assert places == sorted(places)
@@ -83,7 +83,7 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_the_help_of_a_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.main([*command.split(), "--help"]) == 0
+    assert door.run([*command.split(), "--help"]) == 0
     examples = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(f"rlcli {command}")]
     assert examples
 
@@ -96,12 +96,12 @@ def test_the_help_lists_each_command_as_the_command_itself_does() -> None:
 
 
 def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    door.main([])
+    door.run([])
     assert "Usage: rlcli" in capsys.readouterr().out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.main(["--version"]) == 0
+    assert door.run(["--version"]) == 0
     assert capsys.readouterr().out == f"rlcli {__version__}\n"
 
 
@@ -111,7 +111,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_names_the_near_one(
     words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert door.main(words) == 2
+    assert door.run(words) == 2
     assert f"Did you mean {meant}?" in capsys.readouterr().err
 
 
@@ -126,14 +126,14 @@ def test_an_unknown_command_names_the_near_one(
     ],
 )
 def test_a_wrong_line_is_refused_in_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.main(words) == 2
+    assert door.run(words) == 2
     captured = capsys.readouterr()
     assert captured.err == f"error: {line}\n"
     assert captured.out == ""
 
 
 def test_a_wrong_type_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert door.main(["train", "grpo", "--steps", "many"]) == 2
+    assert door.run(["train", "grpo", "--steps", "many"]) == 2
     assert capsys.readouterr().err.startswith("error: Invalid value for '--steps': ")
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_type_names_the_option(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_group_without_a_command_prints_its_help_and_no_error(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert door.main(words) == 2
+    assert door.run(words) == 2
     captured = capsys.readouterr()
     assert " ".join(["Usage: rlcli", *words]) in captured.out
     assert captured.err == ""
@@ -175,7 +175,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     boom(error)
-    assert door.main(["boom"]) == exit_code
+    assert door.run(["boom"]) == exit_code
     captured = capsys.readouterr()
     assert captured.err == line
     assert captured.out == ""
@@ -185,7 +185,7 @@ def test_an_error_is_one_line_and_an_exit_code(
 def test_debug_lets_the_traceback_through(words: list[str], boom: Callable[[BaseException], None]) -> None:
     boom(ConfigError("train.lr = -1"))
     with pytest.raises(ConfigError, match=r"train\.lr = -1"):
-        door.main(words)
+        door.run(words)
 
 
 def test_to_a_supervisor_too_and_then_its_end_is_that_of_one_who_has_told(
@@ -197,7 +197,7 @@ def test_to_a_supervisor_too_and_then_its_end_is_that_of_one_who_has_told(
     monkeypatch.setattr(os, "_exit", ends.append)
     monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
     with pytest.raises(SystemExit):  # the one thing that ends where nothing is ended
-        door._leave(door.main(["boom", "--debug"]))
+        door.leave(door.run(["boom", "--debug"]))
     assert ends == [TOLD]
     assert "ConfigError: train.lr = -1" in capsys.readouterr().err
 
@@ -206,7 +206,7 @@ def test_an_interrupt_is_exit_code_130(
     boom: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     boom(KeyboardInterrupt())
-    assert door.main(["boom"]) == 130
+    assert door.run(["boom"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 

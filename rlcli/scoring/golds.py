@@ -1,0 +1,43 @@
+"""A verifier that runs another on the row's own answer, in a scoring process and within its deadline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from rlcli.scoring.load import Part, Scorer, find, load
+from rlcli.scoring.spec import Composition, Term
+from rlcli.types import Outcome, Verdict, VerifyRequest
+
+TRIED, STATED = "tried", "stated"
+"""Beginnings of a verdict's detail: whether the verifier's module has written the response that must score (`gold`), or
+the ground truth itself was tried, of which all there is to learn is whether the verifier crashes."""
+
+
+def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
+    """What the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) says of the row's own answer.
+    options: its own, as JSON. Raises what it raises."""
+    gold, scorer = _loaded(target, options)
+    completion = gold(request) if gold else request.ground_truth
+    (found,) = scorer.verify([replace(request, completion=completion, finish_reason="stop")])
+    if isinstance(found, BaseException):
+        raise found
+    if found is None:
+        return Verdict(0.0, Outcome.WRONG, detail=TRIED)
+    how = STATED if gold else TRIED
+    return replace(found, detail=f"{how}: {found.outcome}" + (f", {found.detail}" if found.detail else ""))
+
+
+def gold_expression(target: str, term: Term) -> str:
+    """The expression that has `by_gold` try the verifier of `term`, which is defined at `target`."""
+    options = {"target": target, "options": json.dumps(dict(term.options))}
+    return str(Composition((Term("rlcli.scoring.golds:by_gold", options),)))
+
+
+@cache
+def _loaded(target: str, options: str) -> tuple[Any, Scorer]:
+    module, _ = find(target)
+    part = Part(target.rpartition(":")[2], target, json.loads(options), 1.0)
+    return getattr(module, "gold", None), load(target, [part], is_sum=False)

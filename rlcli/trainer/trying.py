@@ -1,0 +1,99 @@
+"""What `--dry-run` checks beyond what every start does: each weight, each row, verifiers on the first answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from rlcli.config.rules import without_effect
+from rlcli.errors import DataError, VerifierError
+from rlcli.scoring.golds import STATED, gold_expression
+from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.registry import target
+from rlcli.scoring.spec import Term, parse
+from rlcli.trainer.preflight import Prepared
+from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
+
+ROWS, LOOKED_AT = 4, 256
+"""Rows of each verifier whose answers are tried, and the rows at the beginning of the data that they are taken from."""
+
+
+def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
+    """Raise the `RlcliError` of what would fail, or would teach nothing, once the run has started."""
+    from rlcli.model.facts import check_lora, check_weights
+
+    config = prepared.config
+    for note in without_effect(config):
+        on_note(note)
+    if config.lora.rank:
+        check_lora(config.model.path, config.lora.targets)
+    if Path(config.model.path).is_dir():
+        check_weights(config.model.path)
+    sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
+    for rows in sets:
+        check_not_empty(rows, on_note)
+    if prepared.verifiers and not config.data.response:
+        for rows in sets:
+            check_golds(rows, config.verifier.deadline_s, prepared.sandbox, on_note)
+
+
+def check_not_empty(rows: Iterable[Prompt], on_note: Callable[[str], None]) -> None:
+    """Raise `DataError` for a prompt without text; note answers without any, which few verifiers can score."""
+    without: list[str] = []
+    for prompt in rows:
+        if not any(message["content"].strip() for message in prompt.messages):
+            raise DataError(f"data: the prompt of row {prompt.id} is empty", "write it, or leave that row out")
+        if not prompt.ground_truth.strip():
+            without.append(prompt.id)
+    if without:
+        on_note(f"{len(without)} rows have an empty ground truth, {without[0]} the first: few verifiers can score them")
+
+
+def check_golds(rows: Iterable[Prompt], deadline_s: float, sandbox: str, on_note: Callable[[str], None]) -> None:
+    """Try each verifier on the answers of its first rows, in scoring processes.
+
+    Of a sum, the first verifier is tried. Raises `VerifierError` where one crashes or does not end in `deadline_s`
+    seconds, and `DataError` where it rejects the answers of all of them; notes what it rejects of some. Where its
+    module has no `gold` that writes an answer as a response, all there is to see is whether it crashes.
+    """
+    first: dict[str, list[Prompt]] = {}
+    for prompt in islice(rows, LOOKED_AT):
+        if len(some := first.setdefault(prompt.verifier, [])) < ROWS:
+            some.append(prompt)
+    terms = {verifier: parse(verifier).located().terms[0] for verifier in first}
+    expressions = {verifier: gold_expression(target(term.ref), term) for verifier, term in terms.items()}
+    with ScoringPool(1, deadline_s, sorted(set(expressions.values())), sandbox) as pool:
+        waiting = {
+            verifier: [pool.submit(expressions[verifier], _request(prompt)) for prompt in some]
+            for verifier, some in first.items()
+        }
+        for verifier, futures in waiting.items():
+            _judge(terms[verifier], first[verifier], [future.result() for future in futures], on_note)
+
+
+def _request(prompt: Prompt) -> VerifyRequest:
+    return VerifyRequest("", prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
+
+
+def _judge(term: Term, prompts: Sequence[Prompt], verdicts: Sequence[Verdict], on_note: Callable[[str], None]) -> None:
+    refused: list[str] = []
+    for prompt, verdict in zip(prompts, verdicts, strict=True):
+        row = f"row {prompt.id}, whose ground truth is {prompt.ground_truth!r:.80}"
+        if verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT):
+            raise VerifierError(
+                f"the verifier '{term.verifier}' fails ({verdict.outcome}) on {row}: {verdict.detail}",
+                "mend the verifier, or that row",
+            )
+        if verdict.detail.startswith(STATED) and not verdict.score > 0:
+            refused.append(f"{row} ({verdict.detail.removeprefix(f'{STATED}: ')})")
+    if refused and len(refused) == len(prompts):
+        raise DataError(
+            f"the verifier '{term.verifier}' rejects the answers of the first {len(prompts)} rows: {refused[0]}",
+            "give the verifier that these rows are for (--verifier), or mend their ground truth",
+        )
+    if refused:
+        on_note(
+            f"warning: the verifier '{term.verifier}' rejects the answers of {len(refused)} of the first "
+            f"{len(prompts)} rows: {refused[0]}; mend them: no response to such a row is ever rewarded"
+        )
