@@ -19,6 +19,7 @@ from rlcli.attempt import INTERRUPTED, RETRY, TOLD, is_supervised
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
+from rlcli.redact import redacted
 
 EPILOG = """Examples:
 
@@ -104,7 +105,7 @@ def write_utf8() -> None:
 
 def _say(*words: str) -> None:
     with contextlib.suppress(OSError):  # Whoever read it (a pager, `tee`) has ended: the exit code tells.
-        print(*words, file=sys.stderr)
+        print(redacted(" ".join(words)), file=sys.stderr)
 
 
 def _mendable(error: Exception) -> RlcliError | None:

@@ -16,7 +16,10 @@ _UNSAFE = "--set verifier.sandbox=unsafe or RLCLI_SANDBOX=unsafe runs it with li
 
 def backend_name(backend: str | None = None) -> str:
     """The backend that is asked for: `backend`, else the environment variable RLCLI_SANDBOX, else "auto"."""
-    return backend or os.environ.get("RLCLI_SANDBOX") or "auto"
+    name = backend or os.environ.get("RLCLI_SANDBOX") or "auto"
+    if "://" in name and "@" in name.partition("://")[2].partition("/")[0]:  # it is recorded with the run
+        raise SetupError("the sandbox's address holds a password", "give one without (verifier.sandbox, RLCLI_SANDBOX)")
+    return name
 
 
 NAMES = ("auto", "bwrap", "landlock", "unsafe")

@@ -175,7 +175,8 @@ class Nursery:
                 answer = self._exchange(message, *fds) if self._reload() else {}
             if not answer:
                 self.close()
-                raise VerifierError(f"the scoring processes have ended (exit status {self._process.returncode})")
+                status = self._process.returncode
+                raise VerifierError(f"the scoring processes have ended (exit status {status})" + _over(message))
             return answer
 
     def _reload(self) -> bool:
@@ -195,7 +196,9 @@ class Nursery:
             answer = self._control.recv(65536)
         except TimeoutError as error:
             self.close()
-            raise VerifierError(f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s") from error
+            raise VerifierError(
+                f"the scoring processes did not answer for {ANSWER_TIMEOUT_S:g} s" + _over(message)
+            ) from error
         except OSError:  # a closed socket, in one of its forms
             answer = b""
         decoded: dict[str, Any] = json.loads(answer) if answer else {}
@@ -219,3 +222,11 @@ def environment_of(sandbox: str) -> dict[str, str]:
     # A fixed hash seed: sympy's set orders, and so rare verdicts, are the same in every run.
     chosen = {"RLCLI_SANDBOX": sandbox} if sandbox else {}
     return {**kept, **single_threaded, **chosen, "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
+
+
+def _over(message: Mapping[str, Any]) -> str:
+    """Which files were being imported, where it was that which was asked."""
+    if "load" not in message:
+        return ""
+    places = ", ".join(part["target"].rpartition(":")[0] for part in message["parts"])
+    return f", while they imported {places} for the verifier '{message['load']}'; see what it does when it is imported"

