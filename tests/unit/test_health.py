@@ -15,6 +15,7 @@ import torch
 from rlcli.data.shard import ShardBuilder
 from rlcli.errors import RunFailed
 from rlcli.trainer.health import CRITIC, MOST_ROLLBACKS, MOST_SAVED, POLICY, Health, RollBack, check_trained, roll_back
+from rlcli.trainer.invariants import Invariants
 from rlcli.trainer.metrics import process_reward_metrics, update_metrics, value_metrics
 from rlcli.trainer.run_folder import RunFolder, events_of
 from rlcli.workers.batch import TrainBatch
@@ -151,6 +152,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         keeper=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: checkpoint)),
+        invariants=Invariants(),
         ahead=MagicMock(),
     )
     with pytest.raises(RunFailed, match=r"too many, and the run has gone back to .*step-000000 3 times"):
@@ -170,6 +172,7 @@ def test_going_back_keeps_the_place_in_the_prompts_and_the_count_of_bad_updates(
         phase=lambda *at: None,
         health=health,
         source=SimpleNamespace(cursor="beyond step 7"),
+        invariants=Invariants(),
         ahead=MagicMock(),
         view=SimpleNamespace(note=notes.append, start=lambda *at: shown.append(at)),
         keeper=SimpleNamespace(
@@ -203,6 +206,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
         phase=lambda *at: None,
         view=SimpleNamespace(note=notes.append),
         keeper=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: None)),
+        invariants=Invariants(),
         ahead=MagicMock(),
         sync_weights=lambda: synced.append(1),
     )
