@@ -200,9 +200,9 @@ class Alarms:
 
 
 _ALARMS: dict[str, Callable[[Alarms, Metrics], str | None]] = {
+    "constant_reward": Alarms._constant_reward,
     "no_gradient": Alarms._no_gradient,
     "mismatch": Alarms._mismatch,
-    "constant_reward": Alarms._constant_reward,
     "verifier_failures": Alarms._verifier_failures,
     "verifier_overruns": Alarms._verifier_overruns,
     "reference_is_policy": Alarms._reference_is_policy,

@@ -176,14 +176,21 @@ def same_seeds_each_step(worker: Any) -> None:
     assert RolloutRole
 
 
-def never_end(worker: Any) -> None:
-    def endless(*given: Any) -> Any:
-        params = original(*given)
-        params.ignore_eos, params.stop_token_ids = True, []
-        params._all_stop_token_ids = set()
+def _endless(worker: Any, which: Callable[[int], bool]) -> None:
+    """Nothing ends the responses whose seeds `which` holds for."""
+
+    def endless(request: Any) -> Any:
+        params = original(request)
+        if which(request.seed):
+            params.ignore_eos, params.stop_token_ids = True, []
+            params._all_stop_token_ids = set()
         return params
 
     original = patch(worker.engine, "_params", endless)
+
+
+def never_end(worker: Any) -> None:
+    _endless(worker, lambda seed: True)
 
 
 def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
@@ -206,11 +213,18 @@ def time_out_half(worker: Any) -> None:
 
 
 def reward_truncated(worker: Any) -> None:
+    """Half of the responses do not end, and are rewarded for it."""
+    _endless(worker, lambda seed: seed % 2 == 0)
+
     def rewarded(_: int, generation: Any, scored: Any) -> Any:
         cut_off = generation.finish_reason == "length"
         return scored._replace(verdict=replace(scored.verdict, score=1.0)) if cut_off else scored
 
     _verdicts(worker, rewarded)
+
+
+def reward_everything(worker: Any) -> None:
+    _verdicts(worker, lambda _, __, scored: scored._replace(verdict=replace(scored.verdict, score=1.0)))
 
 
 def verdicts_of_others(worker: Any) -> None:
