@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WATCHED = 1024
 """Weights of the tensor that is looked at before and after an optimizer step."""
 REDUCTION_TOLERANCE = 1e-3
-"""Relative error of a reduced gradient: both sums are in float32, of the same gradients."""
+"""Error of a reduced gradient ÷ the size of what the workers add: both sums are in float32, of the same gradients."""
 REPORT = "please report this with the run's config.toml"
 
 
@@ -102,8 +102,9 @@ class ReductionCheck:
         self._hooked: set[int] = set()
         if world == 1:
             return
-        trained = [(p.numel(), name) for name, p in model.named_parameters() if p.requires_grad]
-        _, self.name = min(trained)
+        # No bias, unless there is nothing else: that of keys has no gradient but rounding, as attention ignores it.
+        trained = [(name.endswith("bias"), p.numel(), name) for name, p in model.named_parameters() if p.requires_grad]
+        _, _, self.name = min(trained)
         path, _, self._attribute = self.name.rpartition(".")
         self._owner = model.get_submodule(path)
         _sharded_above(model, path).register_forward_pre_hook(self._hook)
@@ -128,13 +129,14 @@ class ReductionCheck:
         parameter = getattr(self._owner, self._attribute)
         none = torch.zeros(parameter.shape, device=parameter.device)
         own = sum(found, none) / self.world  # FSDP2 averages over ranks
-        dist.all_reduce(own)
+        total = torch.cat([own.flatten(), own.norm()[None]])  # the last: how large the summands are
+        dist.all_reduce(total)
         reduced = none if parameter.grad is None else parameter.grad.full_tensor().float()
-        off, size = (reduced - own).norm(), own.norm()
+        off, size = (reduced.flatten() - total[:-1]).norm(), total[-1]
         if bool(torch.isfinite(size)) and bool(off > REDUCTION_TOLERANCE * size):
             raise RunFailed(
                 f"gradients are not summed over the {self.world} workers: that of {self.name} is "
-                f"{float(reduced.norm()):.3g}, and the workers' own add up to {float(size):.3g}",
+                f"{float(reduced.norm()):.3g}, and the workers' own add up to {float(total[:-1].norm()):.3g}",
                 REPORT,
             )
 

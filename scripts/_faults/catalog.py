@@ -16,7 +16,7 @@ PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
     PAIR: (),
-    LORA: ("lora.rank=4",),
+    LORA: ("lora.rank=4", "model.dtype=bfloat16"),  # in float32 the adapter goes with the weights, added to them
     HALF: ("model.dtype=bfloat16",),
     APART: ("cluster.workers=1", "rollout.workers=1"),
 }

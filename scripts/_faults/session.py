@@ -83,8 +83,7 @@ def planted(fault: Fault, groups: launch.Groups) -> Iterator[None]:
 
     for module in (patches, in_workers, in_controller, catalog):
         cloudpickle.register_pickle_by_value(module)
-    engines, policy = (groups.engines or groups.policy)._actors, groups.policy._actors
-    actors = list(dict.fromkeys([*policy, *engines]))
+    actors = (groups.engines or groups.policy)._actors
     chosen = actors[-1:] if fault.last_rank else actors
     build = Trainer.__init__
 

@@ -113,7 +113,7 @@ def test_sound_updates_before_and_after_it_step(ranks: list[dict[str, Any]], nam
 def test_gradients_that_are_not_reduced_stop_the_run(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         said = found["unreduced"]["error"]
-        assert re.match(r"gradients are not summed over the 2 workers: that of \S+bias is ", said)
+        assert re.match(r"gradients are not summed over the 2 workers: that of \S+weight is ", said)
 
 
 def test_a_number_that_a_mask_hides_from_the_loss_is_found_and_a_sound_loss_keeps_every_bit() -> None:
