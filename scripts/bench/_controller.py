@@ -36,10 +36,16 @@ class FakeRank:
 
     def __init__(self, rank: int, ranks: int, length: int, progress: int) -> None:
         self.rank, self.ranks, self.length, self.progress = rank, ranks, length, progress
+        self.tokens: list[float] = []
+        self.reports = 0
 
     def answer(self, name: str, *args: Any) -> Any:
+        if name == "load":
+            work, step = args
+            minibatches = [[s for micro in micros for s in micro.samples] for micros in work.minibatches]
+            self.tokens = [float(step.columns["lengths"][samples].sum()) for samples in minibatches]
         if name == "update":
-            return dict.fromkeys(SUMS, 1.0)
+            return dict.fromkeys(SUMS, 1.0) | {"tokens": self.tokens[args[0]]}
         if name == "take_shard":
             return [self.shard()]
         if name == "sync_weights":
@@ -60,6 +66,7 @@ class FakeRank:
         yield replace(report, finished=len(report.samples) % self.progress)
 
     def report(self, tasks: Sequence[PromptTask]) -> RolloutReport:
+        self.reports += 1
         draw = np.random.default_rng([self.rank, self.length])
         counts = [task.samples for task in tasks]
         n = sum(counts)
@@ -76,6 +83,8 @@ class FakeRank:
             prompt_tokens=np.repeat(np.array([len(task.tokens) for task in tasks], np.int64), counts),
             response_tokens=lengths,
             version=ones,
+            seed=np.arange(n) + (self.reports << 40) + (self.rank << 20),
+            signature=0 * ones,
             truncated=lengths == 4 * self.length,
             score=right.astype(np.float64),
             latency_s=draw.random(n),

@@ -206,6 +206,8 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
             expected += float(algorithm.pull(inputs, whole))
             pull += check.total()
         assert pull == pytest.approx(expected)
+        uncorrected = {name: values for name, values in inputs.items() if name != "rollout_log_probs"}
+        assert float(algorithm.pull(inputs, whole)) == pytest.approx(2 * float(algorithm.pull(uncorrected, whole)))
         assert check.total() == 0.0
     assert not pulls_by_advantage(Algorithm.build(advantage="dr_grpo", loss="dpo", select="pairs"))
     assert not pulls_by_advantage(Algorithm.build(correction="bypass"))

@@ -33,6 +33,7 @@ FUNCTIONS = {
     }.items()
     for name in module.names()
     if inputs_of(module.get(name)) & {*TOKEN_INPUTS, "sequence"}
+    and not {"parts", "weights"} <= inputs_of(module.get(name))  # there the weights are those of a reward's parts
 }
 MASK = torch.tensor(
     [  # whole, holed, padded on the left, empty, padded on the right, of one token

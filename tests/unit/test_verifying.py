@@ -14,7 +14,6 @@ from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.pool import ScoringPool
 from rlcli.scoring.worker import OVERRAN
-from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.metrics import sample_metrics
 from rlcli.trainer.verifying import Failures, check_verifiers, part_weights
 from rlcli.types import Outcome, Prompt, Sample, Verdict, VerifyRequest
@@ -151,18 +150,6 @@ def test_more_than_half_killed_stop_whatever_rate_of_crashes_is_allowed() -> Non
         slow.check(1.0)
     with pytest.raises(RunFailed, match=r"6 of 10 verifications were killed at the deadline: toy:0, .*deadline_s"):
         failures(crashed=0, killed=6, of=10).check(1.0)
-
-
-def test_what_comes_without_a_verdict_on_the_answer_is_warned_of() -> None:
-    heard: list[str] = []
-    alarms = Alarms(0.05, 1.0, heard.append)
-    fine = {"update/count": 1.0, "update/grad_norm": 0.5, "rollout/staleness": 0.0}
-    alarms.hear(fine | {"verify/overran": 0.05, "outcome/timeout": 0.02, "outcome/crash": 0.01})
-    assert heard == []
-    alarms.hear(fine | {"verify/overran": 0.06})
-    alarms.hear(fine | {"outcome/timeout": 0.5, "outcome/crash": 0.01})
-    assert heard[0].startswith("6% of the responses scored 0 because their verification used up its CPU time twice")
-    assert heard[1].startswith("verifications failed (50% timeout and 1% crash): those samples are left out")
 
 
 def test_overruns_of_a_step_are_a_metric() -> None:
