@@ -27,6 +27,12 @@ STARTS = 4
 LOOK_S = 0.02
 """Least time between two looks at a process's CPU time."""
 
+ASLEEP = 2
+"""After so many tries in a row that ran past the wall-clock bound a verifier is taken to hang always: the next ones get
+SHORT times the CPU deadline and one try, until one ends. A step of a thousand samples would else wait for hours before
+the run can stop."""
+SHORT = 2.0
+
 OVERRAN = "used up its CPU time twice"
 """How the detail of a verdict begins whose verification has exceeded its CPU deadline twice."""
 
@@ -77,6 +83,7 @@ class ScoringWorker:
         self._known = nursery.loaded
         self._fresh = True
         self._held = Held()
+        self._timeouts = 0
         self.bytes_sent = 0
 
     def prepare(self, line: Line) -> int:
@@ -91,8 +98,9 @@ class ScoringWorker:
         tried = self._try(line, jobs)
         if not tried.whole and len(jobs) > 1:  # one of them has spoilt it for all
             return [verdict for job in jobs for verdict in self.verify(line, [job])]
+        again = self._timeouts < ASLEEP
         return [
-            self._again(line, job, tried, verdict) if verdict.outcome in FAILED else verdict
+            self._again(line, job, tried, verdict) if again and verdict.outcome in FAILED else verdict
             for job, verdict in zip(jobs, tried.verdicts, strict=True)
         ]
 
@@ -119,7 +127,8 @@ class ScoringWorker:
         overran = self._await_reply(started)
         if overran is not None:
             self._start()
-            used = f"{self._deadline.cpu_s:g} s of CPU time" if overran else f"{self._deadline.wall_s:g} s"
+            used = f"{self._deadline.cpu_s:g} s of CPU time" if overran else f"{self._wall_s:g} s"
+            self._timeouts += not overran
             return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", time.monotonic() - started, overran=overran)
         try:
             reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
@@ -127,6 +136,7 @@ class ScoringWorker:
             former = self._start(gone=True)
             detail = f"the verifier's process died ({_how(former.status)})"
             return _Tried.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
+        self._timeouts = 0
         latency_s = time.monotonic() - started
         try:
             replies = json.loads(reply)
@@ -141,7 +151,7 @@ class ScoringWorker:
 
         The first tenth of these is not counted, so that what is done by then costs no look at its clocks.
         """
-        cpu_s, wall_s = self._deadline.cpu_s, self._deadline.wall_s
+        cpu_s, wall_s = self._deadline.cpu_s, self._wall_s
         if self._connection.poll(min(cpu_s / 10, wall_s)):
             return None
         left, before = cpu_s, cpu_seconds(self._pid)
@@ -154,6 +164,12 @@ class ScoringWorker:
             if left > 0 and time.monotonic() - started >= wall_s:
                 return False
         return True
+
+    @property
+    def _wall_s(self) -> float:
+        """The wall-clock bound of the next try."""
+        bound = self._deadline.wall_s
+        return bound if self._timeouts < ASLEEP else min(bound, max(SHORT * self._deadline.cpu_s, 0.5))
 
     def _send(self, line: Line, jobs: Sequence[Job]) -> float:
         """Hand the requests over, with the sources that the process lacks; returns when their verification started."""

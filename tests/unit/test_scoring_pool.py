@@ -96,6 +96,13 @@ def test_waiting_uses_no_cpu_time_and_changes_no_verdict() -> None:
         assert ask(one, "sleep").result().outcome is Outcome.OK
 
 
+def test_a_verifier_that_always_sleeps_does_not_hold_the_step() -> None:
+    with ScoringPool(1, 0.2, ["misbehave"], wall_s=1.0) as one:
+        said = [ask(one, deed).result() for deed in ("sleep long", "sleep long", "sleep", "sleep long")]
+    assert [verdict.detail for verdict in said] == ["killed after 1 s", "killed after 0.5 s", "", "killed after 1 s"]
+    assert said[2].outcome == Outcome.OK
+
+
 def test_what_sleeps_is_ended_by_the_clock_and_not_wrong() -> None:
     with ScoringPool(1, 5.0, ["misbehave"], wall_s=0.3) as one:
         verdict = ask(one, "sleep long").result()
