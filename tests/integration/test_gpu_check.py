@@ -43,7 +43,7 @@ def test_every_part_of_the_gpu_check_is_rehearsed(tmp_path: Path) -> None:
     for name, wanted in FIGURES.items():
         found = {figure["name"]: figure["value"] for figure in parts[name]["figures"]}
         assert set(wanted) <= set(found), name
-        assert parts[name]["checks"], name
+        assert parts[name]["checks"] or name == "mfu", name  # which has figures alone
         assert parts[name]["leftovers"] == 0, name
     step = {figure["name"]: figure["value"] for figure in parts["step"]["figures"]}
     assert step["step ÷ floor"] > 0
