@@ -5,7 +5,7 @@
 On each rank, without Ray: sign the step's samples as a rollout does, load them into a batch and update a model of 1M
 parameters, with all checks and with none, in turn. 32 prompts of 40 tokens, 8 samples each. `share` is the median of
 the differences, turn by turn, ÷ the median time without checks; generation and weight sync, which a whole step has
-besides, are not in it.
+besides, are not in it. Seconds are of the processor, so that a loaded machine changes little.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
 
     def step() -> float:
         dist.barrier()
-        began = time.perf_counter()
+        began = time.process_time()
         own = range(rank, len(rows), world)  # each rank has generated its share
         signed = {i: signature(tokens_digest(*rows[i][:3]), rows[i][3].score) if checks() else 0 for i in own}
-        signing = time.perf_counter() - began
+        signing = time.process_time() - began
         samples = Samples.of(
             Sample(i // SAMPLES, i % SAMPLES, 0, i, PROMPT_TOKENS, tokens, "stop", row[3], 1, i + 1, signed.get(i, 0))
             for i, row in enumerate(rows)
@@ -124,12 +124,12 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
         chosen = choose(Collected(samples, [shard], 0.0, 0.0), role.algorithm, config, 0)
         plan = plan_step(chosen, config, world)
         dist.barrier()
-        began = time.perf_counter()
+        began = time.process_time()
         batch = TrainBatch(rank_work(plan, chosen, world)[rank], step_work(plan, chosen, 0).value, torch.device("cpu"))
         sums = role.update(batch, 0, Coefficients(1e-6, 0.0, 0.0))
         if world == 1:
             Invariants().check_update(plan, chosen, 0, sums)
-        return signing + time.perf_counter() - began
+        return signing + time.process_time() - began
 
     return step
 
