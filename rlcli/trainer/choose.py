@@ -57,7 +57,7 @@ def choose(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int)
         "groups": groups,
         "lengths": torch.tensor(samples.response_tokens),
         "right": torch.tensor(right_of(samples, config)),
-        "scores": torch.tensor(samples.score),
+        "scores": torch.tensor(batch.samples.score[reasons == 0]),  # as they were signed
         "signatures": torch.tensor(samples.signature),
     }
     known["parts"], weights = _parts(samples, rewards, batch.part_weights)

@@ -69,6 +69,17 @@ def test_a_sound_batch_passes() -> None:
     assert sum(len(micro.samples) for batch in batches(chosen_of(collected())) for micro in batch) > GROUP
 
 
+def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
+    whole = collected()
+    cut_off = replace(whole, samples=replace(whole.samples, truncated=whole.samples.score > 0))
+    config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"truncated": "zero_reward"})})
+    chosen = choose(cut_off, Algorithm.build(advantage="reinforce_pp_baseline"), config, seed=0)
+    assert not chosen.columns["rewards"].any()
+    step = step_work(plan_step(chosen, CONFIG, 1), replace(chosen, active=None), 0).value
+    (work,) = rank_work(plan_step(replace(chosen, active=None), CONFIG, 1), chosen, 1)
+    TrainBatch(work, step, CPU)
+
+
 def _other_scores(batch: Collected) -> Collected:
     return replace(batch, samples=replace(batch.samples, score=np.roll(batch.samples.score, 1)))
 
