@@ -61,8 +61,9 @@ def two_workers(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any
             print(f"{name:<24} {row['failed']}")
             continue
         last = row["steps"][-1]
+        reward = math.nan if last["reward/mean"] is None else last["reward/mean"]
         print(
-            f"{name:<24} {last['reward/mean']:>7.3f} {last.get('update/policy_loss', math.nan):>10.2e} "
+            f"{name:<24} {reward:>7.3f} {last.get('update/policy_loss', math.nan):>10.2e} "
             f"{last.get('update/grad_norm', math.nan):>10.2e} {last['update/count']:>8.0f} "
             f"{last.get('canary/max_abs_diff', math.nan):>8.1e} {row['seconds']:>8.1f}"
         )
@@ -176,7 +177,8 @@ def test_a_step_in_which_every_sample_is_left_out_is_skipped(
     import pyarrow.parquet as pq
 
     run = two_workers[name]
-    assert not run["failed"]
+    trained = any(step["update/count"] for step in run["steps"])
+    assert run["failed"].startswith("no update of the run's 2 steps has changed the policy") != trained
     skipped = []
     for step in run["steps"]:
         samples = step["rollout/generated"]
