@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from rlcli.errors import RlcliError, UnknownName
+from rlcli.importing import import_problem
 
 T = TypeVar("T")
 
@@ -26,6 +28,20 @@ def near(name: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {', '.join(close)}?"
     return f"there is: {', '.join(known) or 'none'}"
+
+
+def load_entry(entry: EntryPoint, what: str) -> Any:
+    """What an entry point leads to. Raises `RlcliError` naming `what` where its import raises, hangs or exits.
+
+    The import is tried in another process first, unless the package is this one, or is imported already.
+    """
+    ours = entry.dist is not None and entry.dist.name == "rlcli"
+    if not ours and entry.module not in sys.modules and (problem := import_problem(entry.module)):
+        raise RlcliError(f"{what} {problem}", "see what it does when it is imported, or remove that package")
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
+        raise RlcliError(f"{what} does not load: {error!r}", "reinstall or remove that package") from error
 
 
 class Registry(Generic[T]):
@@ -80,7 +96,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """The entry called `name`, loaded now if it was not yet.
 
-        Raises `UnknownName` with the near names, or `RlcliError` when a plugin fails to import.
+        Raises `UnknownName` with the near names, or `RlcliError` when a plugin fails to import: raises, hangs or exits.
         """
         target = self._added.get(name)
         if target is not None and not isinstance(target, str):
@@ -90,13 +106,7 @@ class Registry(Generic[T]):
             entry = EntryPoint(name, target, self.group)
         if entry is None:
             raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
-        try:
-            return cast(T, entry.load())
-        except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
-            raise RlcliError(
-                f"the {self.kind} '{name}' ({self.origin(name)}, {entry.value}) does not load: {error!r}",
-                "reinstall or remove that package",
-            ) from error
+        return cast(T, load_entry(entry, f"the {self.kind} '{name}' ({self.origin(name)}, {entry.value})"))
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._published is None:

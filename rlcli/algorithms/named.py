@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from rlcli.errors import RlcliError, UnknownName
-from rlcli.registry import near
+from rlcli.registry import load_entry, near
 
 GROUP = "rlcli.algorithms"
 """Entry points of this group name modules that register functions when they are imported."""
@@ -75,13 +75,7 @@ class Named(Generic[F]):
 def load_plugins() -> None:
     """Import the modules that installed packages publish, once. Raises `RlcliError` for one that fails to import."""
     for entry in entry_points(group=GROUP):
-        try:
-            entry.load()
-        except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
-            raise RlcliError(
-                f"the algorithms '{entry.name}' ({entry.value}) do not load: {error!r}",
-                "reinstall or remove that package",
-            ) from error
+        load_entry(entry, f"the package of algorithms '{entry.name}' ({entry.value})")
 
 
 def inputs_of(function: Callable[..., Any]) -> frozenset[str]:

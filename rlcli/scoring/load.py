@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import json
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlcli.importing import run_file
 from rlcli.registry import near
 from rlcli.scoring.adapters import adapt, is_rubric, options_of
 from rlcli.scoring.combine import Verified, combine
@@ -109,19 +109,9 @@ def _run_file(file: Path) -> ModuleType:
     name = f"rlcli_verifier_{file.stem}_{abs(hash(str(file))):x}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    return run_file(file, name)
 
 
 def _options(function: Any, part: Part) -> dict[str, Any]:

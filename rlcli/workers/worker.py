@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rlcli.importing import trust_imports
 from rlcli.workers import memory, profiling, startup, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_kept, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -65,6 +66,7 @@ class Worker(WeightSync):
         """Be a worker of this run."""
         self.spec, self.config = spec, spec.config
         spec.log_in()
+        trust_imports()
         note_worker(spec, self.rank)
         _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")
         watch.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)

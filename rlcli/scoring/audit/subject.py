@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.errors import VerifierError
+from rlcli.importing import import_problem
 from rlcli.scoring.registry import VERIFIERS, target
 from rlcli.scoring.spec import Composition
 from rlcli.types import VerifyRequest
@@ -73,6 +74,8 @@ def _found(ref: str) -> tuple[Any, Any]:
     place = target(ref)
     if ":" not in ref:
         VERIFIERS.get(ref)  # which names the package where that fails
+    elif problem := import_problem(place.rpartition(":")[0]):
+        raise VerifierError(f"the verifier '{ref}' {problem}", "see what its file does when it is imported")
     try:
         return find(place)
     except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported

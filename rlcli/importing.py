@@ -1,0 +1,108 @@
+"""Tries the import of a plugin in another process first, so that one which hangs or exits takes no command with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+
+IMPORT_TIMEOUT_S = 120.0
+"""Longest that an import may take."""
+
+# As the owner's: with `-m`, sys.path would begin with the current folder.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rlcli.importing import main; main(sys.argv[2], int(sys.argv[3]))"
+)
+
+
+_trusted = False
+
+
+def trust_imports() -> None:
+    """From now on, try no import in this process: the one that it works for has done so."""
+    global _trusted
+    _trusted = True
+
+
+def run_file(file: Path, name: str) -> ModuleType:
+    """Import the Python file as the module `name`. Raises `ImportError` for what is no Python file, and whatever the
+    file raises; the name is free again then."""
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    return module
+
+
+@functools.cache
+def import_problem(target: str) -> str:
+    """How the import of a module, or of the Python file whose path ends in .py, takes the process with it: it does not
+    end in IMPORT_TIMEOUT_S seconds, or ends the process. Empty where it does neither; it may raise.
+
+    It is tried once a process, in another one with the same sys.path; in workers never, as their driver has done so.
+    """
+    import select
+    import subprocess
+
+    if _trusted:
+        return ""
+    read, write = os.pipe()
+    words = [sys.executable, "-c", _START, json.dumps([str(one) for one in sys.path]), target, str(write)]
+    # Standard input stays open: an import that asks for something waits, as it would on a terminal.
+    child = subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[write],
+        start_new_session=True,
+    )
+    os.close(write)
+    try:
+        if not select.select([read], [], [], IMPORT_TIMEOUT_S)[0]:
+            return f"does not end its import in {IMPORT_TIMEOUT_S:g} s"
+        if os.read(read, 1):
+            return ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return f"ends the process that imports it ({_how(child.wait(IMPORT_TIMEOUT_S))})"
+        return "closes the files of the process that imports it"
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def main(target: str, done: int) -> None:
+    """Import, report on the file `done` that this came to an end, and leave at once, whatever was started."""
+    try:
+        if target.endswith(".py"):
+            sys.path.append(os.path.dirname(target))
+            run_file(Path(target), "rlcli_tried")
+        else:
+            importlib.import_module(target)
+    except BaseException as error:
+        del error  # who imports it next reports it
+    os.write(done, b"1")
+    os._exit(0)
+
+
+def _how(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"signal {-status}: {signal.strsignal(-status)}"
