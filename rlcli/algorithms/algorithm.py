@@ -261,6 +261,7 @@ class Algorithm:
         kl_coef: float = 0.0,
         entropy_coef: float = 0.0,
         right_tokens: int = 0,
+        on_policy_input: Callable[[Tensor], None] | None = None,
     ) -> Objective:
         """The share of one micro-batch in aggregate(policy loss + KL − entropy) + nll.
 
@@ -269,12 +270,16 @@ class Algorithm:
         `log_probs`), `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`,
         `right` (bool [S]), `group_tokens` [S] and `kept` (bool [T], what `keep_tokens` gave: the others are as if they
         were not there, in the denominators too). kl_coef, entropy_coef: as they stand at this step. right_tokens: of
-        right responses in the whole minibatch. T = 0 is allowed and gives a loss of 0.
+        right responses in the whole minibatch. on_policy_input: is given the log-probs as the policy loss alone reads
+        them, kept tokens only, whose gradient so lacks the other terms. T = 0 is allowed and gives a loss of 0.
         """
         given, mismatch = self._corrected(inputs)
         given["denominators"] = denominators
         log_probs, old = given["log_probs"], given["old_log_probs"]
-        policy = call(self.loss, given, self.options)
+        read = log_probs.view_as(log_probs)
+        if on_policy_input is not None:
+            on_policy_input(read)
+        policy = call(self.loss, given | {"log_probs": read}, self.options)
         weighted = "weights" in given and "weights" not in inputs_of(self.loss)
         terms = policy.loss * given["weights"] if weighted else policy.loss
         sums = {

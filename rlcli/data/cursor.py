@@ -38,6 +38,11 @@ class PromptCursor:
         self.position = 0
         self._order = self._order_of(0)
 
+    @property
+    def smallest(self) -> int:
+        """Prompts of the dataset, which is the only one."""
+        return self.count
+
     def take(self, n: int) -> list[int]:
         """The next `n` indexes; they may straddle epochs."""
         taken: list[int] = []

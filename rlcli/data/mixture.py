@@ -55,6 +55,11 @@ class MixedCursor:
         """Prompts of all sets."""
         return self.starts[-1]
 
+    @property
+    def smallest(self) -> int:
+        """Prompts of the smallest set."""
+        return min(cursor.count for cursor in self.cursors)
+
     def take(self, n: int) -> list[int]:
         """The next `n` indexes."""
         taken = []

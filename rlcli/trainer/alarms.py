@@ -11,25 +11,42 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 IDLE_STEPS = 3
-"""After so many steps without a gradient, or with rewards that are all equal, the run warns, and again after as many
-more."""
+"""Steps in a row that something must last before the run warns."""
 FIRST_STEPS = 3
-"""Steps at the beginning in which something must have happened: a response that ended, rewards that differ."""
+"""Steps at the beginning in which a response must have ended, and the policy moved away from its reference."""
 REPEAT_EVERY = 50
 """Steps until the same alarm is reported again."""
+FEW_GROUPS, GROUPS = 24, 256
+"""Groups in a row that teach nothing before the run warns: where they should teach something; and where their rewards
+are equal, of which a task that is too hard, or nearly solved, has many in a row."""
+RESPONSES = 1024
+"""Responses in a row with one reward before the run warns, where a hard task could do that: all wrong since the run
+began, or after rewards have differed."""
+FEW_RESPONSES = 96
+"""Responses, all of them cut off, before the run warns."""
+RECENT = 0.95
+"""What an earlier step counts for when shares are measured: about the last 20 steps count."""
+FEW = 8
+"""Responses among those that such a share has to be made of: of 8 samples a step, one is 12%."""
 MOST_UNVERIFIED = 0.05
-"""Share of a step's verifications that used up their CPU time, or timed out or crashed, above which the run warns."""
+"""Share of the verifications that used up their CPU time, or timed out or crashed, above which the run warns."""
 TRUNCATED, REWARDED = 0.1, 0.25
-"""The run warns where more than the first share of the responses is cut off, and their mean score is above the second,
-in IDLE_STEPS steps in a row."""
+"""The run warns where more than the first share of the responses is cut off, and their mean score is above the second
+and above half of the mean of all."""
 DROP = 0.2
 """Rewards that are all equal and lie so far below the mean of the steps before are suspicious."""
-EXACT, LOOSE = 1.05, 1.5
-"""Largest `update/loss_scale`, and 1 ÷ the least, of a loss without other terms than the policy's, and with some."""
+SCALE = 1.05
+"""Largest `update/loss_scale`, and 1 ÷ the least, besides what clipping takes away."""
+WARMED_UP = 2.0
+"""Learning rates of all updates, ÷ the peak, after which the policy must differ from its reference: the first steps of
+a warm-up are lost in the rounding of bfloat16."""
+LEAST_LR = 1e-3
+"""Learning rate ÷ the peak below which an update may change nothing that is sent: a schedule ends near 0."""
 
 REMEMBERED = (
-    *("idle_steps", "equal_steps", "steps", "endless_steps", "truncated_steps"),
-    *("reward_sum", "rewards_differed"),
+    *("idle_steps", "equal_steps", "steps", "endless_steps", "mismatch_steps", "scale_steps", "lr_sum"),
+    *("reward_sum", "best_reward", "last_reward", "rewards_differed"),
+    *("responses", "failed", "overran", "cut_off", "cut_off_reward"),
 )
 """What `Alarms` keeps from step to step, and in checkpoints."""
 
@@ -39,9 +56,9 @@ Metrics = Mapping[str, float]
 class Alarms:
     """Checks the metrics of each step, and reports what is wrong with them.
 
-    mismatch_alarm: of the algorithm. top_p: of the sampling. other_terms: the loss has terms besides the policy's,
-    which log-probs bear. note: prints a line. event: writes an event of this name and these fields. What it remembers
-    goes into checkpoints (`state`).
+    mismatch_alarm: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
+    and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. given: the dataset gives the
+    responses, all of them right. What it remembers goes into checkpoints (`state`).
     """
 
     def __init__(
@@ -51,33 +68,55 @@ class Alarms:
         note: Callable[[str], None],
         event: Callable[..., Any],
         *,
-        other_terms: bool = False,
+        prompts: int,
+        samples: int,
+        lr: float,
+        given: bool = False,
     ) -> None:
         self.mismatch_alarm, self.note, self.event = mismatch_alarm, note, event
-        self.loss_scale = LOOSE if other_terms else EXACT
+        self.prompts, self.samples, self.lr, self.given = prompts, samples, lr, given
         # Sampling from a nucleus of mass p makes up to −ln p of the KL by itself.
         self.by_design = -math.log(top_p)
-        self.idle_steps = 0
-        self.equal_steps = 0
-        self.steps = 0
-        self.endless_steps = 0
-        self.truncated_steps = 0
-        self.reward_sum = 0.0
+        self.steps = self.idle_steps = self.equal_steps = self.endless_steps = 0
+        self.mismatch_steps = self.scale_steps = 0
+        self.lr_sum = self.reward_sum = 0.0
+        self.best_reward = -math.inf
         self.rewards_differed = False
+        self.last_reward: float | None = None
+        # Of the last steps, earlier ones with less weight (see RECENT).
+        self.responses = self.failed = self.overran = self.cut_off = self.cut_off_reward = 0.0
         self._reported: dict[str, int] = {}
 
     def check(self, step: int, metrics: Metrics) -> None:
         """Check one step, numbered from 1."""
         self.steps += 1
         self.endless_steps += metrics["response_tokens/truncated"] == 1.0
+        self._count(metrics)
         for name, find in _ALARMS.items():
             self._report(step, name, find(self, metrics))
         if not math.isnan(metrics["reward/mean"]):
             self.reward_sum += metrics["reward/mean"]
 
+    def _count(self, metrics: Metrics) -> None:
+        """Add a step to the sums over the last ones, and to those over all."""
+        truncated = metrics["response_tokens/truncated"]
+        shares = {
+            "responses": 1.0,
+            "failed": metrics["outcome/timeout"] + metrics["outcome/crash"],
+            "overran": metrics["verify/overran"],
+            "cut_off": truncated,
+            "cut_off_reward": truncated * metrics.get("reward/truncated", 0.0),
+        }
+        for name, share in shares.items():
+            setattr(self, name, RECENT * getattr(self, name) + self.prompts * self.samples * share)
+        if not math.isnan(metrics["reward/mean"]):
+            self.best_reward = max(self.best_reward, metrics["reward/mean"])
+
     def check_sync(self, step: int, metrics: Metrics) -> None:
         """Check what the engines were sent after the updates of a step. metrics: of the whole step."""
         self._report(step, "weights_unchanged", self._weights_unchanged(metrics))
+        if metrics["update/count"]:
+            self.lr_sum += metrics["update/lr"]
 
     def _report(self, step: int, name: str, text: str | None) -> None:
         if text and step >= self._reported.get(name, -REPEAT_EVERY) + REPEAT_EVERY:
@@ -94,14 +133,19 @@ class Alarms:
             setattr(self, "_reported" if name == "reported" else name, value)
 
     def _no_gradient(self, metrics: Metrics) -> str | None:
-        """Step after step teaches nothing."""
-        if metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0):
+        """Step after step teaches nothing. Where rewards never differed, `_constant_reward` reports that."""
+        trained = metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0)
+        solved = metrics["reward/std"] == 0 and metrics["reward/mean"] >= self.best_reward
+        if trained or solved:
             self.idle_steps = 0
             return None
         self.idle_steps += 1
-        if self.idle_steps % IDLE_STEPS:
+        equal = metrics["reward/equal_groups"] == 1.0
+        groups = self.idle_steps * self.prompts
+        if self.idle_steps < IDLE_STEPS or groups < (GROUPS if equal else FEW_GROUPS):
             return None
-        self._reported.pop("no_gradient", None)  # it counts by itself
+        if equal and not self.rewards_differed:
+            return None
         why = f"rewards are equal in {metrics['reward/equal_groups']:.0%} of the groups"
         if metrics.get("mismatch/corrected") == 1.0:
             why += ", and algorithm.correction cuts every token"
@@ -112,6 +156,10 @@ class Alarms:
         # Log-probs in another order have the same mean, and so the same `kl`: k3 sees each token.
         mismatch = max(metrics.get("mismatch/kl", 0.0), metrics.get("mismatch/k3", 0.0))
         if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_alarm:
+            self.mismatch_steps = 0
+            return None
+        self.mismatch_steps += 1
+        if self.mismatch_steps < 2:  # one token of a small step can do that
             return None
         return (
             f"engine and trainer disagree: mismatch/kl or mismatch/k3 = {mismatch:.3g} is above "
@@ -120,14 +168,20 @@ class Alarms:
 
     def _constant_reward(self, metrics: Metrics) -> str | None:
         """Rewards that never differed, or that fell to one value."""
-        if math.isnan(metrics["reward/std"]):  # no sample counts
+        if self.given or math.isnan(metrics["reward/std"]):  # no sample counts
             return None
+        same = self.last_reward in (None, metrics["reward/mean"])
+        self.last_reward = metrics["reward/mean"]
+        self.rewards_differed |= metrics["reward/std"] > 0 or not same
         if metrics["reward/std"] > 0:
-            self.equal_steps, self.rewards_differed = 0, True
+            self.equal_steps = 0
             return None
-        self.equal_steps += 1
+        self.equal_steps = self.equal_steps + 1 if same else 1
         fell = self.steps > 1 and metrics["reward/mean"] < self.reward_sum / (self.steps - 1) - DROP
-        if self.equal_steps < IDLE_STEPS or (self.rewards_differed and not fell):
+        groups = self.equal_steps * self.prompts
+        likely = self.rewards_differed or not metrics["outcome/ok"]
+        enough = groups * self.samples >= RESPONSES if likely else groups >= FEW_GROUPS
+        if self.equal_steps < IDLE_STEPS or not enough or (self.rewards_differed and not fell):
             return None
         return (
             f"all rewards were {metrics['reward/mean']:.3g} in the last {self.equal_steps} steps; see whether the "
@@ -136,32 +190,40 @@ class Alarms:
 
     def _verifier_failures(self, metrics: Metrics) -> str | None:
         """Verifications fail by the verifier's own fault."""
-        failed = {name: metrics[f"outcome/{name}"] for name in ("timeout", "crash")}
-        if sum(failed.values()) <= MOST_UNVERIFIED:
+        if not self._many(self.failed):
             return None
+        failed = {name: metrics[f"outcome/{name}"] for name in ("timeout", "crash")}
         how = " and ".join(f"{share:.0%} {name}" for name, share in failed.items() if share)
-        return f"verifications failed ({how}): those samples are left out; see the column detail in samples/"
+        share = self.failed / self.responses
+        return (
+            f"verifications failed ({share:.0%} of the last; in this step {how or 'none'}): those samples are left "
+            "out; see the column detail in samples/"
+        )
 
     def _verifier_overruns(self, metrics: Metrics) -> str | None:
         """Responses score 0 because their verification takes too long."""
-        overran = metrics["verify/overran"]
-        if overran <= MOST_UNVERIFIED:
+        if not self._many(self.overran):
             return None
         return (
-            f"{overran:.0%} of the responses scored 0 because their verification used up its CPU time twice: see "
-            "their answers in samples/, or raise verifier.deadline_s"
+            f"{self.overran / self.responses:.0%} of the last responses scored 0 because their verification used up "
+            "its CPU time twice: see their answers in samples/, or raise verifier.deadline_s"
         )
+
+    def _many(self, count: float) -> bool:
+        """Whether so many of the last verifications are too many."""
+        return count >= FEW and count > MOST_UNVERIFIED * self.responses
 
     def _reference_is_policy(self, metrics: Metrics) -> str | None:
         """A reference that moves with the policy holds nothing back. Before the first update it is the policy."""
-        if self.steps < FIRST_STEPS or self.idle_steps or metrics.get("update/kl_start") != 0.0:
+        moved = self.steps >= FIRST_STEPS and self.lr_sum >= WARMED_UP * self.lr
+        if not moved or metrics.get("update/kl_start") != 0.0:
             return None
         return "the KL to the reference is 0 after updates (update/kl_start): the reference is the policy itself"
 
     def _weights_unchanged(self, metrics: Metrics) -> str | None:
         """Updates have changed nothing that the engines were sent after them."""
-        moved = metrics["update/count"] and metrics.get("update/grad_norm", 0.0) > 0 and metrics["update/lr"] > 0
-        if not moved or metrics.get("sync/changed_tensors") != 0:
+        moved = metrics["update/count"] and metrics.get("update/grad_norm", 0.0) > 0
+        if not moved or metrics["update/lr"] <= LEAST_LR * self.lr or metrics.get("sync/changed_tensors") != 0:
             return None
         return (
             f"{metrics['update/count']:.0f} updates at update/lr = {metrics['update/lr']:.3g} left every tensor that "
@@ -170,7 +232,8 @@ class Alarms:
 
     def _no_response_ends(self, metrics: Metrics) -> str | None:
         """The end of a response is never sampled: the stop tokens are wrong, or the limit is too low."""
-        if not self.endless_steps == self.steps >= FIRST_STEPS:
+        responses = self.steps * self.prompts * self.samples
+        if not self.endless_steps == self.steps >= FIRST_STEPS or responses < FEW_RESPONSES:
             return None
         return (
             f"every response of {self.steps} steps was cut off at rollout.max_response_tokens; see the stop tokens of "
@@ -179,19 +242,25 @@ class Alarms:
 
     def _truncated_rewarded(self, metrics: Metrics) -> str | None:
         """Responses that were cut off are rewarded."""
-        share, reward = metrics["response_tokens/truncated"], metrics.get("reward/truncated", 0.0)
-        self.truncated_steps = self.truncated_steps + 1 if share > TRUNCATED and reward > REWARDED else 0
-        if self.truncated_steps < IDLE_STEPS:
+        if self.steps < IDLE_STEPS or self.cut_off < max(FEW, TRUNCATED * self.responses):
+            return None
+        share, reward = self.cut_off / self.responses, self.cut_off_reward / self.cut_off
+        if not reward > max(REWARDED, metrics["reward/mean"] / 2):
             return None
         return (
-            f"{share:.0%} of the responses were cut off, and their mean score is {reward:.3g}: a model is rewarded for "
-            "not ending; give train.truncated = zero_reward or mask, or a higher limit"
+            f"{share:.0%} of the last responses were cut off, and their mean score is {reward:.3g}: a model is "
+            "rewarded for not ending; give train.truncated = zero_reward or mask, or a higher limit"
         )
 
     def _loss_scale(self, metrics: Metrics) -> str | None:
-        """The loss pulls along the advantages, as hard as they say."""
+        """The loss pulls along the advantages, as hard as they say. Clipped tokens do not pull."""
         scale = metrics.get("update/loss_scale", 1.0)
-        if 1 / self.loss_scale <= scale <= self.loss_scale:
+        clipped = metrics.get("update/clip_low", 0.0) + metrics.get("update/clip_high", 0.0)
+        if 1 / SCALE - 2 * clipped <= scale <= SCALE:
+            self.scale_steps = 0
+            return None
+        self.scale_steps += 1
+        if self.scale_steps < 2:
             return None
         return (
             f"the gradient of the loss along the advantages is {scale:.3g} times what it should be: its sign or its "

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.errors import RunFailed
-from rlcli.workers.integrity import REPORT, weight_of
+from rlcli.workers.integrity import REPORT, SURE, weight_of
 
 if TYPE_CHECKING:
     from rlcli.data.packer import Plan
@@ -26,21 +26,22 @@ ROUNDING = 1e-6
 
 
 class DrawCheck:
-    """Compares each draw of prompts with the one before. count: of the prompts in the dataset."""
+    """Compares each draw of prompts with the two before. count: of the prompts in the dataset, the smallest of several:
+    where an epoch begins, its first prompts may be the last of the one before, and then come no more."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._before: list[int] = []
+        self._before: list[list[int]] = [[], []]
 
     def check(self, indexes: list[int]) -> None:
-        """Raises RunFailed where the dataset could give other prompts, and gives the same once more."""
-        if len(indexes) > 1 and indexes == self._before and 2 * len(indexes) <= self.count:
+        """Raises RunFailed where the dataset could give other prompts, and gives the same a third time."""
+        if len(indexes) > 1 and self._before == [indexes, indexes] and 2 * len(indexes) <= self.count:
             raise RunFailed(
-                f"the last {len(indexes)} prompts are drawn once more, of {self.count} in the dataset: the data cursor "
-                "does not move",
+                f"the last {len(indexes)} prompts are drawn a third time, of {self.count} in the dataset: the data "
+                "cursor does not move",
                 REPORT,
             )
-        self._before = indexes
+        self._before = [self._before[1], indexes]
 
 
 class Invariants:
@@ -88,7 +89,7 @@ class Invariants:
             size = float(np.abs(advantages).sum())
             total = float((advantages * weight_of(signatures)).sum())
             self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)
-        if sums.get("check_watched") and not sums["check_moved"]:
+        if sums.get("check_watched", 0.0) >= SURE and not sums["check_moved"]:
             raise RunFailed(f"an optimizer step with gradient norm {sums['grad_norm']:.3g} changed no weight", REPORT)
 
     @staticmethod

@@ -133,7 +133,7 @@ class RolloutSource:
         self.workers, self.prompts, self.cursor, self.config = workers, prompts, cursor, config
         self.save_as, self.greedy, self.on_progress = save_as, greedy, on_progress
         self.waiting: list[Group] = []
-        self._draws = DrawCheck(len(prompts))
+        self._draws = DrawCheck(cursor.smallest)
         self.part_weights = part_weights(config.algorithm.advantage, verifiers_of(prompts.prompts))
 
     def take(self, step: int) -> Collected:

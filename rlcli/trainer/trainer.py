@@ -119,7 +119,10 @@ class Trainer:
             config.rollout.top_p,
             view.note,
             folder.event,
-            other_terms=self.algorithm.kl.coef > 0 or self.algorithm.nll_coef > 0,
+            prompts=config.rollout.prompts_per_step,
+            samples=config.rollout.samples_per_prompt,
+            lr=config.train.lr,
+            given=bool(config.data.response),
         )
         self.invariants = Invariants()
         faults = config.fault_tolerance

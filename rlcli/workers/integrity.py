@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 WATCHED = 1024
 """Weights of the tensor that is looked at before and after an optimizer step."""
+SURE = 16
+"""Fewer of them that should have moved prove nothing."""
+LEAST_GRADIENT = 1e-7
+"""Smaller gradients move a weight by far less than the learning rate: AdamW's ε is 1e-8."""
+LEAST_SHARE = 0.01
+"""Of the learning rate: a step that is this small has to show in a weight that is watched."""
 REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of what the workers add: both sums are in float32, of the same gradients."""
 REPORT = "please report this with the run's config.toml"
@@ -82,9 +88,10 @@ class LossCheck:
         self.world = world
         self._pulls: list[Tensor] = []
 
-    def watch(self, log_probs: Tensor, advantages: Tensor) -> None:
-        """log_probs `[R]`: an output that the loss depends on. advantages `[R]`."""
-        if log_probs.requires_grad:
+    def watch(self, log_probs: Tensor, advantages: Tensor | None) -> None:
+        """log_probs `[R]`: as the policy loss reads them, for its gradient alone. advantages `[R]`; None: nothing is
+        checked."""
+        if log_probs.requires_grad and advantages is not None:
             log_probs.register_hook(lambda gradient: self._pulls.append((gradient.double() * advantages).sum()))
 
     def total(self) -> float:
@@ -145,27 +152,37 @@ class StepCheck:
     """Whether an optimizer step changes weights that have a gradient."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameter = [p for p in model.parameters() if p.requires_grad and p.ndim > 1][-1]
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.ndim > 1]
+        # A row of the vocabulary belongs to a token that may never occur.
+        inner = [p for name, p in trained if not name.endswith(("lm_head.weight", "embed_tokens.weight"))]
+        self._parameter = (inner or [p for _, p in trained])[-1]
         self._before: Tensor | None = None
-        self._has_gradient: Tensor | None = None
+        self._watched: Tensor | None = None
 
-    def before(self) -> None:
-        """Note the first weights of this rank's part of the last matrix."""
+    def before(self, lr: float) -> None:
+        """Note the first weights of this rank's part of the last matrix. lr: of the step; 0 is never planned."""
+        import torch
+
         self._before = _local(self._parameter.detach()).reshape(-1)[:WATCHED].clone()
         gradient = self._parameter.grad
-        self._has_gradient = None if gradient is None else _local(gradient).reshape(-1)[:WATCHED] != 0
+        self._watched = None
+        if gradient is not None:
+            large = _local(gradient).reshape(-1)[:WATCHED].abs() >= LEAST_GRADIENT
+            # Half a unit in the last place of a weight w is between w · eps / 4 and w · eps / 2.
+            most = LEAST_SHARE * lr * 2 / torch.finfo(self._before.dtype).eps if lr else torch.inf
+            self._watched = large & (self._before.abs() <= most)
 
     def after(self) -> dict[str, Tensor]:
-        """`check_watched`: how many of them have a gradient; `check_moved`: how many of those have changed."""
+        """`check_watched`: how many of them have to change; `check_moved`: how many of those have changed."""
         import torch
 
         assert self._before is not None, "before() comes first"
-        if self._has_gradient is None:
+        if self._watched is None:
             return {}
         now = _local(self._parameter.detach()).reshape(-1)[:WATCHED]
-        moved = (now != self._before) & self._has_gradient
+        moved = (now != self._before) & self._watched
         return {
-            "check_watched": self._has_gradient.sum(dtype=torch.float64),
+            "check_watched": self._watched.sum(dtype=torch.float64),
             "check_moved": moved.sum(dtype=torch.float64),
         }
 

@@ -65,7 +65,7 @@ class Learner:
         if not bad:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
-            self.stepped.before()
+            self.stepped.before(lr)
             self.optimizer.step()
             sums |= self.stepped.after()
         self.optimizer.zero_grad(set_to_none=True)

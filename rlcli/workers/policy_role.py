@@ -97,24 +97,25 @@ class PolicyRole:
         inputs = tokens | columns | {"log_probs": outputs.log_probs, "entropy": entropy}
         inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
         denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
-        checks = self._row_sums(batch, micro, inputs, denominators)
+        checks, advantages = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
             inputs,
             denominators,
             kl_coef=coefficients.kl,
             entropy_coef=coefficients.entropy,
             right_tokens=work.right_tokens,
+            on_policy_input=lambda read: self.loss_check.watch(read, advantages),
         )
         return outputs.log_probs, objective.loss, objective.sums | checks
 
     def _row_sums(
         self, batch: TrainBatch, micro: MicroBatch, inputs: dict[str, Tensor], denominators: Denominators
-    ) -> dict[str, Tensor]:
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """What the controller compares with its plan, of one micro-batch: `check_rows`, the signatures' sum;
         `check_advantages`, that of the advantages, each weighted by its signature; `check_expected_pull`: see
-        `LossCheck`."""
+        `LossCheck`. And the advantages of the tokens that the loss reads, None where they say nothing of the loss."""
         sums: dict[str, Tensor] = {}
-        planned = None
+        planned = read = None
         if "advantages" in batch.columns:
             planned = batch.of(micro, "advantages")
         if "signatures" in batch.columns:
@@ -124,9 +125,9 @@ class PolicyRole:
                 sums["check_advantages"] = (planned.double() * weight_of(signatures)).sum()
         if self.checks_loss:
             tokens = micro.tokens["advantages"] if planned is None else planned[micro.packed.sequence].float()
-            self.loss_check.watch(inputs["log_probs"], tokens.double())
+            read = (tokens[inputs["kept"]] if "kept" in inputs else tokens).double()
             sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
-        return {name: value.detach() for name, value in sums.items()}
+        return {name: value.detach() for name, value in sums.items()}, read
 
     def _checks(self, batch: TrainBatch, index: int, pull: float) -> dict[str, float]:
         """The same, of a whole update: this rank's part of the denominator that it divided by, and its `check_pull`."""

@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from catalog import FAULTS, LAYOUTS, PAIR
-from model import make_model_and_data
+from catalog import FAULTS, LAYOUTS, SOUND
+from model import make_model_and_data, make_quickstart
 
 STEPS = 4
 WITHIN = 3
 """Steps in which a fault has to be found."""
 UNHARMED = ["grpo", "dapo", "ppo", "rloo", "gspo"]
+"""Recipes of the runs without a fault, on the quickstart's task."""
 Row = dict[str, Any]
 
 
@@ -52,7 +53,7 @@ def main() -> int:
     work = options.out.resolve() if options.out else Path(tempfile.mkdtemp(prefix="rlcli-faults-", dir="/tmp"))
     work.mkdir(parents=True, exist_ok=True)
     try:
-        make_model_and_data(work)
+        (make_quickstart if options.unharmed else make_model_and_data)(work)
         rows = [row for layout, names in _plan(options) for row in _session(work, layout, _steps(options), names)]
     finally:
         if not options.out:
@@ -71,7 +72,7 @@ def _steps(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
     """Layout → names of the runs in it."""
     if options.unharmed:
-        return [(PAIR, [f"unharmed:{recipe}" for recipe in UNHARMED])]
+        return [(SOUND, [f"unharmed:{recipe}" for recipe in UNHARMED])]
     chosen = [f for f in FAULTS if (f.in_ci if options.ci else options.only is None or f.name in options.only)]
     plan = [(layout, [fault.name for fault in chosen if fault.layout == layout]) for layout in LAYOUTS]
     return [(layout, ["unharmed:grpo", *names]) for layout, names in plan if names]

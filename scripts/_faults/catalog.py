@@ -13,6 +13,8 @@ import in_workers
 
 PAIR, LORA, HALF, APART = "pair", "lora", "bfloat16", "apart"
 """Layouts of workers: two that train and generate; the same with an adapter; in bfloat16; an engine of its own."""
+SOUND = "sound"
+"""The layout of runs without a fault: two workers, and the quickstart's model, data and verifier."""
 
 LAYOUTS: dict[str, tuple[str, ...]] = {
     PAIR: (),

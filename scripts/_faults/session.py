@@ -23,7 +23,7 @@ import catalog
 import in_controller
 import in_workers
 import patches
-from catalog import FAULTS, LAYOUTS, Fault
+from catalog import FAULTS, LAYOUTS, SOUND, Fault
 
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed
@@ -47,6 +47,14 @@ SMALL = (
     # So does any of these end a response: an untrained model hardly draws its end token.
     f"rollout.stop_token_ids={list(range(5, 90, 2))}",
 )
+TASK = (
+    *("train.lr=2e-4", "train.beta2=0.99", "train.tokens_per_microbatch=4096"),
+    *("critic.lr=2e-3", "critic.warmup_steps=0", "checkpoint.every=0", "tracking.trackers=", "evaluation.data="),
+    *("data.max_prompt_tokens=32", "rollout.max_response_tokens=40", "rollout.kv_cache_mb=64"),
+    "verifier.processes=1",
+)
+"""The quickstart's settings, and 64 samples a step: small batches are the harder test."""
+SIZES = {"ppo": ("rollout.prompts_per_step=64",), "dapo": ("shaping.overlong_buffer=10",)}
 FOUND = {
     "weights": r"after the weight sync",
     "signature": r"other tokens, log-probs or reward|different prompts",
@@ -65,6 +73,11 @@ FOUND = {
 
 
 def resolved(work: Path, fault: Fault, recipe: str, steps: int) -> Resolved:
+    if fault.layout == SOUND:
+        flags: dict[str, object] = {"model.path": str(work / "warm"), "data.path": str(work / "sums")}
+        own = ("rollout.prompts_per_step=8", "rollout.samples_per_prompt=8") if recipe != "ppo" else ()
+        flags |= {"train.steps": steps, "train.warmup_steps": min(10, steps), "cluster.workers": 2}
+        return resolve(recipe, flags, [*TASK, *own, *SIZES.get(recipe, ())])
     model, data = work / "model", work / "data"
     if fault.model:
         model, data = work / f"model-{fault.name}", work / "data-with-system"
@@ -129,6 +142,14 @@ def _named(failed: str, step: int) -> tuple[str, int, str]:
     return next((name for name, pattern in FOUND.items() if re.search(pattern, failed)), "another"), step, failed
 
 
+def went(folder: Path) -> dict[str, Any]:
+    """How far a run came, and every alarm that it raised."""
+    rewards = [line["reward/mean"] for line in metrics_of(folder) if "reward/mean" in line]
+    alarms = [f"{event['name']} at {event['step']}" for event in events_of(folder) if event["event"] == "alarm"]
+    last = sum(rewards[-10:]) / max(1, len(rewards[-10:]))
+    return {"steps": len(rewards), "reward": [rewards[0] if rewards else None, last], "alarms": alarms}
+
+
 def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
     faults = {fault.name: fault for fault in FAULTS}
     sound = Fault("", "", "", layout=layout)
@@ -162,13 +183,15 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
                         launch.train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
                     except RunFailed as error:
                         failed = str(error)
-            _print(name, layout, *caught(path, failed), stopped=bool(failed), began=began)
+            _print(name, layout, *caught(path, failed), stopped=bool(failed), began=began, **went(path))
 
 
-def _print(name: str, layout: str, check: str, step: int, text: str, *, stopped: bool, began: float) -> None:
+def _print(
+    name: str, layout: str, check: str, step: int, text: str, *, stopped: bool, began: float, **more: Any
+) -> None:
     row = {"name": name, "layout": layout, "check": check, "step": step, "stopped": stopped, "text": text}
     # While Ray runs, sys.stdout leads to stderr.
-    print(json.dumps(row | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
+    print(json.dumps(row | more | {"seconds": time.perf_counter() - began}), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.config.schema import RunConfig
+from rlcli.data.cursor import PromptCursor
+from rlcli.data.mixture import MixedCursor
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.errors import RunFailed
@@ -19,7 +22,7 @@ from rlcli.trainer.collect import Collected
 from rlcli.trainer.invariants import DrawCheck, Invariants
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.batch import TrainBatch
-from rlcli.workers.integrity import LossCheck, StepCheck, weight_of
+from rlcli.workers.integrity import SURE, LossCheck, StepCheck, weight_of
 from rlcli.workers.samples import Samples
 
 CPU = torch.device("cpu")
@@ -132,7 +135,7 @@ def sums_of(chosen: Chosen, ranks: int = 2) -> dict[str, float]:
             total["tokens"] += float(micro.lengths.sum())
             total["check_rows"] += float(signatures.sum())
             total["check_advantages"] += float((batch.of(micro, "advantages") * weight_of(signatures)).sum())
-    return total | {"check_watched": 9.0, "check_moved": 3.0}
+    return total | {"check_watched": 99.0, "check_moved": 3.0}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -184,11 +187,27 @@ def test_a_cursor_that_stands_still_stops_the_run() -> None:
     draws = DrawCheck(8)
     draws.check([0, 1, 2])
     draws.check([3, 4, 5])
+    draws.check([3, 4, 5])  # the last ones of an epoch, and the first ones of the next
     with pytest.raises(RunFailed, match="does not move"):
         draws.check([3, 4, 5])
     few = DrawCheck(3)
-    few.check([0, 1, 2])
-    few.check([0, 1, 2])  # there are no others
+    for _ in range(4):
+        few.check([0, 1, 2])  # there are no others
+
+
+@pytest.mark.parametrize("count", [4, 5, 16])
+def test_a_cursor_over_few_prompts_is_never_taken_to_stand_still(count: int) -> None:
+    for seed in range(20):
+        cursor, draws = PromptCursor(count, seed, shuffle=True), DrawCheck(count)
+        for _ in range(200):
+            draws.check(cursor.take(2))
+
+
+def test_a_small_set_among_large_ones_may_give_the_same_prompts_again() -> None:
+    cursor = MixedCursor(["small", "large"], [0, 2, 100], [0.99, 0.01], seed=0, shuffle=False)
+    draws = DrawCheck(cursor.smallest)
+    for _ in range(10):
+        draws.check(cursor.take(2))
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -212,8 +231,8 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
                 "lengths": lengths,
             }
             whole = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
-            check.watch(log_probs, advantages.double())
-            (algorithm.objective(inputs, whole).loss * world).backward()
+            watch = partial(check.watch, advantages=advantages.double())
+            (algorithm.objective(inputs, whole, on_policy_input=watch).loss * world).backward()
             expected += float(algorithm.pull(inputs, whole))
             pull += check.total()
         assert pull == pytest.approx(expected)
@@ -225,13 +244,66 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
     assert not pulls_by_advantage(Algorithm.build(loss="gmpo"))  # which weighs whole responses
 
 
+@pytest.mark.parametrize("kept", [None, [True, False, True]])
+def test_other_terms_of_the_loss_are_no_part_of_the_pull(kept: list[bool] | None) -> None:
+    """KL and NLL pull, too; where advantages are small, harder than they do."""
+    from rlcli.algorithms.aggregation import Denominators
+
+    algorithm = Algorithm.build(kl_coef=0.5, nll_coef=0.5)
+    log_probs, advantages = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True), torch.tensor([0.01, 0.01, -0.01])
+    inputs = {
+        "log_probs": log_probs,
+        "reference_log_probs": log_probs.detach() + 1,
+        "advantages": advantages,
+        "sequence": torch.tensor([0, 0, 1]),
+        "lengths": torch.tensor([2, 1]),
+        "right": torch.tensor([True, False]),
+    } | ({} if kept is None else {"kept": torch.tensor(kept)})
+    whole, check = Denominators(tokens=3, sequences=2, max_length=4), LossCheck(1)
+    own = (advantages if kept is None else advantages[torch.tensor(kept)]).double()
+    watch = partial(check.watch, advantages=own)
+    algorithm.objective(inputs, whole, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
+    assert check.total() == pytest.approx(float(algorithm.pull(inputs, whole)))
+    assert log_probs.grad is not None
+    assert abs(log_probs.grad[0]) > 0.1  # the other terms are there
+
+
 def test_an_optimizer_that_does_not_step_is_seen() -> None:
     model = torch.nn.Linear(3, 2)
     check = StepCheck(model)
-    check.before()
+    check.before(0.1)
     assert check.after() == {}  # no gradient
-    model.weight.grad = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    model.weight.grad = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1e-9, 0.0]])
     for lr, moved in ((0.0, 0), (0.1, 2)):
-        check.before()
+        check.before(lr)
         torch.optim.SGD(model.parameters(), lr=lr).step()
         assert {name: int(value) for name, value in check.after().items()} == {"check_watched": 2, "check_moved": moved}
+
+
+@pytest.mark.parametrize(
+    ("lr", "gradient", "watched"),
+    [
+        (1e-6, 1e-4, True),
+        (2.5e-12, 1e-4, False),  # of the last step of a cosine: less than what float32 resolves
+        (1e-6, 1e-12, False),  # of a token that never occurs
+    ],
+)
+def test_a_step_too_small_to_show_is_no_fault(lr: float, gradient: float, watched: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    check, optimizer = StepCheck(model), torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    model.weight.grad = torch.randn(64, 64) * gradient
+    check.before(lr)
+    optimizer.step()
+    found = {name: float(value) for name, value in check.after().items()}
+    assert (found["check_watched"] >= SURE) == watched
+    assert found["check_moved"] == found["check_watched"] or not watched
+
+
+def test_a_head_over_the_vocabulary_is_not_what_is_watched() -> None:
+    model = torch.nn.ModuleDict({"inner": torch.nn.Linear(3, 2), "lm_head": torch.nn.Linear(2, 5)})
+    model["inner"].weight.grad = torch.ones(2, 3)
+    check = StepCheck(model)
+    check.before(0.1)
+    assert int(check.after()["check_watched"]) == 6
+    assert StepCheck(torch.nn.ModuleDict({"lm_head": torch.nn.Linear(2, 5)}))._parameter.shape == (5, 2)

@@ -92,7 +92,8 @@ def written(advantage: str) -> set[str]:
     trainer.view, trainer.folder, trainer.workers = MagicMock(), MagicMock(), Workers()  # type: ignore[assignment]
     trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
     trainer.version, trainer.since, trainer.listeners = 0, 0.0, []
-    trainer.alarms, trainer.invariants, trainer.done = Alarms(1.0, 1.0, print, MagicMock()), MagicMock(), 0
+    trainer.alarms = Alarms(1.0, 1.0, print, MagicMock(), prompts=1, samples=2, lr=1e-6)
+    trainer.invariants, trainer.done = MagicMock(), 0
     trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
     trainer.health = Health("skip", None, MagicMock(), print)
     trainer.source = MagicMock()

@@ -325,12 +325,13 @@ def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_an_older_policy(s
     trainer.config, trainer.algorithm = config, Algorithm.build()
     for behind, notes in ((0, 1), (1, 0)):
         heard: list[str] = []
-        trainer.alarms = Alarms(0.2, 1.0, heard.append, MagicMock())
+        trainer.alarms = Alarms(0.2, 1.0, heard.append, MagicMock(), prompts=1, samples=4, lr=1e-6)
         trainer.critic, trainer.done = MagicMock(**{"metrics.return_value": {}}), 0
         trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
         batch = Collected(Samples.of(samples), [], 0.0, 0.0)
-        metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
-        assert metrics["mismatch/kl"] == 0.3
+        for _ in range(2):
+            metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
+            assert metrics["mismatch/kl"] == 0.3
         assert sum("alarm mismatch" in note for note in heard) == notes
 
 
