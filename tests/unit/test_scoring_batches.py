@@ -73,9 +73,8 @@ def test_a_bad_request_in_a_batch_costs_itself_alone(
 
 def test_awaiting_verifiers_overlap_on_one_loop_of_their_process(pool: ScoringPool) -> None:
     ask(pool, f"{NAME}awaited", "warm")
-    started = time.monotonic()
     verdicts = ask_all(pool, f"{NAME}awaited", [f"right:{i}" for i in range(16)])
-    assert time.monotonic() - started < 1.0  # one after another they would take 3.2 s
+    assert max(verdict.parts["under_way"] for verdict in verdicts) > 1  # one after another it would be 1
     loops = {verdict.parts["loop"] for verdict in [*verdicts, *ask_all(pool, f"{NAME}awaited", ["again"])]}
     assert len(loops) == 1
 

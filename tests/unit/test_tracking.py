@@ -373,9 +373,9 @@ def test_a_tracker_that_hangs_delays_no_step_and_is_killed_at_the_end(
     for step in range(1, 101):
         trackers.log(step, {"reward/mean": 0.5})
         time.sleep(0.01 if step < 60 else 0)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60  # one that waited would take 600 s
     trackers.close()
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 120
     assert len(metrics_lines(folder)) == 100
     late, killed = warnings
     assert re.fullmatch(r"hanging is 5 steps behind; from step \d+ on it lacks some", late)
@@ -396,7 +396,7 @@ def test_a_tracker_outlives_a_killed_run_only_to_store_what_it_has(tmp_path: Pat
         "time.sleep(0.2); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     pid = int((tmp_path / "run" / "pid").read_text())
     while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
         assert time.monotonic() < until, "it lives on"

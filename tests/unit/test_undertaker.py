@@ -81,8 +81,8 @@ def test_a_killed_driver_is_cleared_up_after(session: Path) -> None:
     try:
         driver.kill()
         driver.wait()
-        assert not psutil.wait_procs([daemon], timeout=20)[1]
-        deadline = time.monotonic() + 10
+        assert not psutil.wait_procs([daemon], timeout=60)[1]
+        deadline = time.monotonic() + 60
         while session.exists() or shared.exists():
             assert time.monotonic() < deadline
             time.sleep(0.05)

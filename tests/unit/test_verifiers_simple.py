@@ -187,9 +187,9 @@ def test_gsm8k_reads_no_number_of_the_reasoning() -> None:
 
 
 def test_gsm8k_reads_a_long_row_of_groups_in_no_time() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert score("1," + "111," * 100_000 + "1111", **FLEXIBLE).outcome is not Outcome.OK
-    assert time.monotonic() - started < 2.0
+    assert time.process_time() - started < 5.0  # of CPU time: a search that tries each beginning takes minutes
 
 
 @given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "{:,}", "{}.00", "{}."]), st.booleans())
