@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,16 @@ Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 """Gives the tensors of these names."""
 
 
-def write_model(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path) -> None:
+def write_model(
+    stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path, stops: Sequence[int] = ()
+) -> None:
     """Write the causal language model `stored`, trained from `base`, to the empty `folder`, with its config, generation
-    config and tokenizer. dtype: of the weights in the files. `ModelError` where base and weights do not match.
+    config and tokenizer. dtype: of the weights in the files. stops: every id that ends a response, for the generation
+    config; none: those of the base. `ModelError` where base and weights do not match.
     """
     config = read_config(base)
     _write(_skeleton(AutoModelForCausalLM, config), config, stored, dtype, folder)
-    _write_generation_config(base, config, folder)
+    _write_generation_config(base, config, folder, stops)
     write_tokenizer(tokenizer, folder)
 
 
@@ -58,7 +61,7 @@ def write_lora(stored: Stored, spec: LoraSpec, base: str, dtype: torch.dtype, fo
     write_tokenizer(base, folder)
 
 
-def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path) -> None:
+def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, stops: Sequence[int] = ()) -> None:
     """Write `base` with the adapter in the folder `adapter` added to its weights (in float32), like `write_model`."""
     from peft import PeftModel
 
@@ -69,7 +72,7 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path) -> 
     shapes = {name: weight.shape for name, weight in weights.items()}
     _write_weights(shapes, lambda names: {name: weights[name].detach() for name in names}, dtype, folder)
     _write_config(config, type(merged).__name__, dtype, folder)
-    _write_generation_config(base, config, folder)
+    _write_generation_config(base, config, folder, stops)
     write_tokenizer(base, folder)
 
 
@@ -127,12 +130,16 @@ def _write_config(config: Any, architecture: str, dtype: torch.dtype, folder: Pa
     config.save_pretrained(folder)
 
 
-def _write_generation_config(source: str, config: Any, folder: Path) -> None:
+def _write_generation_config(source: str, config: Any, folder: Path, stops: Sequence[int]) -> None:
+    """That of `source`, whose responses end at any of `stops`: a base model's own names the end of a text alone, and a
+    server would let it go on with an invented turn after its answer."""
     from transformers import GenerationConfig
 
     try:
         generation = GenerationConfig.from_pretrained(source)
     except OSError:  # the source has none
         generation = GenerationConfig.from_model_config(config)
+    if stops:
+        generation.eos_token_id = stops[0] if len(stops) == 1 else list(stops)
     # save_pretrained would refuse files that are in use with published models (a temperature without sampling).
     generation.to_json_file(folder / "generation_config.json")

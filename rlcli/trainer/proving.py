@@ -7,6 +7,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from rlcli.config.schema import RunConfig
+from rlcli.data import template
+from rlcli.data.prompts import load_tokenizer
 from rlcli.errors import CheckpointError, RlcliError, RunFailed
 from rlcli.model.export import write_lora, write_merged, write_model, write_value
 from rlcli.model.facts import read_config
@@ -46,11 +49,18 @@ def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
         target = folder if adapter else folder / ".adapter"
         write_lora(policy_of(origin.checkpoint), lora, base, torch_dtype if adapter else torch.float32, target)
         if options.merge:
-            write_merged(target, base, torch_dtype, folder)
+            write_merged(target, base, torch_dtype, folder, stops_of(config, base))
             shutil.rmtree(target)
     else:
-        write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder)
+        write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder, stops_of(config, base))
     return Export(path, kind, origin.checkpoint.step, dtype, base, manifest_digest(origin.checkpoint.path))
+
+
+def stops_of(config: RunConfig, base: str) -> list[int]:
+    """Every id that ended a response in the run, ascending."""
+    # With the run's variables: a template may fail without them. The day changes no token that closes a turn.
+    tokenizer = template.fix(load_tokenizer(base), config.data.chat_template_kwargs, None)
+    return list(template.stop_tokens(tokenizer, base, config.rollout.stop_token_ids))
 
 
 def prove(origin: Origin, written: Export, folder: Path) -> Export:

@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from rlcli.errors import CheckpointError
 from rlcli.model.stored import Stored
 from rlcli.trainer.exporting import model_folder
-from tests.export_fixtures import PROBE, export, log_probs, nothing_beside, save_run, stored_log_probs
+from tests import chat_templates as templates
+from tests.export_fixtures import LORA, PROBE, export, log_probs, nothing_beside, save_run, stored_log_probs
 from tests.model_fixtures import save_tiny
 
 
@@ -59,6 +60,29 @@ def test_the_pipeline_that_the_card_shows_answers(tmp_path: Path) -> None:
         [sys.executable, "-c", code.replace("256", "4")], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert "'role': 'assistant'" in shown.stdout, shown.stderr
+
+
+@pytest.mark.parametrize(("settings", "words"), [((), ()), (LORA, ("--merge",))], ids=["full", "merged"])
+def test_the_export_ends_a_response_where_the_run_did(
+    settings: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A base model's own generation config names the end of a text alone."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    from rlcli.model.tiny import make_tiny_model
+
+    base = make_tiny_model(tmp_path / "base")
+    eos = AutoTokenizer.from_pretrained(base).eos_token_id
+    (base / "chat_template.jinja").write_text(templates.BY_OPENER)
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": eos, "do_sample": True, "top_k": 7}))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    save_run(tmp_path / "run", base, *settings, "rollout.stop_token_ids=[9]")
+    dist.destroy_process_group()
+    export(tmp_path / "run", *words, "--out", tmp_path / "out", "--no-check")
+    found = GenerationConfig.from_pretrained(tmp_path / "out")
+    user = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids("<|user|>")
+    assert found.eos_token_id == sorted({eos, user, 9})
+    assert (found.do_sample, found.top_k) == (True, 7)
 
 
 def test_files_get_the_permissions_that_the_umask_leaves(saved_runs: Path, tmp_path: Path) -> None:
