@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 22
-"""Elements in one piece of work: bounds the 8-byte integers in between to 32 MB each."""
+CHUNK = {"cpu": 1 << 18, "cuda": 1 << 22}
+"""Elements in one piece of work by device: on CPUs the 8-byte integers in between stay in the cache, on GPUs pieces are
+large beside the launch of a kernel."""
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Of so many bytes."""
@@ -64,24 +65,22 @@ def columns_of(shape: torch.Size) -> int:
     return max(1, shape[-1] if shape else 1)
 
 
-@torch.no_grad()
 def checksum(tensor: Tensor) -> Tensor:
     """Of a whole tensor of any shape: int64, of no dimension."""
-    columns = columns_of(tensor.shape)
-    values = tensor.detach().reshape(-1, columns)
+    values = tensor.detach().reshape(-1, columns_of(tensor.shape))
     return part_checksum(values, keys(values.shape[0], 0, values.device), 0)
 
 
-@torch.no_grad()
 def part_checksum(part: Tensor, row_keys: Tensor, column: int) -> Tensor:
-    """What `part`, `[r, c]`, adds to the checksum of the tensor that it is cut from. row_keys: int64 `[r]`, of the rows
-    in that tensor; its columns are those from `column` on."""
+    """What `part`, `[r, c]`, without a gradient, adds to the checksum of the tensor that it is cut from. row_keys:
+    int64 `[r]`, of the rows in that tensor; its columns are those from `column` on."""
     column_keys = keys(column + part.shape[1], 1, part.device)[column:]
-    total = torch.zeros((), dtype=torch.int64, device=part.device)
-    rows = max(1, CHUNK // max(1, part.shape[1]))
-    for piece, weights in zip(part.split(rows), row_keys.split(rows), strict=True):
-        total += ((_bits(piece) * column_keys).sum(-1) * weights).sum()
-    return total
+    chunk = CHUNK[part.device.type]
+    if part.numel() <= chunk:
+        return ((_bits(part) * column_keys).sum(-1) * row_keys).sum()
+    rows = max(1, chunk // part.shape[1])
+    pieces = zip(part.split(rows), row_keys.split(rows), strict=True)
+    return torch.stack([((_bits(piece) * column_keys).sum(-1) * weights).sum() for piece, weights in pieces]).sum()
 
 
 def keys(count: int, salt: int, device: torch.device) -> Tensor:

@@ -66,6 +66,7 @@ class Region:
     rows: Tensor
     column: int
     place: tuple[Any, ...]
+    row_keys: dict[torch.device, Tensor] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, owner: str, held: Tensor, to: Tensor, source: Tensor, offset: int, shape: torch.Size) -> Region | None:
@@ -98,8 +99,13 @@ class Region:
     def checksum(self, owner: Tensor, dtype: torch.dtype) -> Tensor:
         """Of what `owner` holds there, as the part of the sent tensor that it is. dtype: of that one."""
         held = owner.as_strided(self.sizes, self.strides, owner.storage_offset() + self.offset)
-        row_keys = keys(int(self.rows.max()) + 1, 0, owner.device)[self.rows.to(owner.device)]
-        return part_checksum(held.to(dtype).reshape(-1, self.sizes[-1]), row_keys, self.column)
+        return part_checksum(held.to(dtype).reshape(-1, self.sizes[-1]), self._row_keys(owner.device), self.column)
+
+    def _row_keys(self, device: torch.device) -> Tensor:
+        """Of `rows`. Kept: they are the same at every sync."""
+        if device not in self.row_keys:
+            self.row_keys[device] = keys(int(self.rows.max()) + 1, 0, device)[self.rows.to(device)]
+        return self.row_keys[device]
 
 
 class Copies(TorchDispatchMode):
@@ -330,14 +336,17 @@ def adapter_slots(manager: Any) -> dict[str, Tensor]:
 def weights_of(model: nn.Module) -> Held:
     """What `model` computes with: its parameters, and for each matrix that a CPU kernel has packed what the kernel
     multiplies by."""
-    names = one_name(model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters: dict[str, Tensor] = {}
+    first: dict[int, str] = {}
     kernels: dict[str, list[nn.Module]] = defaultdict(list)
     head = getattr(model, "lm_head", None)
     for path, module in model.named_modules():
+        for key, parameter in module.named_parameters(path, recurse=False):
+            parameters[key] = parameter
+            first.setdefault(id(parameter), key)
         looked_up = hasattr(module, "num_embeddings") and module is not head
         if hasattr(module, "cpu_linear") and not looked_up:
-            kernels[names[f"{path}.weight"]].append(module)
+            kernels[first[id(module.weight)]].append(module)
 
     def held(owner: str, shape: torch.Size) -> list[Tensor]:
         own = parameters[owner].detach()
@@ -350,7 +359,8 @@ def weights_of(model: nn.Module) -> Held:
 def _multiplied(module: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
     """The matrix `[outputs, inputs]` that a CPU kernel multiplies by."""
     unit = torch.eye(inputs, dtype=dtype)
-    return torch.cat([module.cpu_linear(rows, module.weight, None) for rows in unit.split(UNIT_ROWS)]).t().contiguous()
+    rows = [module.cpu_linear(part, module.weight, None) for part in unit.split(UNIT_ROWS)]
+    return (torch.cat(rows) if len(rows) > 1 else rows[0]).t().contiguous()
 
 
 def _storage(tensor: Tensor) -> int:

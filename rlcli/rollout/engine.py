@@ -64,8 +64,7 @@ class RolloutEngine(Protocol):
     same order with the same arguments.
 
     The life of a step: `begin`, `add` and `step` until nothing is `unfinished`, or `abort` → `sleep` (the trainer takes
-    the memory) → `wake_weights` → `load_weights` or `load_adapter` → `verify` → `wake_cache` → `prompt_log_probs` and
-    `cached_tokens` of the probe.
+    the memory) → `wake_weights` → `load_weights` or `load_adapter` → `verify` → `wake_cache` → `probe`.
     """
 
     @property
@@ -120,8 +119,12 @@ class RolloutEngine(Protocol):
         ...
 
     def cached_tokens(self, prompt: np.ndarray) -> int:
-        """Have the prefix cache hold a prompt of whole blocks, which is `prompt` over and over; how many tokens of it
-        were there already. 0 where the engine sleeps."""
+        """Have the prefix cache hold one block, which is `prompt` over and over; how many tokens of it were there
+        already. 0 where the engine sleeps."""
+        ...
+
+    def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
+        """`cached_tokens` and `prompt_log_probs` of `tokens`, in one step of the engine."""
         ...
 
     def sleep(self) -> None:

@@ -169,17 +169,8 @@ class VllmEngine:
         assert not self._keys, f"{len(self._keys)} requests vanished from the engine"
 
     def prompt_log_probs(self, tokens: Any) -> Any:
-        import numpy as np
-        from vllm import SamplingParams
-
-        self._add(tokens, SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False))
-        found: list[float] = []
-        while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                if output.finished:
-                    pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
-                    found = [entry[int(token)].logprob for token, entry in pairs]
-        return np.asarray(found, dtype=np.float32)
+        (output,) = self._finished([self._ask(tokens, prompt_logprobs=0)])
+        return _prompt_log_probs(tokens, output)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         from rlcli.model.held import Recorder
@@ -230,17 +221,16 @@ class VllmEngine:
         return found._replace(differences=[*found.differences, *(f"{name} was not sent" for name in layout.untouched)])
 
     def cached_tokens(self, prompt: Any) -> int:
-        import numpy as np
-        from vllm import SamplingParams
-
         if self._engine.is_sleeping():
             return 0
-        length = min(2 * self._engine.vllm_config.cache_config.block_size + 1, self.spec.max_length - 1)
-        self._add(np.resize(prompt, length), SamplingParams(max_tokens=1, temperature=0.0, detokenize=False))
-        cached = 0
-        while self._engine.has_unfinished_requests():
-            cached += sum(output.num_cached_tokens or 0 for output in self._engine.step() if output.finished)
-        return cached
+        (output,) = self._finished([self._ask(self._block(prompt))])
+        return output.num_cached_tokens or 0
+
+    def probe(self, tokens: Any) -> tuple[int, Any]:
+        # The first that was added is the first that is scheduled: the other one cannot have cached its block before.
+        names = [self._ask(self._block(tokens)), self._ask(tokens, prompt_logprobs=0)]
+        block, scored = self._finished(names)
+        return block.num_cached_tokens or 0, _prompt_log_probs(tokens, scored)
 
     def sleep(self) -> None:
         if self.spec.device == "cuda" and not self._engine.is_sleeping():
@@ -273,6 +263,25 @@ class VllmEngine:
             # What the trainer's tensors leave in torch's cache is memory that the engine could not map.
             torch.cuda.empty_cache()
             self._llm.wake_up(tags=[what])
+
+    def _block(self, prompt: Any) -> Any:
+        """A prompt of one block of the prefix cache, `prompt` over and over, and the token that is computed."""
+        import numpy as np
+
+        return np.resize(prompt, min(self._engine.vllm_config.cache_config.block_size, self.spec.max_length - 2) + 1)
+
+    def _ask(self, prompt: Any, **params: Any) -> str:
+        """Add a prompt for which one token is drawn."""
+        from vllm import SamplingParams
+
+        return self._add(prompt, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **params))
+
+    def _finished(self, names: Sequence[str]) -> list[Any]:
+        """What the engine gives out of these requests, which are all that it has."""
+        outputs: dict[str, Any] = {}
+        while self._engine.has_unfinished_requests():
+            outputs |= {output.request_id: output for output in self._engine.step() if output.finished}
+        return [outputs[name] for name in names]
 
     def _add(self, prompt: Any, params: Any) -> str:
         from vllm import TokensPrompt
@@ -309,6 +318,14 @@ class VllmEngine:
             stop_token_ids=list(self.spec.stop_token_ids),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+
+def _prompt_log_probs(tokens: Any, output: Any) -> Any:
+    """float32 `[len(tokens) - 1]`."""
+    import numpy as np
+
+    pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+    return np.asarray([entry[int(token)].logprob for token, entry in pairs], dtype=np.float32)
 
 
 def _generation(key: int, output: Any) -> Generation:

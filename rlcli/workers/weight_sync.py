@@ -147,9 +147,9 @@ class WeightSync:
         check_verified(verified, len(sent), self.rank)
         check_s = time.perf_counter() - began
         engine.wake_cache()
-        check_prefixes(engine.cached_tokens(probe), self.rank)
+        cached, generates = engine.probe(probe)
+        check_prefixes(cached, self.rank)
         self._rollout.version, self.probe = version, probe
-        generates = engine.prompt_log_probs(probe)
         if verified.unchecked:
             self.follows.check(log_probs, generates, self.rank)
         difference = largest(log_probs - generates)

@@ -21,6 +21,7 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from rlcli.model.checksum import Checksums
+    from rlcli.rollout.engine import Sampling
     from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -38,9 +39,11 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
         EngineSpec(str(folder), dtype, device, **spec, **memory, stop_token_ids=(), group_id="bench")  # type: ignore[arg-type]
     )
     probe = np.arange(PROMPT, dtype=np.int32)
+    cpu: dict[str, list[float]] = {}
 
     def load() -> None:
         engine.load_weights(iter(named))
+        engine.prompt_log_probs(probe)
 
     def checked() -> None:
         sums = Checksums()
@@ -48,7 +51,7 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
         engine.load_weights(sums.of(named))
         sent = sums.sent()
         assert engine.verify(sent) == (len(named), 0, [])
-        assert engine.cached_tokens(probe) == 0
+        assert engine.probe(probe)[0] == 0
 
     def checksums() -> None:
         sums = Checksums()
@@ -56,18 +59,23 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
             pass
         sums.sent()
 
-    def seconds(work: Callable[[], None]) -> Callable[[], float]:
+    def seconds(name: str, work: Callable[[], None]) -> Callable[[], float]:
         def run() -> float:
-            began = time.perf_counter()
+            engine.begin(Sampling(1.0, 1))  # as before each generation: nothing is cached
+            began, cpu_began = time.perf_counter(), time.process_time()
             work()
             if device == "cuda":
                 torch.cuda.synchronize()
+            cpu.setdefault(name, []).append(time.process_time() - cpu_began)
             return time.perf_counter() - began
 
         return run
 
     runs = {"load": load, "load, checked": checked, "sender's checksums": checksums}
-    found = interleaved({name: seconds(work) for name, work in runs.items()}, repeats=repeats)
+    found = interleaved({name: seconds(name, work) for name, work in runs.items()}, repeats=repeats)
     nbytes = sum(tensor.nbytes for _, tensor in named)
-    write_json(out, {"device": device, "bytes": nbytes, "tensors": len(named), "seconds": found})
+    measured_cpu = {name: each[-repeats:] for name, each in cpu.items()}
+    write_json(
+        out, {"device": device, "bytes": nbytes, "tensors": len(named), "seconds": found, "cpu_seconds": measured_cpu}
+    )
     engine.close()  # and torch's process group with it

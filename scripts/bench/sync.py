@@ -12,13 +12,14 @@ In turn, in the same processes, on a real model that FSDP2 has sharded over gloo
 
 The engine's own loading is not in it. With `--engine` there is a second table, of one engine in one process, in turn:
 
-    load       a sync into vLLM: its own loading, packing for CPU kernels
+    load       a sync into vLLM: its own loading, packing for CPU kernels, and the canary's log-probs
     checked    the same with all checks: checksums of what is sent and of what the engine holds, a cached prompt looked
                for before and after
     sender's   the checksums of what is sent alone
 
 `of a step` is the median of what the checks add, as a share of `--step-s`, the seconds of a step: unless given, what
-`scripts/bench/step.py` measures of a model of 1M parameters.
+`scripts/bench/step.py` measures of a model of 1M parameters. In parentheses: of the process's CPU time, which other
+processes on the machine hardly change.
 
 Seconds are medians of `--repeats`; a ratio is the median of the quotients, turn
 by turn.
@@ -179,14 +180,17 @@ def main() -> None:
 def engine_table(rows: list[dict[str, Any]], step_s: float) -> Table:
     table = Table("model", "dtype", "MB", "tensors", "how", "ms", "GB/s", "of a step")
     for row in rows:
-        seconds = row["seconds"]
-        added = median(all_ - load for all_, load in zip(seconds["load, checked"], seconds["load"], strict=True))
+        seconds, cpu = row["seconds"], row["cpu_seconds"]
+        added, added_cpu = (
+            median(all_ - load for all_, load in zip(found["load, checked"], found["load"], strict=True))
+            for found in (seconds, cpu)
+        )
         for how, each in seconds.items():
             table.add_row(
                 *(row["size"], row["dtype"], f"{row['bytes'] / 1e6:.0f}", str(row["tensors"]), how),
                 f"{median(each) * 1e3:.2f}",
                 f"{row['bytes'] / median(each) / 1e9:.2f}",
-                f"+{added / step_s:.2%}" if how == "load, checked" else "",
+                f"+{added / step_s:.2%} ({added_cpu / step_s:.2%})" if how == "load, checked" else "",
             )
     return table
 

@@ -90,9 +90,10 @@ def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
     found["all"] = differences(engine.load_weights)
     engine._model.lm_head.cpu_linear = head
     found["old head"] = differences()
-    found["not cached"], found["cached"] = engine.cached_tokens(prompt), engine.cached_tokens(prompt)
+    found["not cached"], found["cached"] = engine.cached_tokens(prompt), engine.probe(prompt)[0]
     found["again"] = differences(engine.load_weights)
-    found["reset"] = engine.cached_tokens(prompt)
+    found["reset"], log_probs = engine.probe(prompt)
+    found["probe"], found["alone"] = log_probs.tolist(), engine.prompt_log_probs(prompt).tolist()
     return found
 
 
@@ -277,7 +278,8 @@ def test_a_prompt_that_was_cached_is_not_after_a_load(found: dict[str, Any]) -> 
     from rlcli.rollout.vllm_engine import CPU_BLOCK
 
     checks = found["checks"]
-    assert (checks["not cached"], checks["cached"], checks["reset"]) == (0, 2 * CPU_BLOCK, 0)
+    assert (checks["not cached"], checks["cached"], checks["reset"]) == (0, CPU_BLOCK, 0)
+    assert checks["probe"] == pytest.approx(checks["alone"], abs=1e-5)
 
 
 def test_norms_and_gated_units_are_not_left_to_a_compiler(found: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ def test_the_checksums_of_parts_add_up_to_that_of_the_whole(rows: int, columns: 
 def test_pieces_of_bounded_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = made((50, 7), torch.float32)
     whole = int(checksum(tensor))
-    monkeypatch.setattr(checksums, "CHUNK", 21)
+    monkeypatch.setitem(checksums.CHUNK, "cpu", 21)
     assert int(checksum(tensor)) == whole
 
 

@@ -67,7 +67,7 @@ def test_every_phase_of_the_step_is_dispatched() -> None:
 def sound_engine() -> MagicMock:
     """A stand-in for an engine that passes the checks of a sync."""
     engine = MagicMock()
-    engine.verify.return_value, engine.cached_tokens.return_value = Verified(3, 1, []), 0
+    engine.verify.return_value, engine.probe.return_value = Verified(3, 1, []), (0, np.float32([-1.0]))
     return engine
 
 
@@ -110,7 +110,7 @@ def test_the_canary_sings_of_any_log_prob_that_is_no_number(
     assert worker.policy is not None
     worker.policy.probe_log_probs.return_value = np.float32(trainer)  # type: ignore[attr-defined]
     assert worker.rollout_role is not None
-    worker.rollout_role.engine.prompt_log_probs.return_value = np.float32(engine)  # type: ignore[attr-defined]
+    worker.rollout_role.engine.probe.return_value = 0, np.float32(engine)  # type: ignore[attr-defined]
     assert worker.sync_weights(np.arange(3, dtype=np.int32), version=1).difference == difference
 
 
@@ -119,15 +119,15 @@ def test_a_sync_ends_the_run_where_the_engine_holds_other_weights_or_old_prefixe
     assert worker.policy is not None
     assert worker.rollout_role is not None
     engine: Any = worker.rollout_role.engine
-    worker.policy.probe_log_probs.return_value = engine.prompt_log_probs.return_value = np.float32([-1.0])  # type: ignore[attr-defined]
+    worker.policy.probe_log_probs.return_value = np.float32([-1.0])  # type: ignore[attr-defined]
     assert worker.sync_weights(probe, version=1)[3:5] == (3, 1)
-    engine.cached_tokens.assert_called_once_with(probe)
+    engine.probe.assert_called_once_with(probe)
     worker.release_rollout_memory()
     assert engine.method_calls[-2:] == [call.cached_tokens(probe), call.sleep()], "the next sync will look for it"
     engine.verify.return_value = Verified(0, 0, [f"w{i} differs" for i in range(5)])
     with pytest.raises(RunFailed, match=r"worker 0 does not hold .*: w0 differs, w1 differs, w2 differs and 2 more"):
         worker.sync_weights(probe, version=2)
-    engine.verify.return_value, engine.cached_tokens.return_value = Verified(5, 0, []), 32
+    engine.verify.return_value, engine.probe.return_value = Verified(5, 0, []), (32, np.float32([-1.0]))
     with pytest.raises(RunFailed, match="worker 0 still has prefixes cached that earlier weights computed: 32 tokens"):
         worker.sync_weights(probe, version=2)
     assert worker.rollout_role.version == 1, "nothing is generated with what has not been checked"
@@ -166,7 +166,7 @@ def test_each_is_on_the_device_when_it_is_needed_and_away_when_the_engine_wants_
         *((engine, name) for name in ("sleep", "wake_weights", "load_weights", "wake_cache")),
     ):
         setattr(stands_in, method, moves.see(f"critic's {method}" if stands_in is critic else method))
-    policy.probe_log_probs.return_value = engine.prompt_log_probs.return_value = np.float32([-1.0])
+    policy.probe_log_probs.return_value = np.float32([-1.0])
 
     worker.release_rollout_memory()
     worker.compute_old_log_probs()
