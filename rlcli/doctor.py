@@ -174,7 +174,10 @@ def check_ray() -> Finding:
 
 def check_sandbox() -> Finding:
     """Code can be locked in, by bubblewrap or else by Landlock: verifiers that run code need one of them."""
-    asked = backend_name()
+    try:
+        asked = backend_name()
+    except SetupError as error:
+        return Finding("sandbox", Status.FAIL, error.message, error.mend)
     if asked.startswith(("http://", "https://")):
         return Finding("sandbox", Status.PASS, f"{asked} (RLCLI_SANDBOX; not tried)")
     if asked == "unsafe":

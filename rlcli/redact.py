@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
 """Names of environment variables that hold secrets."""
@@ -12,13 +17,87 @@ LEAST = 8
 """Characters of a secret; what is shorter may be part of any word."""
 
 
-def redacted(text: str) -> str:
-    """`text` with *** in the place of secrets.
+SERVICES = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_", "RAY_")
+"""How the names of variables begin that belong to the hub, a tracker or Ray."""
+
+_LOGIN = re.compile(r"""//[^/@\s"']*@""")
+
+
+def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
+    """`text` with *** in the place of secrets: those given, else the environment's, and what URLs log in with.
 
     >>> redacted("POST https://me:hunter2@tracker.example/api failed")
     'POST https://***@tracker.example/api failed'
     """
-    for name, value in os.environ.items():
-        if len(value) >= LEAST and SECRET_NAME.search(name):
-            text = text.replace(value, "***")
-    return re.sub(r"""//[^/@\s"']*@""", "//***@", text)
+    return _LOGIN.sub("//***@", without_values(text, values() if secrets is None else secrets))
+
+
+def without_values(text: str, secrets: Sequence[str]) -> str:
+    """`text` with *** in the place of each secret."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def values() -> list[str]:
+    """The environment's secrets, longest first: one may be the beginning of another. What its URLs log in with too."""
+    found = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
+    found |= {login[2:-1] for value in os.environ.values() for login in _LOGIN.findall(value)}
+    return sorted((value for value in found if len(value) >= LEAST), key=lambda value: (-len(value), value))
+
+
+def without_service_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without what logs in to the hub, a tracker or a Ray cluster, for processes that run code of others.
+
+    >>> without_service_secrets({"HF_TOKEN": "hf_x", "HF_HOME": "/hf", "MLFLOW_TRACKING_URI": "http://a:b@host"})
+    {'HF_HOME': '/hf'}
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if not (name.startswith(SERVICES) and (SECRET_NAME.search(name) or _LOGIN.search(value)))
+    }
+
+
+def redact_output() -> None:
+    """From now on, write no secret to standard output and error from Python, whatever writes: prints, tracebacks,
+    warnings, logging. Results go to standard output: URLs, which may be data, stay as they are there."""
+    known.cache_clear()
+    sys.stderr, sys.stdout = _redacting(sys.stderr, redacted), _redacting(sys.stdout, without_values)
+
+
+def _redacting(stream: TextIO, redact: Callable[[str, Sequence[str]], str]) -> TextIO:
+    if isinstance(stream, _Redacting):
+        return stream
+    if not isinstance(stream, io.TextIOWrapper):
+        try:  # Ray's workers have an object of its own
+            stream = os.fdopen(stream.fileno(), "w", 1, encoding="utf-8", errors="replace", closefd=False)
+        except (AttributeError, OSError):  # what has no file
+            return stream
+    assert isinstance(stream, io.TextIOWrapper)
+    return _Redacting(stream, redact)
+
+
+@functools.cache
+def known() -> tuple[str, ...]:
+    """`values` as they were when the output was last given to `redact_output`."""
+    return tuple(values())
+
+
+class _Redacting(io.TextIOWrapper):
+    """Writes where `stream` does. The two share a buffer, so `stream` must live as long, as sys.__stdout__ does."""
+
+    def __init__(self, stream: io.TextIOWrapper, redact: Callable[[str, Sequence[str]], str]) -> None:
+        stream.flush()
+        super().__init__(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._stream, self._redact = stream, redact
+
+    def write(self, text: str, /) -> int:
+        super().write(self._redact(text, known()))
+        return len(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import codecs
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -19,7 +20,7 @@ from rlcli.attempt import INTERRUPTED, RETRY, TOLD, is_supervised
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
-from rlcli.redact import redacted
+from rlcli.redact import redact_output, redacted
 
 EPILOG = """Examples:
 
@@ -66,7 +67,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     command_line.set(words if arguments is None else None)
     debug = "--debug" in words
     if arguments is None:
+        start_in_utf8()
         write_utf8()
+        redact_output()
     try:
         # Not standalone: Typer would draw its own errors as boxes, and import rich for them.
         done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
@@ -92,6 +95,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return done if isinstance(done, int) else 0
 
 
+def start_in_utf8() -> None:
+    """In the C locale without UTF-8 (PYTHONUTF8=0), begin again with it: the words of the command line and the names of
+    files hold no character beyond ASCII there."""
+    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
 def write_utf8() -> None:
     """Write what the locale's encoding has no character for all the same: in the C locale everything as UTF-8, here and
     in the processes that this one starts, else as an escape."""
@@ -114,7 +125,18 @@ def _mendable(error: Exception) -> RlcliError | None:
         return RlcliError(error.format_message().rstrip("."), f"see {context.command_path if context else 'rlcli'} -h")
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in TRAINING:
         return not_installed(error.name.partition(".")[0])
-    return error if isinstance(error, RlcliError) else None
+    return error if isinstance(error, RlcliError) else _bad_path(error)
+
+
+def _bad_path(error: Exception) -> RlcliError | None:
+    """A path that no system call takes, wherever on the command line or in a file it was given."""
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return RlcliError(f"{error.filename!s:.100}: {error.strerror}", "give another path")
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, before Python 3.13
+        return RlcliError(str(error), "give another path")
+    if isinstance(error, ValueError) and str(error) == "embedded null byte":
+        return RlcliError("a path holds a NUL character", "give another path")
+    return None
 
 
 def _defect(error: Exception) -> str:

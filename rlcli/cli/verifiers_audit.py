@@ -30,7 +30,9 @@ def audit_verifier(
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page, in one file, with all of it.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="CPU seconds that one verification may take.")] = 5.0,
+    deadline: Annotated[
+        float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")
+    ] = 5.0,
     sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:

@@ -32,7 +32,9 @@ def run_verifier(
     ] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.01, help="CPU seconds that one verification may take.")] = 5.0,
+    deadline: Annotated[
+        float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")
+    ] = 5.0,
     sandbox: Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
@@ -49,7 +51,7 @@ def run_verifier(
 
       cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
     """
-    from rlcli.sandbox.backends import check_name
+    from rlcli.sandbox import backend_name
     from rlcli.scoring.checking import check_loaded
     from rlcli.scoring.pool import ScoringPool
     from rlcli.scoring.registry import target
@@ -62,7 +64,7 @@ def run_verifier(
         raise ConfigError("--json and --output - both want standard output", "give --output a file")
     if output and STANDARD not in (source, output) and _is_same(Path(source), Path(output)):
         raise ConfigError(f"--output {output} is the file of --input, which it would replace", "give it another name")
-    check_name(sandbox)
+    backend_name(sandbox)
     composition = parse(name).located()
     for term in composition.terms:
         target(term.ref)  # an unknown name, before a large file is read

@@ -14,25 +14,24 @@ from rlcli.sandbox.fenced import fenced
 _UNSAFE = "--set verifier.sandbox=unsafe or RLCLI_SANDBOX=unsafe runs it with little protection"
 
 
+NAMES = ("auto", "bwrap", "landlock", "unsafe")
+"""Or the address of a SandboxFusion server."""
+
+
 def backend_name(backend: str | None = None) -> str:
-    """The backend that is asked for: `backend`, else the environment variable RLCLI_SANDBOX, else "auto"."""
+    """The backend that is asked for: `backend`, else the environment variable RLCLI_SANDBOX, else "auto".
+
+    Raises `SetupError` where none is called so, or an address holds a password.
+    """
     name = backend or os.environ.get("RLCLI_SANDBOX") or "auto"
     if "://" in name and "@" in name.partition("://")[2].partition("/")[0]:  # it is recorded with the run
         raise SetupError("the sandbox's address holds a password", "give one without (verifier.sandbox, RLCLI_SANDBOX)")
+    if name not in NAMES and not name.startswith(("http://", "https://")):
+        where = "" if backend else "RLCLI_SANDBOX: "
+        raise SetupError(
+            f"{where}no sandbox is called {name!r}", "use auto, bwrap, landlock, unsafe or a SandboxFusion URL"
+        )
     return name
-
-
-NAMES = ("auto", "bwrap", "landlock", "unsafe")
-
-
-def check_name(backend: str) -> None:
-    """Raise `SetupError` where no backend is called so; empty: as the environment says."""
-    if backend and backend not in NAMES and not backend.startswith(("http://", "https://")):
-        raise _unknown(backend)
-
-
-def _unknown(name: str) -> SetupError:
-    return SetupError(f"no sandbox is called {name!r}", "use auto, bwrap, landlock, unsafe or a SandboxFusion URL")
 
 
 def open_sandbox(backend: str | None = None) -> Sandbox:
@@ -47,11 +46,9 @@ def open_sandbox(backend: str | None = None) -> Sandbox:
         return bubblewrap(shutil.which("bwrap"))
     if name in ("landlock", "unsafe"):
         return fenced(fence=name == "landlock")
-    if name.startswith(("http://", "https://")):
-        raise SetupError(
-            f"sandbox {name!r} is an endpoint, which starts no program of ours", "use auto, bwrap or landlock here"
-        )
-    raise _unknown(name)
+    raise SetupError(
+        f"sandbox {name!r} is an endpoint, which starts no program of ours", "use auto, bwrap or landlock here"
+    )
 
 
 @cache

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError, VerifierError
+from rlcli.redact import without_service_secrets
+from rlcli.sandbox import backend_name
 from rlcli.scoring.output import Output
 from rlcli.scoring.registry import VERIFIERS, target
 from rlcli.scoring.spec import Composition
@@ -61,7 +63,8 @@ class Nursery:
     which has loaded the same verifiers.
 
     sandbox: the backend in which verifiers run programs; empty: as RLCLI_SANDBOX says. log: see `Output`.
-    Raises `VerifierError` when it cannot be started, does not answer, or has died by itself; it is of no more use then.
+    Raises `SetupError` where no backend is called so, and `VerifierError` when it cannot be started, does not answer,
+    or has died by itself; it is of no more use then.
     """
 
     def __init__(self, sandbox: str = "", log: Path | None = None) -> None:
@@ -70,7 +73,8 @@ class Nursery:
         self._closed = False
         self._loaded: dict[str, Facts] = {}
         self._loads: list[dict[str, Any]] = []
-        self._environment = environment_of(sandbox)
+        backend_name(sandbox)  # an unknown one is refused, also where no verifier runs programs
+        self._environment = without_service_secrets(environment_of(sandbox))
         self._output = Output(log)
         try:
             self._spawn()

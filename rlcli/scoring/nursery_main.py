@@ -30,6 +30,7 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from rlcli.redact import redacted
 from rlcli.scoring.combine import Verified
 from rlcli.scoring.load import NotLoaded, Part, Scorer, WrongOption, load
 from rlcli.scoring.sources import joined
@@ -210,4 +211,4 @@ def _describe(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
-    return f"{type(error).__name__}: {text}"[:MAX_TEXT_CHARS]
+    return redacted(f"{type(error).__name__}: {text}")[:MAX_TEXT_CHARS]

@@ -8,11 +8,16 @@ import sys
 import threading
 from pathlib import Path
 
+from rlcli.redact import redacted
+
 LOG_BYTES = 1 << 20
 """Of a run's file, on each machine."""
 
 TERMINAL_BYTES = 2000
 """Where there is no file."""
+
+LONGEST_LINE = 1 << 16
+"""Bytes that are waited with until their line ends."""
 
 _DROPPED = b"\n... what verifiers print from here on is dropped\n"
 
@@ -37,13 +42,25 @@ class Output:
 
     def _drain(self, read: int) -> None:
         left = LOG_BYTES if self._log else TERMINAL_BYTES
+        begun = b""
         while data := os.read(read, 1 << 16):
-            if left > 0:
-                said = data if len(data) < left else data[:left] + _DROPPED
-                left -= len(data)
-                with contextlib.suppress(OSError):
-                    self._write(said)
+            if left <= 0:
+                continue
+            # Whole lines, so that no secret is cut in two.
+            lines, newline, begun = (begun + data).rpartition(b"\n")
+            if len(begun) > LONGEST_LINE:
+                lines, newline, begun = lines + newline + begun, b"", b""
+            left = self._say(lines + newline, left)
+        self._say(begun, left)
         os.close(read)
+
+    def _say(self, text: bytes, left: int) -> int:
+        """Write what there is room for, without secrets; how many bytes of it are left."""
+        said = redacted(text.decode(errors="backslashreplace")).encode(errors="backslashreplace")
+        if left > 0 and said:
+            with contextlib.suppress(OSError):
+                self._write(said if len(said) < left else said[:left] + _DROPPED)
+        return left - len(said)
 
     def _write(self, said: bytes) -> None:
         if self._log is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from rlcli.attempt import is_restart
 from rlcli.errors import SetupError
+from rlcli.redact import SECRET_NAME
 from rlcli.workers import heap
 from rlcli.workers.group import WorkerGroup
 
@@ -45,8 +45,6 @@ PASSED_ON_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "VL
 """Variables of the driver that reach the workers of a running cluster, whose machines were started without them: of
 collectives (FI_: libfabric, as for AWS EFA), torch and vLLM."""
 OF_ONE_MACHINE = {"VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH"}
-_SECRET = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(?:_|$)")
-"""In a variable's name: Ray writes the environment that it is given to its logs."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
         for name, value in driver.items()
         if (name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES))
         and name not in OF_ONE_MACHINE
-        and not _SECRET.search(name)
+        and not SECRET_NAME.search(name)  # Ray writes the environment that it is given to its logs
     }
     environment |= WORKER_ENV
     if pool.device == "cpu":

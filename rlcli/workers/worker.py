@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.importing import trust_imports
+from rlcli.redact import redact_output
 from rlcli.workers import memory, profiling, startup, watch
 from rlcli.workers.advantages import all_ranks, fill_advantages, fill_kept, fill_selected
 from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -55,6 +56,7 @@ class Worker(WeightSync):
         """Import what `build` needs, for an engine too, which takes most of a small model's start."""
         import rlcli.model.loading  # noqa: F401
 
+        redact_output()  # before vLLM makes loggers that write there
         if engine:
             from rlcli.rollout.vllm_engine import import_vllm
 
@@ -66,6 +68,7 @@ class Worker(WeightSync):
         """Be a worker of this run."""
         self.spec, self.config = spec, spec.config
         spec.log_in()
+        redact_output()
         trust_imports()
         note_worker(spec, self.rank)
         _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")

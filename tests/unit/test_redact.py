@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from rlcli.config.load import dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.redact import redacted
 from rlcli.sandbox import backend_name
+from rlcli.scoring.output import Output
+from rlcli.scoring.pool import ScoringPool
+from rlcli.scoring.spec import parse
 from rlcli.trainer.failing import noting_failure
 from rlcli.trainer.run_folder import RunFolder
+from rlcli.types import VerifyRequest
 from rlcli.workers.placing import Pool, worker_environment
 
 NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "SWANLAB_API_KEY")
@@ -81,3 +86,83 @@ def test_a_sandbox_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(SetupError, match="the sandbox's address holds a password") as raised:
             backend_name(asked)
         assert "hunter2" not in str(raised.value)
+
+
+def test_what_is_cut_off_at_the_bound_shows_no_part_of_a_secret(
+    secrets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcli.scoring.output.LOG_BYTES", 1000)
+    output = Output(tmp_path / "log")
+    for part in (b"x" * 990 + secrets[0][:5].encode(), secrets[0][5:].encode() + b"\n", b"more\n" * 10):
+        os.write(output.fd, part)
+    output.close()
+    said = (tmp_path / "log").read_text()
+    assert said.startswith("x" * 990 + "***\nmore\n")
+    assert "plant" not in said
+    assert said.endswith("dropped\n")
+
+
+def test_output_to_what_is_no_text_file_is_redacted_too(secrets: list[str]) -> None:
+    code = (
+        "import os, sys\nfrom rlcli.redact import redact_output\n"
+        "class Unbuffered:\n"
+        "    def __init__(self, stream): self.stream = stream\n"
+        "    def __getattr__(self, name): return getattr(self.stream, name)\n"
+        "sys.stdout, sys.stderr = Unbuffered(sys.stdout), Unbuffered(sys.stderr)\n"
+        "redact_output()\nprint(os.environ['HF_TOKEN'])\nprint(os.environ['HF_TOKEN'], file=sys.stderr)\n"
+        "os.write(1, b'whole')\nos._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("***\nwhole", "***\n")
+
+
+PRINTS = """
+import logging, os, sys, warnings
+from rlcli.cli import app
+def fails(*words, **options):
+    print("out", os.environ["HF_TOKEN"], "http://data@host")
+    print("err", os.environ["HF_TOKEN"], "http://me:hunter2@host", file=sys.stderr)
+    logging.getLogger("a.library").warning("logged %s", os.environ["WANDB_API_KEY"])
+    warnings.warn("warned " + os.environ["HF_TOKEN"])
+    raise ValueError("raised " + os.environ["WANDB_API_KEY"])
+app.app, sys.argv = fails, ["rlcli", *sys.argv[1:]]
+sys.exit(app.run())
+"""
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--debug"]])
+def test_no_secret_is_printed_whatever_prints_it(words: list[str], secrets: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", PRINTS, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert not [secret for secret in secrets if secret in done.stdout + done.stderr]
+    assert done.stdout == "out *** http://data@host\n"
+    for said in ("err *** http://***@host", "logged ***", "warned ***", "ValueError: raised ***"):
+        assert said in done.stderr
+    assert ("Traceback" in done.stderr) == ("--debug" in words)
+
+
+LEAKS = """
+import os, sys
+print("imported", dict(os.environ), flush=True)
+def verify(request):
+    print("verified", os.environ.get("OPENAI_API_KEY"), file=sys.stderr, flush=True)
+    raise ValueError(" ".join(os.environ.values()))
+"""
+
+
+def test_verifiers_see_no_secret_of_hub_or_trackers(
+    secrets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@host")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    (tmp_path / "mine.py").write_text(LEAKS)
+    expression = str(parse(f"{tmp_path}/mine.py:verify").located())
+    with ScoringPool(1, 60.0, [expression], log=tmp_path / "log") as pool:
+        detail = pool.submit(expression, VerifyRequest("1", "1")).result().detail
+    said = (tmp_path / "log").read_text()
+    assert "imported" in said
+    assert "verified ***" in said, "its own endpoint's key, which it may use and not print"
+    assert str(tmp_path / "hub") in said
+    assert not [secret for secret in secrets if secret in said]
+    assert detail.startswith("ValueError: ")
+    assert not [secret for secret in secrets if secret in detail]

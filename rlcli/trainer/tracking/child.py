@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+from rlcli.redact import redact_output
 from rlcli.trainer.tracking.tracker import TrackedRun, Tracker
 
 CLOSE_S = 90
@@ -24,6 +25,7 @@ the run waits for it, so that it is the run that tells of it."""
 
 def main(module: str) -> None:
     requests, replies = _private_pipes()
+    redact_output()
     # Ctrl-C and SIGTERM are for the run; this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
