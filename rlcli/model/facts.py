@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -130,10 +132,14 @@ SIZES = (
 
 def check_sizes(path: str, config: Any) -> None:
     """Raise `ModelError` for a size that no model has: arithmetic with it fails far from config.json."""
+    from rlcli.model.plain_config import MOST
+
     for name in SIZES:
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:
             raise ModelError(f"{path}: config.json has {name} = {size}, and a model needs 1 or more", THEIR_CONFIG)
+        if isinstance(size, int) and size >= MOST:
+            raise ModelError(f"{path}: config.json has {name} = {size:.3g}, which no model has", THEIR_CONFIG)
 
 
 def _check_config(path: str, config: Any) -> None:
@@ -166,17 +172,49 @@ def check_lora(path: str, targets: str) -> None:
         target_names(AutoModelForCausalLM.from_config(read_config(path)), targets)
 
 
-def check_weights(path: str) -> None:
-    """Read each weight in the folder `path` once, a tensor at a time. Raises `ModelError` for NaN and infinity. Files
-    other than safetensors are not read."""
-    from safetensors import safe_open
-
+def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None) -> None:
+    """Read each weight of the model at `path` (folder or hub id) once, a tensor at a time. Raises `ModelError` for NaN
+    and infinity, and for a file that is not whole. Notes it where the weights of a hub id are not in the cache yet."""
     from rlcli.model.finite import check_finite
 
-    for file in _weight_files(Path(path)):
+    if Path(path).is_dir():
+        files = _weight_files(Path(path))
+    else:
+        snapshot, files = _cached(path), []
+        with contextlib.suppress(ModelError):  # only some of them
+            files = _weight_files(snapshot) if snapshot else []
+    if not files:
+        on_note(f"the weights of {path} are not downloaded yet, and so not looked at")
+    for file in files:
+        check_finite(path, _tensors(file))
+
+
+def _cached(path: str) -> Path | None:
+    """The snapshot of a hub id in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(path, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
+    """Each weight in a file, with its name. Raises `ModelError` where the file is not whole."""
+    import torch
+    from safetensors import safe_open
+
+    try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
-                check_finite(path, ((name, opened.get_tensor(name)) for name in opened.keys()))  # noqa: SIM118
+                yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
+            return
+        with open(file, "rb") as opened:
+            is_zip = opened.read(2) == b"PK"  # what torch wrote before 1.6 cannot be mapped
+        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+        yield from ((name, value) for name, value in weights.items() if isinstance(value, torch.Tensor))
+    except ModelError:  # of who looks at them
+        raise
+    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
+        raise ModelError(f"{file}: not a whole file of weights: {_first_line(error)}", "download it again") from error
 
 
 def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
@@ -207,7 +245,10 @@ def _weight_files(folder: Path) -> list[Path]:
         None,
     )
     if index:
-        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        try:
+            files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is no index of weights: {_first_line(error)}", "download it again") from error
     else:
         files = [folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()][:1]
     if not files:

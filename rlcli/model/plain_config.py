@@ -14,6 +14,8 @@ SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
+MOST = 1 << 31
+"""No model has so many of anything that config.json counts."""
 SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 """Keys that, where they say anything, want to be read by those who know them."""
 
@@ -24,12 +26,12 @@ def plain_config(path: str) -> SimpleNamespace | None:
     file = _config_file(path)
     try:
         values = json.loads(file.read_text(encoding="utf-8")) if file else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
     whole = [values.get(name) for name in SIZES]
-    if not all(type(size) is int and size > 0 for size in whole):
+    if not all(type(size) is int and 0 < size < MOST for size in whole):
         return None
     if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):
         return None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
-from pathlib import Path
+from concurrent.futures import Future
 
 from rlcli.config.rules import without_effect
+from rlcli.data.table import JoinedPrompts, PromptTable
 from rlcli.errors import DataError, VerifierError
 from rlcli.scoring.golds import STATED, gold_expression
 from rlcli.scoring.pool import ScoringPool
@@ -28,8 +28,8 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
         on_note(note)
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
-    if Path(config.model.path).is_dir():
-        check_weights(config.model.path)
+    for path in dict.fromkeys(filter(None, (config.model.path, config.critic.path))):
+        check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
     for rows in sets:
         check_not_empty(rows, on_note)
@@ -39,37 +39,71 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
 
 
 def check_not_empty(rows: Iterable[Prompt], on_note: Callable[[str], None]) -> None:
-    """Raise `DataError` for a prompt without text; note answers without any, which few verifiers can score."""
+    """Raise `DataError` for a prompt without text; note answers without any. `check_golds` refuses those that the row's
+    verifier cannot score."""
     without: list[str] = []
-    for prompt in rows:
+    for place, prompt in enumerate(rows):
         if not any(message["content"].strip() for message in prompt.messages):
-            raise DataError(f"data: the prompt of row {prompt.id} is empty", "write it, or leave that row out")
+            raise DataError(f"data: the prompt of {_named(rows, place, prompt)} is empty", "write it, or leave it out")
         if not prompt.ground_truth.strip():
             without.append(prompt.id)
     if without:
-        on_note(f"{len(without)} rows have an empty ground truth, {without[0]} the first: few verifiers can score them")
+        on_note(f"{len(without)} rows have an empty ground truth, {without[0]} the first")
+
+
+def _named(rows: Iterable[Prompt], place: int, prompt: Prompt) -> str:
+    """A row with the file that it is from, as far as that is known."""
+    if isinstance(rows, JoinedPrompts):
+        part = int(rows.starts.searchsorted(place, side="right")) - 1
+        return _named(rows.parts[part], place - int(rows.starts[part]), prompt)
+    if isinstance(rows, PromptTable):
+        return f"row {prompt.id} of {rows.origin.file}"
+    return f"row {prompt.id}"
 
 
 def check_golds(rows: Iterable[Prompt], deadline_s: float, sandbox: str, on_note: Callable[[str], None]) -> None:
-    """Try each verifier on the answers of its first rows, in scoring processes.
+    """Try each verifier on the answers of its first rows, and of its first without one, in scoring processes.
 
     Of a sum, the first verifier is tried. Raises `VerifierError` where one crashes or does not end in `deadline_s`
-    seconds, and `DataError` where it rejects the answers of all of them; notes what it rejects of some. Where its
-    module has no `gold` that writes an answer as a response, all there is to see is whether it crashes.
+    seconds, and `DataError` where it rejects the answers of all of them, or needs one that is empty; notes what it
+    rejects of some. Where its module has no `gold` that writes an answer as a response, all there is to see is whether
+    it crashes.
     """
     first: dict[str, list[Prompt]] = {}
-    for prompt in islice(rows, LOOKED_AT):
-        if len(some := first.setdefault(prompt.verifier, [])) < ROWS:
+    empty: dict[str, tuple[int, Prompt]] = {}
+    for place, prompt in enumerate(rows):
+        if not prompt.ground_truth.strip():
+            empty.setdefault(prompt.verifier, (place, prompt))
+        elif place < LOOKED_AT and len(some := first.setdefault(prompt.verifier, [])) < ROWS:
             some.append(prompt)
-    terms = {verifier: parse(verifier).located().terms[0] for verifier in first}
+    verifiers = list({**first, **empty})
+    terms = {verifier: parse(verifier).located().terms[0] for verifier in verifiers}
     expressions = {verifier: gold_expression(target(term.ref), term) for verifier, term in terms.items()}
     with ScoringPool(1, deadline_s, sorted(set(expressions.values())), sandbox) as pool:
-        waiting = {
-            verifier: [pool.submit(expressions[verifier], _request(prompt)) for prompt in some]
-            for verifier, some in first.items()
-        }
+
+        def submit(prompt: Prompt) -> Future[Verdict]:
+            return pool.submit(expressions[prompt.verifier], _request(prompt))
+
+        waiting = {verifier: [submit(prompt) for prompt in some] for verifier, some in first.items()}
+        lacking = [(place, prompt, submit(prompt)) for place, prompt in empty.values()]
         for verifier, futures in waiting.items():
             _judge(terms[verifier], first[verifier], [future.result() for future in futures], on_note)
+        for place, prompt, future in lacking:
+            _judge_empty(terms[prompt.verifier], _named(rows, place, prompt), future.result())
+
+
+def _judge_empty(term: Term, row: str, verdict: Verdict) -> None:
+    if verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT) or _rejects(verdict):
+        raise DataError(
+            f"data: the ground truth of {row} is empty, and the verifier '{term.verifier}' needs one "
+            f"({verdict.outcome}: {verdict.detail.removeprefix(f'{STATED}: ')})",
+            "write it, or leave that row out",
+        )
+
+
+def _rejects(verdict: Verdict) -> bool:
+    """Whether the row's own answer, written as a response, is wrong. A penalty, at most 0, rejects nothing."""
+    return verdict.detail.startswith(STATED) and verdict.outcome is not Outcome.OK and not verdict.score > 0
 
 
 def _request(prompt: Prompt) -> VerifyRequest:
@@ -85,7 +119,7 @@ def _judge(term: Term, prompts: Sequence[Prompt], verdicts: Sequence[Verdict], o
                 f"the verifier '{term.verifier}' fails ({verdict.outcome}) on {row}: {verdict.detail}",
                 "mend the verifier, or that row",
             )
-        if verdict.detail.startswith(STATED) and not verdict.score > 0:
+        if _rejects(verdict):
             refused.append(f"{row} ({verdict.detail.removeprefix(f'{STATED}: ')})")
     if refused and len(refused) == len(prompts):
         raise DataError(

@@ -13,7 +13,7 @@ from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.config.rules import without_effect
 from rlcli.data.schema import row, write_rows
-from rlcli.data.table import read_prompts
+from rlcli.data.table import JoinedPrompts, read_prompts
 from rlcli.errors import DataError, ModelError, VerifierError
 from rlcli.model.facts import check_lora, check_weights, read_config
 from rlcli.model.loading import read_policy
@@ -86,14 +86,35 @@ def test_a_verifier_without_a_gold_only_has_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("question", ["", " \n"])
 def test_an_empty_prompt_is_refused(question: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="the prompt of row toy:train:0 is empty"):
+    with pytest.raises(DataError, match=r"the prompt of row toy:train:0 of .*parquet is empty"):
         check_not_empty(read_prompts(data(tmp_path, "2", question=question), "train"), print)
 
 
 def test_empty_answers_are_noted(tmp_path: Path) -> None:
     notes: list[str] = []
     check_not_empty(read_prompts(data(tmp_path, "2", " ", ""), "train"), notes.append)
-    assert notes == ["2 rows have an empty ground truth, toy:train:1 the first: few verifiers can score them"]
+    assert notes == ["2 rows have an empty ground truth, toy:train:1 the first"]
+
+
+@pytest.mark.parametrize("verifier", ["gsm8k", "math", "exact", "multiple_choice", "code", "countdown"])
+def test_an_empty_answer_is_refused_where_the_verifier_needs_one(verifier: str, tmp_path: Path) -> None:
+    file = data(tmp_path, *[""] * 2, verifier=verifier)
+    says = rf"the ground truth of row toy:train:0 of {file} is empty, and the verifier '{verifier}' needs one \("
+    with pytest.raises(DataError, match=says):
+        tried(file)
+
+
+def test_an_empty_answer_far_down_is_found_in_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    first, second = data(tmp_path, "1", verifier="exact"), data(tmp_path / "b", *["1"] * 300, " ", verifier="exact")
+    rows = JoinedPrompts([read_prompts(file, "train") for file in (first, second)])
+    with pytest.raises(DataError, match=rf"of row toy:train:300 of {second} is empty, and the verifier 'exact' needs"):
+        check_golds(rows, 5.0, "", print)
+
+
+@pytest.mark.parametrize("verifier", ["format", "length(target=8)", "repetition", "overlong"])
+def test_an_empty_answer_is_none_to_refuse_where_nothing_reads_it(verifier: str, tmp_path: Path) -> None:
+    assert tried(data(tmp_path, "", "1"), verifier) == []
 
 
 def test_layers_that_the_model_lacks_get_no_adapter(model: Path) -> None:
@@ -102,19 +123,92 @@ def test_layers_that_the_model_lacks_get_no_adapter(model: Path) -> None:
         check_lora(str(model), "query")
 
 
+SPOILT = "model.layers.1.mlp.up_proj.weight"
+SAYS = rf"1 of \d+ weights of {SPOILT} are NaN or infinite; download"
+
+
+def spoilt(model: Path, folder: Path, value: float, suffix: str = ".safetensors") -> Path:
+    """A copy of the model in which one weight is that."""
+    weights = load_file(model / "model.safetensors")
+    weights[SPOILT][3, 5] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in model.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    if suffix == ".safetensors":
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    else:
+        (folder / "model.safetensors").unlink()
+        torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=suffix == ".bin")
+    return folder
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_weights_that_are_no_numbers_are_named(value: float, model: Path, tmp_path: Path) -> None:
-    weights = load_file(model / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
-    for file in model.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    path, says = str(tmp_path), r"1 of \d+ weights of model.layers.1.mlp.up_proj.weight are NaN or infinite; download"
+    path = str(spoilt(model, tmp_path, value))
     check_weights(str(model))
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=SAYS):
         check_weights(path)
-    with pytest.raises(ModelError, match=says):
+    with pytest.raises(ModelError, match=SAYS):
         read_policy(path, read_config(path), None)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".bin of old"])
+def test_weights_of_bin_files_that_are_no_numbers_are_named(suffix: str, model: Path, tmp_path: Path) -> None:
+    check_weights(str(spoilt(model, tmp_path / "well", 1.0, suffix)))
+    with pytest.raises(ModelError, match=SAYS):
+        check_weights(str(spoilt(model, tmp_path / "ill", torch.nan, suffix)))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x80\x02}q\x00(X", b"<html>not found</html>"])
+def test_a_bin_file_that_is_not_whole_is_named(content: bytes, model: Path, tmp_path: Path) -> None:
+    (spoilt(model, tmp_path, 1.0, ".bin") / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin: not a whole file of weights: .*; download it again"):
+        check_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": 3}', "{}"])
+def test_an_index_that_is_none_is_named(index: str, model: Path, tmp_path: Path) -> None:
+    (spoilt(model, tmp_path, 1.0) / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json is no index of weights"):
+        check_weights(str(tmp_path))
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, which cannot be reached."""
+    cache = tmp_path / "cache"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_weights_of_a_hub_id_are_looked_at_in_its_cache(model: Path, hub_cache: Path) -> None:
+    repo = hub_cache / "models--me--mine"
+    folder = spoilt(model, repo / "snapshots" / "abc", torch.nan)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    with pytest.raises(ModelError, match=f"me/mine: {SAYS}"):
+        check_weights("me/mine")
+    notes: list[str] = []
+    (folder / "model.safetensors").unlink()
+    for name in ("me/mine", "me/another"):
+        check_weights(name, notes.append)
+    assert notes == [
+        f"the weights of me/{name} are not downloaded yet, and so not looked at" for name in ("mine", "another")
+    ]
+
+
+@pytest.mark.parametrize("key", ["model", "critic"])
+def test_a_dry_run_looks_at_the_weights_of_policy_and_critic(
+    key: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ill = spoilt(model, tmp_path / "ill", torch.nan)
+    paths = {"model": model, "critic": model, key: ill}
+    words = ["train", "ppo", "--model", str(paths["model"]), "--set", f"critic.path={paths['critic']}", "--dry-run"]
+    sizes = ["data.max_prompt_tokens=16", "rollout.max_response_tokens=16", "cluster.device=cpu"]
+    words += ["--data", str(data(tmp_path, "2")), *(word for size in sizes for word in ("--set", size))]
+    assert main(words) == 2
+    assert f"error: {ill}: 1 of " in capsys.readouterr().err
 
 
 def test_keys_without_effect_are_named() -> None:
