@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -78,10 +79,12 @@ def show(run: RunName, json: Json = False) -> None:
     from rlcli.trainer.record import evaluations_of
     from rlcli.trainer.resume import find_run
     from rlcli.trainer.run_folder import events_of
-    from rlcli.trainer.runs import checkpoints_of, run_at
+    from rlcli.trainer.runs import check_readable, checkpoints_of, run_at
 
     folder = find_run(run)
-    summary, own, evaluations = run_at(folder), _own_settings(folder), evaluations_of(folder)
+    own = _own_settings(folder)
+    check_readable(folder)
+    summary, evaluations = run_at(folder), evaluations_of(folder)
     events = events_of(folder)[-LAST_EVENTS:]
     checkpoints = checkpoints_of(folder)
     if json:
@@ -151,9 +154,12 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
     file = folder / "config.toml"
     try:
-        origins = origins_in(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        text = file.read_text(encoding="utf-8")
+        tomllib.loads(text)
+        origins = origins_in(text)
+    except (OSError, ValueError, RecursionError) as error:
+        why = "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"it is not TOML: {error}"
+        why = getattr(error, "strerror", None) or why
         raise ConfigError(f"{file} cannot be read: {why}", "put a copy of the run's configuration there") from error
     values = flatten(config_of(folder))
     given = {key: origin for key, origin in origins.items() if not origin.startswith("recipe ")}
@@ -161,10 +167,16 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str]:
+    from rlcli.trainer.runs import number
+
     facts = {name: value for name, value in event.items() if name not in ("time", "event", "path")}
     said = facts.pop("message", None) or facts.pop("headline", None)
     rest = ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict | list))
-    return _time(event.get("time")), str(event.get("event")), f"{said} ({rest})" if said and rest else str(said or rest)
+    return (
+        _time(number(event.get("time"))),
+        str(event.get("event")),
+        f"{said} ({rest})" if said and rest else str(said or rest),
+    )
 
 
 def _time(seconds: float | None, form: str = "%Y-%m-%d %H:%M") -> str:

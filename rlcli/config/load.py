@@ -119,7 +119,7 @@ def _parse_value(key: Key, text: str) -> Any:
     """A TOML value where `text` is one and the key takes its type, else the text itself."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         table = {}
     value = table["value"] if set(table) == {"value"} else text
     if key.several and isinstance(value, list):
@@ -137,6 +137,7 @@ def _parse_value(key: Key, text: str) -> Any:
 def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfig:
     nested: dict[str, dict[str, Any]] = {}
     for dotted, value in values.items():
+        _check_text(dotted, value, origins[dotted])
         *path, name = dotted.split(".")
         table: dict[str, Any] = nested
         for part in path:
@@ -148,6 +149,25 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
         return RunConfig.model_validate_json(json.dumps(nested, default=str), strict=True)
     except ValidationError as error:
         raise _config_error(error, values, origins) from None
+
+
+def _check_text(key: str, value: Any, origin: str) -> None:
+    """Raise `ConfigError` for text that no file and no path can hold."""
+    written = json.dumps(value, default=str, ensure_ascii=False)
+    for what, wrong in (
+        ("text in UTF-8", not _is_utf8(written)),
+        ("text without NUL characters", r"\u0000" in written),
+    ):
+        if wrong:
+            raise ConfigError(f"{key} = {value!a} ({origin}) must be {what}", "write it again")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of the command line that were none
+        return False
+    return True
 
 
 def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:

@@ -12,6 +12,7 @@ only what it names.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -89,7 +90,7 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
     try:
         text = file.read_text(encoding="utf-8")
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, too many digits or brackets
         raise ConfigError(f"{source} is not TOML: {error}", "mend that line") from error
     except OSError as error:
         asked = f"{_chain[-1]}: its base " if _chain else ""
@@ -143,8 +144,10 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _find(name: str) -> tuple[Path | Traversable, str]:
     if name.endswith(".toml"):
+        if "\0" in name:
+            raise ConfigError(f"{name!r} is no path: it holds a NUL character", "give the path of a .toml file")
         path = Path(name).expanduser()
-        return path, str(path.resolve())
+        return path, os.path.realpath(path)
     catalog = _catalog()
     if name not in catalog:
         hidden = [f"and {error}" for error in broken()]  # which might have held it

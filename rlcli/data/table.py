@@ -61,7 +61,8 @@ def find_file(path: Path, split: str) -> Path:
         raise DataError(f"data: no such file or folder: {path}", f"make it with: rlcli prep NAME --out {path}")
     file = path / f"{split}.parquet"
     if not file.is_file():
-        there = ", ".join(sorted(other.name for other in path.glob("*.parquet"))) or "no parquet file"
+        files = sorted(other.name for other in path.glob("*.parquet") if other.is_file())
+        there = "a folder of that name" if file.is_dir() else ", ".join(files) or "no parquet file"
         raise DataError(
             f"data: {path} has no {split}.parquet (it has {there})",
             f"give a parquet file, or make the folder with: rlcli prep NAME --out {path}",

@@ -35,7 +35,7 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
     found = {}
     for step, path in sorted(_of_steps(run / "evaluations")):
         if path.suffix == ".json":
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
                 found[step] = json.loads(path.read_text(encoding="utf-8"))
     return {step: report for step, report in found.items() if isinstance(report, dict)}
 
@@ -100,7 +100,7 @@ def _read_metrics(run: Path) -> list[dict[str, Any]]:
         return []
     found = []
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(line))
     return [line for line in found if isinstance(line, dict) and "step" in line]
 

@@ -220,7 +220,7 @@ def events_of(path: Path) -> list[dict[str, Any]]:
         return []
     events = []
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             event = json.loads(line)
             if isinstance(event, dict):
                 events.append(event)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcli.errors import ConfigError
 from rlcli.trainer.record import evaluations_of, metrics_of
-from rlcli.trainer.run_folder import LOCK, events_of
+from rlcli.trainer.run_folder import EVENTS, LOCK, METRICS, events_of
 
 State = Literal["alive", "finished", "stopped", "failed", "killed"]
 ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 """Events after which a run does nothing more, unless it is begun again."""
 BEGINS = ("started", "resumed", "restarted")
+MOST = 1e15
+"""No step and no time is larger."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def runs_in(root: Path) -> list[Run]:
 def run_at(folder: Path) -> Run:
     """The run in `folder`, which has a config.toml."""
     config = config_of(folder)
-    metrics = [line for line in metrics_of(folder) if line.get("step")]
+    metrics = [line for line in metrics_of(folder) if number(line.get("step"))]
     evaluations, events = evaluations_of(folder), events_of(folder)
     evaluated = max(evaluations, default=None)
     return Run(
@@ -54,25 +58,47 @@ def run_at(folder: Path) -> Run:
         recipe=str(config.get("recipe", {}).get("name", "")),
         state=state_of(folder),
         step=metrics[-1]["step"] if metrics else 0,
-        steps=int(config.get("train", {}).get("steps", 0)),
-        reward=metrics[-1].get("reward/mean") if metrics else None,
+        steps=int(number(config.get("train", {}).get("steps")) or 0),
+        reward=number(metrics[-1].get("reward/mean")) if metrics else None,
         evaluated=evaluated,
         pass_at_1=None if evaluated is None else _pass_at_1(evaluations[evaluated]),
         checkpoint=max(checkpoints_of(folder), default=None),
-        time=events[-1].get("time") if events else _changed(folder / "config.toml"),
+        time=number(events[-1].get("time")) if events else _changed(folder / "config.toml"),
     )
 
 
+def number(value: Any) -> float | None:
+    """`value` where it is a finite number: a file that was damaged, or changed by hand, may hold anything."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if plain and abs(value) < MOST else None
+
+
+def check_readable(folder: Path) -> None:
+    """Raise `ConfigError` where the record of the run in `folder` is no text at all. A line that is none is left out by
+    those who read it: a kill may have cut it off."""
+    for file in (folder / METRICS, folder / EVENTS):
+        try:
+            with file.open("rb") as opened:
+                codecs.getincrementaldecoder("utf-8")().decode(opened.read(1 << 20))
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise ConfigError(f"{file} cannot be read: {why}", "put a copy of it there, or remove it") from error
+
+
 def _pass_at_1(report: dict[str, Any]) -> float | None:
-    found: float | None = report.get("pass", {}).get("pass@1", {}).get("mean")
-    return found
+    found: Any = report
+    for name in ("pass", "pass@1", "mean"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return number(found)
 
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The resolved configuration as it stands there, unchecked: it may be of another version."""
     try:
         found = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {name: section for name, section in found.items() if isinstance(section, dict)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.data.schema import row, write_rows
 from rlcli.data.table import read_prompts
+from rlcli.doctor import Status, check_sandbox
 from rlcli.errors import DataError, ModelError, SetupError, VerifierError
 from rlcli.model.facts import check_model
 from rlcli.model.tiny import make_tiny_model
@@ -91,6 +93,58 @@ def test_binary_files_in_a_run_folder_are_named(
     assert "config.toml cannot be read: it is not text in UTF-8" in said
 
 
+BINARY = b"\xff\xfe\x00" * 100
+
+
+@pytest.mark.parametrize("json_words", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("config.toml", BINARY, "config.toml cannot be read: it is not text in UTF-8"),
+        ("config.toml", b"[train]\nsteps = ", "config.toml cannot be read: it is not TOML: Invalid value"),
+        ("metrics.jsonl", BINARY, "metrics.jsonl cannot be read: it is not text in UTF-8; put a copy of it there"),
+        ("events.jsonl", BINARY, "events.jsonl cannot be read: it is not text in UTF-8; put a copy of it there"),
+        ("metrics.jsonl", None, "metrics.jsonl cannot be read: Is a directory"),
+    ],
+)
+def test_one_file_of_a_run_that_cannot_be_read_is_named(
+    name: str, content: bytes | None, says: str, json_words: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write_config('[recipe]\nname = "grpo"\n')
+    if content is None:
+        (tmp_path / "run" / name).mkdir()
+    else:
+        (tmp_path / "run" / name).write_bytes(content)
+    assert says in error_of(capsys, "runs", "show", str(tmp_path / "run"), *json_words)
+    assert main(["runs", "list", str(tmp_path)]) == 0  # it hides no other run
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", '{"step": 3, "reward/mean": []}\n'),
+        ("metrics.jsonl", '{"step": 3, "reward/mean": 0.5}\n{"step": 4, "rew'),
+        ("metrics.jsonl", '{"step": 3}\n[1]\n{"step": "x"}\n{"step": NaN}\n{"step": 1e400}\n' + "[" * 100_000),
+        ("events.jsonl", '{"time": "x", "event": 7}\n'),
+        ("events.jsonl", '{"time": 1e300}\n[1]\nnull\n{"time": 1.0, "ev'),
+        ("environment.json", '{"star'),
+        ("evaluations/step-000001.json", '{"pass": 1}'),
+        ("evaluations/step-000001.json", "[" * 100_000),
+    ],
+)
+def test_damaged_lines_of_a_run_are_left_out(name: str, content: str, tmp_path: Path, capsys: Any) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.write_config('[recipe]\nname = "grpo"\n')
+    (tmp_path / "run" / name).write_text(content)
+    for words in (["show", str(tmp_path / "run")], ["show", str(tmp_path / "run"), "--json"], ["list", str(tmp_path)]):
+        assert main(["runs", *words]) == 0, capsys.readouterr().err
+    if name == "metrics.jsonl":
+        capsys.readouterr()
+        main(["runs", "show", str(tmp_path / "run"), "--json"])
+        assert json.loads(capsys.readouterr().out)["step"] == 3
+
+
 @pytest.mark.parametrize("home", ["/sys", "/proc", "a_file", "a_file/below"])
 def test_a_home_folder_that_cannot_be_written_is_named(
     home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +164,74 @@ def test_an_upper_case_recipe_is_recognised(capsys: pytest.CaptureFixture[str]) 
     assert "no recipe is called 'GRPO'; did you mean grpo?" in error_of(capsys, "train", "GRPO", "--model", "m")
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[train]\nsteps = " + "9" * 5000, "is not TOML: Exceeds the limit (4300 digits)"),
+        ("x = " + "[" * 3000 + "]" * 3000, "is not TOML: maximum recursion depth exceeded"),
+        ('[recipe]\nbase = "a\\u0000b.toml"', "is no path: it holds a NUL character"),
+        ('[critic]\npath = "a\\u0000b"', r"critic.path = 'a\x00b' (recipe mine) must be text without NUL characters"),
+    ],
+)
+def test_a_recipe_that_is_none_is_named(text: str, says: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "mine.toml").write_text(text)
+    said = error_of(capsys, "plan", str(tmp_path / "mine.toml"), "--model", "m")
+    assert says in said
+    assert "--debug" not in said
+
+
+@pytest.mark.parametrize(
+    "words", [("recipes", "show", "{}.toml"), ("runs", "show", "{}"), ("export", "{}", "--out", "o")]
+)
+def test_a_circle_of_links_and_a_name_too_long_are_named(words: tuple[str, ...], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "circle.toml").symlink_to("circle.toml")
+    for name, says in ((f"{tmp_path}/circle", r"(?i)circle|link"), (f"{tmp_path}/{'x' * 5000}", "File name too long")):
+        said = error_of(capsys, *(word.format(name) for word in words))
+        assert re.search(says, said)
+        assert "--debug" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--set", "train.seed=" + "9" * 5000), "must be a whole number"),
+        (("--set", "model.path=\udc80"), r"model.path = '\udc80' (--set) must be text in UTF-8"),
+        (("--model", "\udcff"), r"model.path = '\udcff' (flag --model) must be text in UTF-8"),
+        (("--model", "x" * 5000), "File name too long; give another path"),
+    ],
+)
+def test_values_that_nothing_can_hold_are_named(words: tuple[str, ...], says: str, capsys: Any) -> None:
+    said = error_of(capsys, "plan", "grpo", *words)
+    assert says in said
+    assert "--debug" not in said
+
+
+def test_a_folder_in_the_place_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.parquet").mkdir()
+    with pytest.raises(DataError, match=r"has no train\.parquet \(it has a folder of that name\)"):
+        read_prompts(tmp_path, "train")
+
+
+def test_a_config_json_that_no_model_has_is_named(model: Path, tmp_path: Path, capsys: Any) -> None:
+    config = json.loads((model / "config.json").read_text()) | {"hidden_size": 10**30}
+    for text, says in (
+        (json.dumps(config), "hidden_size = 1e+30, which no model has"),
+        ("[" * 100_000, "does not load"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        said = error_of(capsys, "plan", "grpo", "--model", str(tmp_path))
+        assert says in said
+        assert "--debug" not in said
+
+
+@pytest.mark.parametrize("deadline", ["inf", "nan", "1e9", "0"])
+def test_a_deadline_that_is_none_is_refused(deadline: str, capsys: Any) -> None:
+    for command in ("run", "audit"):
+        said = error_of(capsys, "verifiers", command, "gsm8k", "--deadline", deadline)
+        assert "Invalid value for '--deadline'" in said
+
+
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     file = tmp_path / "rows.jsonl"
@@ -120,6 +242,20 @@ def rows(tmp_path: Path) -> Path:
 def test_an_unknown_sandbox_is_named(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = error_of(capsys, "verifiers", "run", "gsm8k", "--input", str(rows), "--sandbox", "chess")
     assert "no sandbox is called 'chess'; use auto, bwrap" in said
+
+
+@pytest.mark.parametrize("name", ["BWRAP", "auto ", "bwrap,landlock", "http:/host", "ftp://host", "\udc80"])
+def test_other_names_of_sandboxes_are_refused_wherever_they_stand(
+    name: str, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("verifiers", "run", "gsm8k", "--input", str(rows))  # which needs none
+    assert f"error: no sandbox is called {name!r}; use auto, bwrap" in error_of(capsys, *words, "--sandbox", name)
+    monkeypatch.setenv("RLCLI_SANDBOX", name)
+    assert f"error: RLCLI_SANDBOX: no sandbox is called {name!r}; use" in error_of(capsys, *words)
+    with pytest.raises(SetupError, match="RLCLI_SANDBOX: no sandbox is called"):
+        Nursery()
+    found = check_sandbox()
+    assert (found.status, found.detail) == (Status.FAIL, f"RLCLI_SANDBOX: no sandbox is called {name!r}")
 
 
 def test_an_output_never_replaces_its_input(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +298,26 @@ def test_the_c_locale_is_no_obstacle(rows: Path) -> None:
     assert "no verifier is called" in done.stderr
 
 
+def test_the_c_locale_reads_and_writes_every_character(tmp_path: Path, model: Path) -> None:
+    """In data, in a path and in a configuration: one process for each."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    file = tmp_path / "é×.jsonl"
+    file.write_text('{"completion": "\\boxed{é}", "ground_truth": "é"}\n', encoding="utf-8")
+    scored = tmp_path / "ß.jsonl"
+    done = rlcli("verifiers", "run", "exact", "--input", str(file), "--output", str(scored), "--json", **plain)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["input"] == str(file)
+    assert "é" in scored.read_text(encoding="utf-8")
+    recipe = tmp_path / "größe.toml"
+    recipe.write_text('[recipe]\nbase = "grpo"\nsummary = "größer"\n[data]\npath = "é"\n', encoding="utf-8")
+    done = rlcli("recipes", "show", str(recipe), **plain)
+    assert done.returncode == 0, done.stderr
+    assert 'path = "é"' in done.stdout
+    done = rlcli("plan", str(recipe), "--model", str(model), "--set", "model.path=ü", **plain)
+    assert done.returncode == 2
+    assert "model.path = 'ü'" in done.stderr
+
+
 def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
     code = (
         "import builtins, signal, sys\n"
@@ -188,7 +344,8 @@ def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
 def test_an_import_that_hangs_or_exits_names_the_file(
     code: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcli.scoring.nursery.ANSWER_TIMEOUT_S", 3.0)
+    if "sleep" in code:  # what exits does so at once, however busy the machine is
+        monkeypatch.setattr("rlcli.scoring.nursery.ANSWER_TIMEOUT_S", 3.0)
     monkeypatch.setattr("rlcli.scoring.nursery._CLOSE_TIMEOUT_S", 0.5)
     (tmp_path / "mine.py").write_text(code)
     with contextlib.closing(Nursery()) as nursery, pytest.raises(VerifierError, match=rf"{says}.*/mine\.py for the"):
