@@ -333,19 +333,27 @@ def adapter_slots(manager: Any) -> dict[str, Tensor]:
     }
 
 
+def base_parts(layouts: Sequence[Layout], held: Held, sent: Mapping[str, Sent]) -> list[Part]:
+    """Of the base of an adapter all that is here. What no recorded loader has read cannot be compared: a checkpoint may
+    have other names, and vLLM refuses one in which a tensor is missing."""
+    found = [part for layout in layouts for part in layout.parts(held, sent)]
+    known = {part.name for part in found}
+    return found + [Part(name, (), 0, None) for name in sent if name not in known]
+
+
 def weights_of(model: nn.Module) -> Held:
     """What `model` computes with: its parameters, and for each matrix that a CPU kernel has packed what the kernel
-    multiplies by."""
+    multiplies by. Names are those without the layers that vLLM puts around a model's for LoRA."""
     parameters: dict[str, Tensor] = {}
     first: dict[int, str] = {}
     kernels: dict[str, list[nn.Module]] = defaultdict(list)
     head = getattr(model, "lm_head", None)
     for path, module in model.named_modules():
-        for key, parameter in module.named_parameters(path, recurse=False):
+        for key, parameter in module.named_parameters(path.replace(".base_layer", ""), recurse=False):
             parameters[key] = parameter
             first.setdefault(id(parameter), key)
         looked_up = hasattr(module, "num_embeddings") and module is not head
-        if hasattr(module, "cpu_linear") and not looked_up:
+        if "cpu_linear" in vars(module) and not looked_up:  # a layer of LoRA's passes on what its base has
             kernels[first[id(module.weight)]].append(module)
 
     def held(owner: str, shape: torch.Size) -> list[Tensor]:

@@ -117,6 +117,13 @@ def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
             yield (f"{layer}.{rest}" if has_base else name), parameter
 
 
+def base_of(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights of `lm` without its adapter, under the base model's names and as they are divided over ranks."""
+    for name, parameter in lm.named_parameters():
+        if not is_adapter(name):
+            yield name.replace(".base_layer.", "."), parameter
+
+
 def _added(base: Tensor, up: Tensor, down: Tensor, scale: float) -> Tensor:
     """Each rank adds to its rows of the base, which are those of B that it has."""
     if not isinstance(base, DTensor):

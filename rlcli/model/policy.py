@@ -14,7 +14,7 @@ from rlcli.errors import ModelError
 from rlcli.model.chunks import chunk_tokens
 from rlcli.model.decoder import Decoder, whole
 from rlcli.model.logprobs import token_log_probs
-from rlcli.model.lora import is_adapter, merged, saved_names, scaled_to_zero, write_adapter
+from rlcli.model.lora import base_of, is_adapter, merged, saved_names, scaled_to_zero, write_adapter
 from rlcli.model.packed import PackedBatch
 
 if TYPE_CHECKING:
@@ -70,6 +70,10 @@ class PolicyModel(Decoder):
         if not self.has_adapter:
             return super().stream_weights(dtype)
         return whole(merged(self.lm, self.adapter_scale), dtype or self.dtype)
+
+    def stream_base(self) -> Iterator[tuple[str, Tensor]]:
+        """As `stream_weights`, without the adapter."""
+        return whole(base_of(self.lm), self.dtype)
 
     @property
     def adapter_scale(self) -> float:

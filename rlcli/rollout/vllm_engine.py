@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import SetupError
-from rlcli.rollout import cpu_kernels
+from rlcli.rollout import base_layout, cpu_kernels
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
 
@@ -75,7 +75,10 @@ class VllmEngine:
             _unique_shared_memory_names(spec.group_id)
         if spec.tensor_parallel > 1:
             _sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
-        with _global_state_kept():
+        recorded: contextlib.AbstractContextManager[Sequence[Layout]] = contextlib.nullcontext(())
+        if spec.lora_rank and not spec.weights_follow:
+            recorded = base_layout.recorded()
+        with _global_state_kept(), recorded as bases:
             from vllm import LLM
 
             self._llm = LLM(
@@ -108,6 +111,7 @@ class VllmEngine:
         self._keys: dict[str, int] = {}
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._layout: Layout | None = None
+        self._bases = bases
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
         self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
         if spec.device == "cpu":
@@ -206,12 +210,15 @@ class VllmEngine:
         import torch.distributed as dist
         from vllm.distributed.parallel_state import get_tp_group
 
-        from rlcli.model.held import Layout, adapter_slots, compare, weights_of
+        from rlcli.model.held import PEFT_PREFIX, Layout, adapter_slots, base_parts, compare, weights_of
 
         layout, model = self._layout or Layout(), self._model
         if self.spec.lora_rank:
             slots = adapter_slots(model.lora_manager)
             parts = layout.parts(lambda owner, shape: [slots[owner]], sent)
+            base = {name: one for name, one in sent.items() if not name.startswith(PEFT_PREFIX)}
+            if base:
+                parts += base_parts(self._bases, weights_of(model), base)
         else:
             parts = layout.parts(weights_of(model), sent)
         group = get_tp_group()

@@ -70,6 +70,7 @@ class WeightSync:
         if self.spec.adapter_apart:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
+                self._add_base(sums)
                 save_adapter(policy, Path(folder), sums, policy.dtype)
                 sizes += [file.stat().st_size for file in Path(folder).iterdir()]
                 engine.load_adapter(folder)
@@ -97,6 +98,8 @@ class WeightSync:
             self.batch, self.sums = None, Checksums()
             policy = self._policy.policy
             place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.adapter_apart else None
+            if place is not None:
+                self._add_base(self.sums)
             self.outgoing = outgoing(policy, self.sums, place)
         bucket = next(self.outgoing, None)
         return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
@@ -138,7 +141,7 @@ class WeightSync:
 
     def _begin_syncs(self) -> None:
         """What other weights left is no history of those that come."""
-        self.follows, self.sent = Follows(), {}
+        self.follows, self.sent, self.base_added = Follows(), {}, False
 
     def _loaded(self, probe: Any, log_probs: Any, version: int, sent: dict[str, Sent]) -> Synced:
         """Have the engine, which was given weights, generate with them, once the checks have passed."""
@@ -156,6 +159,14 @@ class WeightSync:
         changed = sum(self.sent.get(name) != one for name, one in sent.items())
         self.sent = sent
         return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed)
+
+    def _add_base(self, sums: Checksums) -> None:
+        """Note in `sums` what the engine has to hold beside an adapter, which it read from the checkpoint itself. At
+        the first sync alone, since it never changes. Collective."""
+        if not self.base_added:
+            for _ in sums.of(self._policy.policy.stream_base()):
+                pass
+        self.base_added = True
 
     def _cache_probe(self) -> None:
         """Have the probe of the last sync among the prefixes that the engine has cached: the next one looks for it."""

@@ -100,6 +100,14 @@ def _slow(worker: Any) -> None:
     worker.engine.on_step = lambda: time.sleep(0.05)
 
 
+def _flip_base(worker: Any) -> None:
+    """One bit of a weight that the engine has beside the adapter."""
+    import torch
+
+    weight = worker.engine._model.get_parameter("model.layers.1.input_layernorm.weight")
+    weight.data.view(torch.int16)[:1].bitwise_xor_(1)
+
+
 HARMS: dict[str, Callable[[Any], None]] = {
     "swapped": lambda worker: _second_sync(worker, _swap),
     "nan": lambda worker: _second_sync(worker, _spoil),
@@ -107,6 +115,7 @@ HARMS: dict[str, Callable[[Any], None]] = {
     "one": lambda worker: _leave_out(worker, "model.layers.1.self_attn.k_proj.weight"),
     "head": _keep_head,
     "prefixes": _keep_prefixes,
+    "base": _flip_base,
     "skip": lambda worker: _spoil_loss(worker, 2),
     "rollback": lambda worker: _spoil_loss(worker, 3),
     "tail": _slow,

@@ -25,7 +25,8 @@ SETS = {
 HARMS = {
     "together": ("stale", "one", "head", "prefixes"),
     "apart": ("stale", "head", "prefixes"),
-    "adapter": ("stale",),  # vLLM 0.32 caches an adapter's prefixes under the path that it was read from
+    # vLLM 0.32 caches an adapter's prefixes under the path that it was read from. The last one is never put right.
+    "adapter": ("stale", "base"),
     "sliced": ("stale", "one", "head", "prefixes"),
 }
 PREFIXES = "still has prefixes cached that earlier weights computed"
@@ -68,6 +69,8 @@ def test_every_fault_ends_the_run_at_its_first_sync(runs: dict[str, Any]) -> Non
         assert (PREFIXES in failed) == (harm == "prefixes"), failed
         if harm == "one":
             assert "that the trainer sent: model.layers.1.self_attn.k_proj.weight " in failed
+        if harm == "base":
+            assert "that the trainer sent: model.layers.1.input_layernorm.weight differs (" in failed
         if harm == "head":  # of ranks that share it, the packed part and the embedding's of one rank are not the same
             assert "that the trainer sent: model.embed_tokens.weight " in failed
-        assert runs[harm]["steps"] == [], "the first sync was sound, the one after the first update was not"
+        assert runs[harm]["steps"] == [], "at the latest the sync after the first update was not sound"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.model.checksum import Checksums, Sent
-from rlcli.model.held import Layout, Part, Recorder, Verified, compare, weights_of
+from rlcli.model.held import Layout, Part, Recorder, Verified, base_parts, compare, weights_of
 
 HIDDEN, HEADS, VOCAB, EXPERTS = 8, 4, 10, 3
 Named = Iterable[tuple[str, Tensor]]
@@ -165,6 +165,29 @@ def test_a_head_that_was_packed_before_the_sync_shows() -> None:
     engine.load(second.items())
     engine.lm_head.cpu_linear = stale
     assert verify([engine], [layout], second).differences == ["embed differs"]
+
+
+class WithAdapter(nn.Module):
+    """As vLLM puts LoRA's layers around a model's."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "base_layer" else getattr(self.base_layer, name)
+
+
+def test_a_base_that_was_read_before_adapters_came_is_compared_where_it_lies_now() -> None:
+    engine, weights = Engine(), trained(0)
+    layout = recorded(engine, weights.items())
+    engine.qkv = WithAdapter(engine.qkv)
+    sent = sent_of(weights | {"other": torch.ones(2, 2)})
+    assert compare(sent, [base_parts([layout], weights_of(engine), sent)]) == (len(weights) - 2, 3, [])
+    kernel = engine.qkv.base_layer.cpu_linear
+    engine.qkv.base_layer.cpu_linear = lambda *given: kernel(*given) * (1 + 2**-20)
+    found = compare(sent, [base_parts([layout], weights_of(engine), sent)])
+    assert found.differences == ["q differs", "k differs", "v differs"]
 
 
 def test_the_rank_that_differs_is_named_where_it_holds_all_of_a_tensor() -> None:

@@ -1,0 +1,34 @@
+"""Where a base model's tensors lie in an engine that reads them from a checkpoint itself, beside an adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlcli.model.held import Layout
+
+
+@contextmanager
+def recorded() -> Iterator[list[Layout]]:
+    """Of each model that vLLM loads inside the block, its layout; none of one that a special loader reads. The names
+    are those of before vLLM puts LoRA's layers around the model's."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    from rlcli.model.held import Recorder
+
+    load, read, found = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights, list[Any]()
+
+    def load_weights(loader: Any, model: Any, config: Any) -> None:
+        with Recorder(model) as recorder:
+            loader.get_all_weights = lambda *about: recorder.given(read(loader, *about))
+            load(loader, model, config)
+        del loader.get_all_weights
+        found.append(recorder.layout())
+
+    DefaultModelLoader.load_weights = load_weights
+    try:
+        yield found
+    finally:
+        DefaultModelLoader.load_weights = load
