@@ -18,6 +18,7 @@ SETTINGS = {
     "rollback": ["fault_tolerance.on_bad_update=rollback", "checkpoint.every=1"],
     "tail": ["rollout.oversample=2"],
     "cut": ["train.truncated=mask"],
+    "zero": ["train.truncated=zero_reward"],
 }
 """`--set` arguments that go with a harm."""
 

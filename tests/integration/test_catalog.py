@@ -27,8 +27,9 @@ ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
 SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vapo"]
 """One of each kind of sum over ranks: also run with one worker."""
-HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut"]
-"""Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out."""
+HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut", "grpo:zero"]
+"""Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out, one
+that gives those that were cut off no reward."""
 Steps = list[dict[str, Any]]
 
 
@@ -192,6 +193,29 @@ def test_a_step_in_which_every_sample_is_left_out_is_skipped(
     for file in (folder / "two" / name / "samples").iterdir():
         for row in pq.read_table(file).to_pylist():
             assert row["left_out"] == ("truncated" if row["finish_reason"] == "length" else None)
+
+
+def test_what_is_cut_off_earns_nothing_and_no_check_takes_that_for_a_fault(
+    two_workers: dict[str, dict[str, Any]], folder: Path
+) -> None:
+    """The samples keep what the verifier gave; what is trained on is 0."""
+    import pyarrow.parquet as pq
+
+    run, out = two_workers["grpo:zero"], folder / "two" / "grpo:zero"
+    assert not run["failed"]
+    assert not [event for event in events_of(out) if event["event"] == "alarm"]
+    assert sum(step["update/count"] for step in run["steps"]) >= 1
+    given = []
+    for step in run["steps"]:
+        rows = [row for file in sample_files(out / "samples", step["step"]) for row in pq.read_table(file).to_pylist()]
+        cut_off = [row["finish_reason"] == "length" for row in rows]
+        earned = [0.0 if cut else row["score"] for row, cut in zip(rows, cut_off, strict=True)]
+        assert step["reward/mean"] == pytest.approx(sum(earned) / len(earned))
+        assert step.get("reward/truncated", 0.0) == 0.0
+        assert step["response_tokens/truncated"] == pytest.approx(sum(cut_off) / len(rows))
+        assert step["samples/left_out"] == 0
+        given += [row["score"] for row, cut in zip(rows, cut_off, strict=True) if cut]
+    assert any(given)  # there was a reward to take away
 
 
 @pytest.fixture(scope="module")
