@@ -85,7 +85,7 @@ def known() -> tuple[str, ...]:
 
 
 class _Redacting(io.TextIOWrapper):
-    """Writes where `stream` does. The two share a buffer, so `stream` must live as long, as sys.__stdout__ does."""
+    """Writes where `stream` does. The two share a buffer, which stays the stream's to close."""
 
     def __init__(self, stream: io.TextIOWrapper, redact: Callable[[str, Sequence[str]], str]) -> None:
         stream.flush()
@@ -101,3 +101,8 @@ class _Redacting(io.TextIOWrapper):
     def write(self, text: str, /) -> int:
         super().write(self._redact(text, known()))
         return len(text)
+
+    def close(self) -> None:
+        """Flush alone. Called when this object is collected, too: closing the buffer would close the stream."""
+        if not self.buffer.closed:
+            self.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from rlcli.cli import app
 from rlcli.config.load import dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.redact import redacted
+from rlcli.redact import _redacting, redacted
 from rlcli.sandbox import backend_name
 from rlcli.scoring.output import Output
 from rlcli.scoring.pool import ScoringPool
@@ -166,3 +167,13 @@ def test_verifiers_see_no_secret_of_hub_or_trackers(
     assert not [secret for secret in secrets if secret in said]
     assert detail.startswith("ValueError: ")
     assert not [secret for secret in secrets if secret in detail]
+
+
+def test_a_redacted_stream_that_is_dropped_leaves_the_stream_open(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as stream:
+        wrapped = _redacting(stream, lambda text, secrets: text.upper())
+        wrapped.write("one\n")
+        del wrapped
+        gc.collect()
+        stream.write("two\n")
+    assert (tmp_path / "out").read_text() == "ONE\ntwo\n"
