@@ -45,6 +45,9 @@ INNOCENT_EVERY = 4
 POOL_S = 4.0
 """The verifier's own time limit, which holds where the pool calls it."""
 
+LISTENING = "0A"
+"""The state of a TCP socket that listens, in the kernel's tables."""
+
 OUTSIDE = (
     *("/", "/tmp", "/var/tmp", "/dev/shm", "/usr", "/usr/lib", "/usr/bin", "/etc", "/var", "/opt", "/srv", "/run"),
     *("/home", "/mnt", "/boot"),
@@ -80,6 +83,14 @@ class Report:
         return self.outcome is Outcome.OK
 
 
+def free_port() -> int:
+    """A free port that the kernel gives nobody by itself, and that Ray's workers do not take."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", 20_000 + secrets.randbelow(12_000)))
+            return int(free.getsockname()[1])
+
+
 class World:
     """What the attacks are let loose on: canaries, listeners, a victim. All of it is taken away at the end."""
 
@@ -100,9 +111,7 @@ class World:
         self._unix = self._listening(socket.socket(socket.AF_UNIX), self.unix)
         self._abstract = self._listening(socket.socket(socket.AF_UNIX), f"\0{self.token}")
         self._packets = self._listening(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), f"\0{self.token}-d")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.listen = free.getsockname()[1]
+        self.listen = free_port()
         self._doorman = threading.Thread(target=self._receive, daemon=True)
         self._doorman.start()
         self.victim = self._stack.enter_context(subprocess.Popen(["sleep", "1000"], start_new_session=True))
@@ -158,11 +167,13 @@ class World:
 
     def listeners(self) -> list[str]:
         """Sockets that listen on the port, or under the name, that the attacks use."""
-        port, found = f":{self.listen:04X} ", []
+        found = []
         for table in ("tcp", "tcp6", "udp"):
             with contextlib.suppress(OSError):
-                lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-                found += [f"{table} listener: {line}" for line in lines if port in line]
+                rows = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+                # the port as an own address, not as a peer's; connections that ended linger for a minute
+                here = [row for row in rows if row[1].endswith(f":{self.listen:04X}")]
+                found += [f"{table} listener: {' '.join(row)}" for row in here if table == "udp" or row[3] == LISTENING]
         found += [line for line in Path("/proc/net/unix").read_text().splitlines() if f"@listen-{self.token}" in line]
         return found
 

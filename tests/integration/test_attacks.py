@@ -7,9 +7,11 @@ backends and leaves out what asks the same program in another way.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from rlcli.errors import SetupError
 from rlcli.sandbox import open_sandbox
 from tests.attacks.catalogue import Attack, collect, programs
 from tests.attacks.controls import CONTROLS, Control
-from tests.attacks.harness import Campaign, Report
+from tests.attacks.harness import Campaign, Report, World
 
 BACKENDS = ("bwrap", "landlock")
 ATTACKS = collect()
@@ -85,6 +87,22 @@ def judge(attack: Attack, report: Report) -> None:
 def test_there_are_enough_attacks_and_controls() -> None:
     assert len(set(programs(ATTACKS))) >= 100
     assert len(CONTROLS) >= 25
+
+
+def test_a_connection_that_ended_is_no_listener() -> None:
+    """Another process may have had the port; the kernel keeps such connections for a minute."""
+    world = World()
+    try:
+        with socket.create_server(("127.0.0.1", world.listen)) as server:
+            assert len(world.listeners()) == 1
+            with socket.create_connection(server.getsockname()) as client:
+                server.accept()[0].close()
+                assert client.recv(1) == b""
+        rows = Path("/proc/net/tcp").read_text()
+        assert f":{world.listen:04X} " in rows, "the connection lingers"
+        assert world.listeners() == []
+    finally:
+        world.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
