@@ -1,4 +1,4 @@
-"""What one attempt at a run is told by its supervisor (`rlcli.cli.supervise`), through its environment."""
+"""The environment variables that a supervisor (`rlcli.supervisor.supervise`) passes to one attempt at a run."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import uuid
 from pathlib import Path
 
 INTERRUPTED = 130
-"""Exit code of what was asked to leave, as a shell has it after Ctrl-C."""
+"""Exit code after an interrupt, as in a shell after Ctrl-C."""
 RETRY = 75
-"""Exit code of an attempt that failed for a cause outside the run: going on from the last checkpoint may help."""
+"""Exit code of an attempt that failed for a cause outside the run: resuming from the last checkpoint may help."""
 TOLD = 76
-"""Exit code of an attempt that failed and has said why, in the place of 1: with that Ray ends a driver, without a word,
-that asks a dead raylet for something before a sentinel has seen it die."""
+"""Exit code of an attempt that failed and has printed why, instead of 1: with 1 Ray silently ends a driver that asks a
+dead raylet for something before a sentinel has seen it die."""
 
 _SUPERVISED, _GROUP, _RESTARTS = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS"
 
 _told = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS)}
-"""Out of the environment: it is told to this process, and not to another rlcli that something in the run starts, which
-would clear up the run's own files."""
+"""Removed from the environment: they are for this process, not for another rlcli started within the run, which would
+remove the run's own files."""
 _supervisor = os.getppid()
 
 
 def told(group: str, restarts: int) -> dict[str, str]:
-    """The variables for an attempt. group: what names its folders outside the run's. restarts: how many came before."""
+    """The variables for an attempt. group: id in the names of its files outside the run folder. restarts: so far."""
     return {_SUPERVISED: "1", _GROUP: group, _RESTARTS: str(restarts)}
 
 
 def is_supervised() -> bool:
-    """Whether a supervisor waits for this process, tells the user how it ended, and may start it again. One that has
-    been killed does not."""
+    """Whether a supervisor waits for this process, reports how it ended, and may restart it. False if the supervisor
+    was killed."""
     return bool(_told[_SUPERVISED]) and os.getppid() == _supervisor
 
 
 def is_restart() -> bool:
-    """Whether this attempt follows one that failed: what it needs may not be back yet."""
+    """Whether this attempt follows a failed one: resources that it needs may not be back yet."""
     return _told[_RESTARTS] not in ("", "0")
 
 
 @functools.cache
 def group_id() -> str:
-    """Eight hexadecimal digits for the names of what this process and its workers put in /dev/shm and /tmp: the
-    supervisor's choice, so that it can remove what a killed attempt left; else new ones."""
+    """Eight hexadecimal digits for the names of files of this process and its workers in /dev/shm and /tmp: chosen by
+    the supervisor, so that it can remove those of a killed attempt; else new ones."""
     return _told[_GROUP] or uuid.uuid4().hex[:8]
 
 
 def remove_leftovers(group: str) -> None:
-    """Remove what an attempt has put in /dev/shm and /tmp of this machine; nothing of it may run any more."""
+    """Remove the files of an attempt in /dev/shm and /tmp of this machine; none of its processes may still run."""
     assert group, "or it would be everybody's"
     for root in ("/dev/shm", "/tmp"):
         for path in Path(root).glob(f"rlcli-*{group}-*"):

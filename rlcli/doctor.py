@@ -1,7 +1,7 @@
-"""What a machine needs to run rlcli, one small check a thing. Standard library alone: it runs where little else does.
+"""Checks what a machine needs to run rlcli, one small check each. Uses only the standard library, to run anywhere.
 
-What takes a heavy import is tried in a process of its own with a deadline, so that a library that crashes or hangs
-is a finding and not the end of the doctor.
+Heavy imports run in a separate process with a deadline, so that a library that crashes or hangs is a finding and does
+not end the doctor.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ from rlcli.sandbox import backend_name, open_sandbox
 
 GIB = 1 << 30
 VLLM_RANGE = ((0, 24), (0, 33))
-"""The first release that works and the first that is not known to."""
+"""The first release that works and the first that is untested."""
 TRACKERS = {
     **{"wandb": ("wandb",), "tensorboard": ("tensorboard",), "mlflow": ("mlflow", "mlflow-skinny")},
     **{"swanlab": ("swanlab",), "trackio": ("trackio",)},
 }
-"""The packages of each tracker, any of which will do."""
+"""The packages of each tracker; one of them is enough."""
 
 _running: set[int] = set()
-"""Ids of the processes that are being waited for."""
+"""Ids of the running processes."""
 
 
 class Status(StrEnum):
     PASS = "pass"
     WARN = "warn"
-    """Something does not work that not every run needs."""
+    """Something fails that only some runs need."""
     FAIL = "fail"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. mend: what to do about it; empty when it passed."""
+    """What one check found. hint: how to fix it; empty if it passed."""
 
     name: str
     status: Status
     detail: str
-    mend: str = ""
+    hint: str = ""
 
 
 def diagnose() -> list[Finding]:
-    """Run all checks, the slow imports side by side, and return their findings in the order of the screen."""
+    """Run all checks, the slow imports in parallel, and return their findings in display order."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     checks: list[Callable[[], Finding]] = [
         check_python,
@@ -82,7 +82,7 @@ def diagnose() -> list[Finding]:
         try:
             return list(pool.map(lambda check: check(), checks))
         except KeyboardInterrupt:
-            # The threads wait for their processes, which Ctrl-C does not reach: they have sessions of their own.
+            # The threads wait for their processes, which Ctrl-C does not reach: they have separate sessions.
             pool.shutdown(wait=False, cancel_futures=True)
             for process in tuple(_running):
                 os.killpg(process, signal.SIGKILL)
@@ -98,7 +98,7 @@ def check_python(version: tuple[int, int] = sys.version_info[:2]) -> Finding:
 
 
 def check_extras() -> Finding:
-    """All of the training modules, or none of them: the light core alone is a proper installation."""
+    """All of the training modules, or none of them: the light core alone is a valid installation."""
     absent = missing(*TRAINING)
     if not absent:
         return Finding("rlcli", Status.PASS, f"{__version__}, with everything that training needs")
@@ -125,13 +125,13 @@ def check_torch() -> Finding:
     if driver is None:
         return Finding("torch", Status.PASS, f"{shown}, no NVIDIA GPU here")
     if found["cuda"]:
-        mend = f"update the driver, or install a torch for an older CUDA than {found['cuda']}"
-        return Finding("torch", Status.FAIL, f"{shown}, sees no GPU although driver {driver} has some", mend)
+        hint = f"update the driver, or install a torch for an older CUDA than {found['cuda']}"
+        return Finding("torch", Status.FAIL, f"{shown}, sees no GPU although driver {driver} has some", hint)
     return Finding("torch", Status.WARN, f"{shown}, but driver {driver} has GPUs", "pip install 'rlcli[gpu]'")
 
 
 def check_transformers() -> Finding:
-    """Model classes import. A bare `import transformers` passes even where a broken torchvision takes them down."""
+    """Model classes import. A bare `import transformers` passes even if a broken torchvision breaks them."""
     if missing("transformers", "torch"):
         return _absent("transformers")
     found, said = probe(
@@ -141,15 +141,15 @@ def check_transformers() -> Finding:
     if found is not None:
         return Finding("transformers", Status.PASS, f"{found['version']}, model classes import")
     if "torchvision" in said:
-        mend = (
+        hint = (
             "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch; nothing uses them)"
         )
-        return Finding("transformers", Status.FAIL, f"a broken torchvision stands in its way: {said}", mend)
+        return Finding("transformers", Status.FAIL, f"blocked by a broken torchvision: {said}", hint)
     return Finding("transformers", Status.FAIL, f"model classes do not import: {said}", f"install it again: {INSTALL}")
 
 
 def check_vllm() -> Finding:
-    """vLLM imports, in a release that rlcli knows."""
+    """vLLM imports, in a supported release."""
     if missing("vllm"):
         return _absent("vllm")
     found, said = probe("import vllm; from vllm import LLM; report(version=vllm.__version__)")
@@ -173,16 +173,16 @@ def check_ray() -> Finding:
 
 
 def check_sandbox() -> Finding:
-    """Code can be locked in, by bubblewrap or else by Landlock: verifiers that run code need one of them."""
+    """Code can be sandboxed, by bubblewrap or else by Landlock: verifiers that run code need one of them."""
     try:
         asked = backend_name()
     except SetupError as error:
-        return Finding("sandbox", Status.FAIL, error.message, error.mend)
+        return Finding("sandbox", Status.FAIL, error.message, error.hint)
     if asked.startswith(("http://", "https://")):
         return Finding("sandbox", Status.PASS, f"{asked} (RLCLI_SANDBOX; not tried)")
     if asked == "unsafe":
-        mend = "unset RLCLI_SANDBOX where strangers' models are trained"
-        return Finding("sandbox", Status.WARN, "unsafe (RLCLI_SANDBOX): code may read and write every file", mend)
+        hint = "unset RLCLI_SANDBOX if you do not trust the models"
+        return Finding("sandbox", Status.WARN, "unsafe (RLCLI_SANDBOX): code may read and write every file", hint)
     refused = []
     for name in ("bwrap", "landlock") if asked == "auto" else (asked,):
         try:
@@ -192,8 +192,8 @@ def check_sandbox() -> Finding:
         else:
             others = "".join(f"; {error}" for error in refused)
             return Finding("sandbox", Status.PASS, f"{sandbox.name} ({sandbox.version}){others}")
-    detail, mend = "; ".join(error.message for error in refused), "; or ".join(error.mend for error in refused)
-    return Finding("sandbox", Status.WARN, f"no code can be verified: {detail}", mend)
+    detail, hint = "; ".join(error.message for error in refused), "; or ".join(error.hint for error in refused)
+    return Finding("sandbox", Status.WARN, f"no code can be verified: {detail}", hint)
 
 
 def check_trackers() -> Finding:
@@ -205,7 +205,7 @@ def check_trackers() -> Finding:
 
 
 def _installed(packages: Sequence[str]) -> str:
-    """The version of the first of `packages` that is there, or nothing."""
+    """The version of the first installed one of `packages`, or empty."""
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(package)
@@ -220,7 +220,7 @@ def check_disk(name: str, path: Path, fail_below: int = GIB, warn_below: int = 1
     if free >= warn_below:
         return Finding(name, Status.PASS, shown)
     status = Status.FAIL if free < fail_below else Status.WARN
-    return Finding(name, status, shown, f"free some space: checkpoints and models want {warn_below / GIB:.0f} GiB")
+    return Finding(name, status, shown, f"free some space: checkpoints and models need {warn_below / GIB:.0f} GiB")
 
 
 def check_shared_memory(path: Path = Path("/dev/shm"), need: int = GIB) -> Finding:
@@ -246,18 +246,18 @@ def check_open_files(need: int = 4096) -> Finding:
 def check_hub() -> Finding:
     """The model hub answers within three seconds. Offline is a warning: local models and data need no hub."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    mend = "unset it" if offline else "check the network, or HF_ENDPOINT and the proxy; local paths work without"
+    hint = "unset it" if offline else "check the network, or HF_ENDPOINT and the proxy; local paths work without"
     if offline:
-        return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", mend)
+        return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", hint)
     found, said = probe(
         "from huggingface_hub import constants; from huggingface_hub.utils import get_session; "
         "r = get_session().head(constants.ENDPOINT, timeout=3); report(url=constants.ENDPOINT, status=r.status_code)",
         timeout_s=15,
     )
     if found is None:
-        return Finding("hub", Status.WARN, f"cannot be reached: {said}", mend)
+        return Finding("hub", Status.WARN, f"cannot be reached: {said}", hint)
     if found["status"] >= 400:
-        return Finding("hub", Status.WARN, f"{found['url']} answers {found['status']}", mend)
+        return Finding("hub", Status.WARN, f"{found['url']} answers {found['status']}", hint)
     return Finding("hub", Status.PASS, f"{found['url']} answers")
 
 
@@ -267,12 +267,12 @@ def check_loopback(host: str = "127.0.0.1") -> Finding:
         with socket.create_server((host, 0)) as server, socket.create_connection(server.getsockname(), timeout=3):
             return Finding("loopback", Status.PASS, f"ports of {host} can be bound")
     except OSError as error:
-        mend = "bring it up (ip link set lo up), and let no firewall or sandbox refuse it"
-        return Finding("loopback", Status.FAIL, f"{host}: {error}", mend)
+        hint = "bring it up (ip link set lo up), and allow it in the firewall or sandbox"
+        return Finding("loopback", Status.FAIL, f"{host}: {error}", hint)
 
 
 def probe(code: str, timeout_s: float = 180.0) -> tuple[dict[str, Any] | None, str]:
-    """Run `code` in a Python of its own; what it hands to `report(…)`, or None and the last line of its complaint."""
+    """Run `code` in a separate Python; returns what it passes to `report(…)`, or None and its last line of error."""
     prelude = "import json\ndef report(**found): print('\\n' + json.dumps(found))\n"
     exit_code, printed, said = _run([sys.executable, "-c", prelude + code], timeout_s)
     if exit_code == 0 and printed.strip():
@@ -308,7 +308,7 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
 
 
 def _driver() -> str | None:
-    """The version of the NVIDIA driver, or None where there is no driver or no GPU."""
+    """The version of the NVIDIA driver, or None without a driver or GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

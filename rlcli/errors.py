@@ -1,4 +1,4 @@
-"""What a user can cause, each with its mend. Broken invariants are `assert`s, not these."""
+"""Errors that a user can cause, each with a hint. Broken invariants are `assert`s, not these."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 
 class RlcliError(Exception):
-    """A failure that the user can mend: printed as one line, without a traceback, with exit code 2.
+    """A failure that the user can fix: printed as one line, without a traceback, with exit code 2.
 
-    `message` names the field, file or row and its value; `mend` says what to do about it.
+    `message` names the field, file or row and its value; `hint` is how to fix it.
 
     >>> print(RlcliError("data: no such folder 'gsm8k'", "make it with: rlcli prep gsm8k"))
     data: no such folder 'gsm8k'; make it with: rlcli prep gsm8k
@@ -16,18 +16,18 @@ class RlcliError(Exception):
 
     exit_code = 2
 
-    def __init__(self, message: str, mend: str = "") -> None:
+    def __init__(self, message: str, hint: str = "") -> None:
         self.message = message
-        self.mend = mend
-        super().__init__(f"{message}; {mend}" if mend else message)
+        self.hint = hint
+        super().__init__(f"{message}; {hint}" if hint else message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries (Ray, the scoring pool); the default would lose `mend`.
-        return type(self), (self.message, self.mend)
+        # Errors cross process boundaries (Ray, the scoring pool); the default would lose `hint`.
+        return type(self), (self.message, self.hint)
 
 
 class ConfigError(RlcliError):
-    """A key that is unknown, out of bounds, or at odds with another."""
+    """A key that is unknown, out of bounds, or in conflict with another."""
 
 
 class DataError(RlcliError):
@@ -43,11 +43,11 @@ class SetupError(RlcliError):
 
 
 class UnknownName(RlcliError):
-    """A name that no registry entry bears."""
+    """A name that is not in a registry."""
 
 
 class CheckpointError(RlcliError):
-    """A checkpoint that is damaged, cannot be read, or does not fit what it is to be loaded into."""
+    """A checkpoint that is damaged, cannot be read, or does not fit its target."""
 
 
 class VerifierError(RlcliError):
@@ -55,25 +55,25 @@ class VerifierError(RlcliError):
 
 
 class EndpointError(RlcliError):
-    """A served model that cannot be reached or answers out of protocol."""
+    """A served model that cannot be reached or violates the protocol."""
 
 
 class RunFailed(RlcliError):
-    """A run that had started and had to stop: a worker died, the canary fell silent. Exit code 1.
+    """A run that had started and had to stop: a worker died, the canary failed. Exit code 1.
 
-    retry: the cause is outside the run (a process was killed, a machine went), so that going on from the last
+    retry: the cause is outside the run (a process was killed, a machine went down), so that resuming from the last
     checkpoint may help.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, mend: str = "", *, retry: bool = False) -> None:
-        super().__init__(message, mend)
+    def __init__(self, message: str, hint: str = "", *, retry: bool = False) -> None:
+        super().__init__(message, hint)
         self.retry = retry
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _run_failed, (self.message, self.mend, self.retry)
+        return _run_failed, (self.message, self.hint, self.retry)
 
 
-def _run_failed(message: str, mend: str, retry: bool) -> RunFailed:
-    return RunFailed(message, mend, retry=retry)
+def _run_failed(message: str, hint: str, retry: bool) -> RunFailed:
+    return RunFailed(message, hint, retry=retry)

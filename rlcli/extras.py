@@ -1,4 +1,4 @@
-"""What the light core can do without, and how to get it."""
+"""The optional training packages, and how to install them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from rlcli.errors import SetupError
 
 TRAINING = ("torch", "transformers", "ray", "vllm", "peft")
-"""The modules that the extras `rlcli[cpu]` and `rlcli[gpu]` bring."""
+"""The modules that the extras `rlcli[cpu]` and `rlcli[gpu]` install."""
 
 INSTALL = (
     "install the extra: uv pip install --torch-backend=cpu 'rlcli[cpu]', or 'rlcli[gpu]' on a machine with an NVIDIA "
@@ -21,12 +21,12 @@ def missing(*modules: str) -> list[str]:
 
 
 def require(*modules: str) -> None:
-    """Raise `SetupError` that names the absent ones of `modules` and the extra that brings them."""
+    """Raise `SetupError` with the missing ones of `modules` and the extra that installs them."""
     absent = missing(*modules)
     if absent:
         raise not_installed(*absent)
 
 
 def not_installed(*modules: str) -> SetupError:
-    """The error for `modules` that this command needs and that are not there."""
+    """The error for `modules` that this command needs and that are missing."""
     return SetupError(f"not installed: {', '.join(modules)}", INSTALL)

@@ -1,4 +1,4 @@
-"""Writes that a kill cannot leave half done, and what a file holds."""
+"""Writes files that a kill cannot leave half done, and hashes files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` to write to, which takes its place at the end; on an error it is removed.
+    """A temporary file beside `path` to write to, which replaces it at the end; removed on an error.
 
     >>> import tempfile
     >>> target = Path(tempfile.mkdtemp()) / "note.txt"
@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """As `replacing`, for files that belong together: on an error, none of them has been replaced."""
+    """Like `replacing`, for files that belong together: on an error, none of them is replaced."""
     beside = [path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in paths]
     kept = [path.with_name(f".{path.name}.{os.getpid()}.old") for path in paths]
     done: list[tuple[Path, Path]] = []
@@ -67,13 +67,13 @@ def _keep(path: Path, old: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: ~/.cache/rlcli. RuntimeError where there is no home."""
+    """The cache, for what can be made again: ~/.cache/rlcli. RuntimeError if there is no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"
 
 
 def by_umask(folder: Path) -> None:
-    """Give the files below `folder` the permissions that a new file gets: safetensors makes its own 0600, and others on
-    a shared machine could not read the model."""
+    """Give the files below `folder` the permissions of a new file: safetensors creates files with 0600, and others on a
+    shared machine could not read the model."""
     umask = os.umask(0)
     os.umask(umask)
     for file in folder.rglob("*"):
@@ -82,14 +82,14 @@ def by_umask(folder: Path) -> None:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """`{"size": bytes, "sha256": hex}` of a file. OSError where it cannot be read."""
+    """`{"size": bytes, "sha256": hex}` of a file. OSError if it cannot be read."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
         return {"size": file.tell(), "sha256": digest.hexdigest()}
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write a file that is on the disk, and not in a cache alone, when this returns."""
+    """Write a file that is on the disk, not only in a cache, when this returns."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -97,18 +97,18 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Bring the content of a file that has been written and closed to the disk."""
+    """Sync the content of a closed file to the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Bring what a folder lists, such as a new name of a file, to the disk, where its file system can."""
+    """Sync the entries of a folder, such as a new file name, to the disk, if its file system can."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems know of no such thing
+        if error.errno != errno.EINVAL:  # some network file systems do not support it
             raise
     finally:
         os.close(handle)

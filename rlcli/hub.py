@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it is there, found out before its clients would retry for a minute, and uploads."""
+"""The Hugging Face hub: checks that it is reachable before its clients would retry for a minute; uploads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TIMEOUT_S = 5.0
 
 
 def offline_unless_reachable(on_note: Callable[[str], None]) -> None:
-    """Where the hub does not answer, set HF_HUB_OFFLINE for this process and its workers: its clients then take what
-    is cached, and say at once what is not.
+    """If the hub does not answer, set HF_HUB_OFFLINE for this process and its workers: its clients then use the cache,
+    and fail at once for what is not cached.
 
-    To be called before `huggingface_hub` is imported, which reads the variable then.
+    Call it before the import of `huggingface_hub`, which reads the variable.
     """
     if os.environ.get("HF_HUB_OFFLINE"):
         return
@@ -27,11 +27,11 @@ def offline_unless_reachable(on_note: Callable[[str], None]) -> None:
         httpx.head(endpoint, timeout=TIMEOUT_S)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         os.environ["HF_HUB_OFFLINE"] = "1"
-        on_note(f"{endpoint} cannot be reached ({str(error) or type(error).__name__}): using what is cached")
+        on_note(f"{endpoint} cannot be reached ({str(error) or type(error).__name__}): using the cache only")
 
 
 def check_push(repo: str) -> None:
-    """Raise `RlcliError` where nothing could be uploaded to `repo`, by its name, the network or the login."""
+    """Raise `RlcliError` if nothing can be uploaded to `repo`, because of its name, the network or the login."""
     from httpx import HTTPError
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -43,7 +43,7 @@ def check_push(repo: str) -> None:
     except HFValidationError as error:
         raise RlcliError(f"--push {repo}: {error}".splitlines()[0].rstrip("."), "write OWNER/NAME") from error
     if not get_token():
-        raise RlcliError(f"--push {repo}: there is no Hugging Face token", login)
+        raise RlcliError(f"--push {repo}: no Hugging Face token found", login)
     try:
         HfApi().whoami()
     except OfflineModeIsEnabled as error:
@@ -53,9 +53,9 @@ def check_push(repo: str) -> None:
 
 
 def push_folder(folder: Path, repo: str) -> str:
-    """Upload `folder` to the model repository `repo`, made private where it is new, as one commit; its address.
+    """Upload `folder` to the model repository `repo`, private if it is new, as one commit. Returns its address.
 
-    `RunFailed` says what stays to be done.
+    `RunFailed` has the remaining steps.
     """
     from httpx import HTTPError
     from huggingface_hub import HfApi
@@ -68,7 +68,7 @@ def push_folder(folder: Path, repo: str) -> str:
     except (HfHubHTTPError, HTTPError, OSError, RuntimeError) as error:
         raise RunFailed(
             f"{folder} is exported, but not pushed to {repo}: {_first_line(error)}",
-            f"mend that, then: hf upload --private {repo} {folder}",
+            f"fix that, then: hf upload --private {repo} {folder}",
         ) from error
     return str(made)
 

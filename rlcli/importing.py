@@ -1,4 +1,4 @@
-"""Tries the import of a plugin in another process first, so that one which hangs or exits takes no command with it."""
+"""Tests the import of a plugin in another process first, so that a hang or exit does not end the command."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 IMPORT_TIMEOUT_S = 120.0
-"""Longest that an import may take."""
+"""Maximum time of an import."""
 
-# As the owner's: with `-m`, sys.path would begin with the current folder.
+# The parent's sys.path: with `-m`, it would begin with the current folder.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from rlcli.importing import main; main(sys.argv[2], int(sys.argv[3]))"
@@ -27,17 +27,17 @@ _trusted = False
 
 
 def trust_imports() -> None:
-    """From now on, try no import in this process: the one that it works for has done so."""
+    """From now on, skip the test in this process: its driver has done it."""
     global _trusted
     _trusted = True
 
 
 def run_file(file: Path, name: str) -> ModuleType:
-    """Import the Python file as the module `name`. Raises `ImportError` for what is no Python file, and whatever the
-    file raises; the name is free again then."""
+    """Import the Python file as the module `name`. Raises `ImportError` if it is not a Python file, and whatever the
+    file raises; the name is then free again."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module
@@ -53,10 +53,10 @@ def run_file(file: Path, name: str) -> ModuleType:
 
 @functools.cache
 def import_problem(target: str) -> str:
-    """How the import of a module, or of the Python file whose path ends in .py, takes the process with it: it does not
-    end in IMPORT_TIMEOUT_S seconds, or ends the process. Empty where it does neither; it may raise.
+    """How the import of a module, or of a Python file whose path ends in .py, breaks the process: it does not end in
+    IMPORT_TIMEOUT_S seconds, or ends the process. Empty if it does neither; it may raise.
 
-    It is tried once a process, in another one with the same sys.path; in workers never, as their driver has done so.
+    Tested once a process, in another one with the same sys.path; never in workers, as their driver has done so.
     """
     import select
     import subprocess
@@ -91,7 +91,7 @@ def import_problem(target: str) -> str:
 
 
 def main(target: str, done: int) -> None:
-    """Import, report on the file `done` that this came to an end, and leave at once, whatever was started."""
+    """Import, report the end on the file descriptor `done`, and exit at once, whatever was started."""
     try:
         if target.endswith(".py"):
             sys.path.append(os.path.dirname(target))
@@ -99,7 +99,7 @@ def main(target: str, done: int) -> None:
         else:
             importlib.import_module(target)
     except BaseException as error:
-        del error  # who imports it next reports it
+        del error  # the next import reports it
     os.write(done, b"1")
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Secrets, taken out of what is recorded or printed: tokens and keys of the environment, and passwords of URLs."""
+"""Removes secrets from recorded or printed text: tokens and keys of the environment, and passwords of URLs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SECRET_NAME = re.compile(r"(?:^|_)(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENT
 """Names of environment variables that hold secrets."""
 
 LEAST = 8
-"""Characters of a secret; what is shorter may be part of any word."""
+"""Minimum characters of a secret; shorter ones may be part of any word."""
 
 
 SERVICES = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_", "RAY_")
-"""How the names of variables begin that belong to the hub, a tracker or Ray."""
+"""Prefixes of the variables of the hub, a tracker or Ray."""
 
 _LOGIN = re.compile(r"""//[^/@\s"']*@""")
 
 
 def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
-    """`text` with *** in the place of secrets: those given, else the environment's, and what URLs log in with.
+    """`text` with *** instead of secrets: those given, else the environment's, and the logins of URLs.
 
     >>> redacted("POST https://me:hunter2@tracker.example/api failed")
     'POST https://***@tracker.example/api failed'
@@ -33,21 +33,21 @@ def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
 
 
 def without_values(text: str, secrets: Sequence[str]) -> str:
-    """`text` with *** in the place of each secret."""
+    """`text` with *** instead of each secret."""
     for secret in secrets:
         text = text.replace(secret, "***")
     return text
 
 
 def values() -> list[str]:
-    """The environment's secrets, longest first: one may be the beginning of another. What its URLs log in with too."""
+    """The environment's secrets and URL logins, longest first: one may be a prefix of another."""
     found = {value for name, value in os.environ.items() if SECRET_NAME.search(name)}
     found |= {login[2:-1] for value in os.environ.values() for login in _LOGIN.findall(value)}
     return sorted((value for value in found if len(value) >= LEAST), key=lambda value: (-len(value), value))
 
 
 def without_service_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without what logs in to the hub, a tracker or a Ray cluster, for processes that run code of others.
+    """`environment` without credentials of the hub, a tracker or a Ray cluster, for processes that run untrusted code.
 
     >>> without_service_secrets({"HF_TOKEN": "hf_x", "HF_HOME": "/hf", "MLFLOW_TRACKING_URI": "http://a:b@host"})
     {'HF_HOME': '/hf'}
@@ -60,8 +60,8 @@ def without_service_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_output() -> None:
-    """From now on, write no secret to standard output and error from Python, whatever writes: prints, tracebacks,
-    warnings, logging. Results go to standard output: URLs, which may be data, stay as they are there."""
+    """From now on, remove secrets from Python's standard output and error: prints, tracebacks, warnings, logging.
+    Results go to standard output: URLs, which may be data, are unchanged there."""
     known.cache_clear()
     sys.stderr, sys.stdout = _redacting(sys.stderr, redacted), _redacting(sys.stdout, without_values)
 
@@ -70,9 +70,9 @@ def _redacting(stream: TextIO, redact: Callable[[str, Sequence[str]], str]) -> T
     if isinstance(stream, _Redacting):
         return stream
     if not isinstance(stream, io.TextIOWrapper):
-        try:  # Ray's workers have an object of its own
+        try:  # Ray's workers have Ray's own object
             stream = os.fdopen(stream.fileno(), "w", 1, encoding="utf-8", errors="replace", closefd=False)
-        except (AttributeError, OSError):  # what has no file
+        except (AttributeError, OSError):  # no file descriptor
             return stream
     assert isinstance(stream, io.TextIOWrapper)
     return _Redacting(stream, redact)
@@ -80,7 +80,7 @@ def _redacting(stream: TextIO, redact: Callable[[str, Sequence[str]], str]) -> T
 
 @functools.cache
 def known() -> tuple[str, ...]:
-    """`values` as they were when the output was last given to `redact_output`."""
+    """`values` at the last call of `redact_output`."""
     return tuple(values())
 
 

@@ -1,4 +1,4 @@
-"""The one lazy registry: built-ins and plugins come through the same door, Python entry points."""
+"""The lazy registry of built-ins and plugins; both use Python entry points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """A «did you mean» for an unknown name, or the list of what there is.
+    """A «did you mean» for an unknown name, or the list of known names.
 
     >>> near("gsm9k", ["gsm8k", "math"]), near("GSM8K", ["gsm8k", "math"])
     ('did you mean gsm8k?', 'did you mean gsm8k?')
@@ -27,28 +27,28 @@ def near(name: str, known: Iterable[str]) -> str:
     close = [folded[one] for one in close]
     if close:
         return f"did you mean {', '.join(close)}?"
-    return f"there is: {', '.join(known) or 'none'}"
+    return f"known: {', '.join(known) or 'none'}"
 
 
 def load_entry(entry: EntryPoint, what: str) -> Any:
-    """What an entry point leads to. Raises `RlcliError` naming `what` where its import raises, hangs or exits.
+    """The object of an entry point. Raises `RlcliError` naming `what` if its import raises, hangs or exits.
 
-    The import is tried in another process first, unless the package is this one, or is imported already.
+    The import is tested in another process first, unless the package is this one, or is imported already.
     """
     ours = entry.dist is not None and entry.dist.name == "rlcli"
     if not ours and entry.module not in sys.modules and (problem := import_problem(entry.module)):
         raise RlcliError(f"{what} {problem}", "see what it does when it is imported, or remove that package")
     try:
         return entry.load()
-    except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
+    except (Exception, SystemExit) as error:  # a module may exit when it is imported
         raise RlcliError(f"{what} does not load: {error!r}", "reinstall or remove that package") from error
 
 
 class Registry(Generic[T]):
-    """Names of one kind, each loaded when it is first asked for.
+    """Names of one kind, each loaded when it is first used.
 
-    `kind` is the word that errors use; `group` is the entry-point group that packages publish under. A package adds an
-    entry with, in its pyproject.toml:
+    `kind` is the word in error messages; `group` is the entry-point group of the packages. A package adds an entry in
+    its pyproject.toml:
 
         [project.entry-points."rlcli.verifiers"]
         chess = "my_package.chess:verify"
@@ -94,7 +94,7 @@ class Registry(Generic[T]):
         return f"{entry.module}:{entry.attr}"
 
     def get(self, name: str) -> T:
-        """The entry called `name`, loaded now if it was not yet.
+        """The entry called `name`, loaded if it was not yet.
 
         Raises `UnknownName` with the near names, or `RlcliError` when a plugin fails to import: raises, hangs or exits.
         """

@@ -1,4 +1,4 @@
-"""What flows through a run. Nothing here imports more than the standard library.
+"""The data types of a run. Imports only the standard library.
 
 A parquet row becomes a `Prompt`; each of its responses becomes a `Sample` whose tokens stay where they were generated;
 a verifier turns a `VerifyRequest` into a `Verdict`.
@@ -43,8 +43,8 @@ class Prompt:
 class Outcome(StrEnum):
     """How a verification ended.
 
-    Only `TIMEOUT` and `CRASH` are the verifier's own failures, each after a second try in a fresh process. They say
-    nothing of the response: such samples are no part of a loss or of a group's statistics.
+    Only `TIMEOUT` and `CRASH` are the verifier's own failures, each after a second try in a fresh process. They do not
+    judge the response: such samples are not part of a loss or of a group's statistics.
     """
 
     OK = "ok"
@@ -52,9 +52,9 @@ class Outcome(StrEnum):
     WRONG = "wrong"
     """The answer was found and is not right; or its verification has used up its CPU time twice."""
     NO_ANSWER = "no_answer"
-    """The response holds no answer in the form that the verifier reads."""
+    """The response has no answer in the form that the verifier reads."""
     TIMEOUT = "timeout"
-    """The verifier was ended by the clock on the wall (or once by its CPU deadline, and then did not do it again)."""
+    """The verifier reached its wall-clock deadline (or once its CPU deadline, but not on the second try)."""
     CRASH = "crash"
     """The verifier raised, or its process died."""
 
@@ -64,11 +64,11 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """What a verifier is given: one response and what its row says.
+    """The input of a verifier: one response and the fields of its row.
 
-    completion_ids: its token ids, the end included; empty where nobody knows them (a file of texts, a served model).
+    completion_ids: its token ids, the end included; empty if unknown (a file of texts, a served model).
     finish_reason: why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty
-    where nobody knows. thinking: the prompt ends within a <think> that its chat template opened.
+    if unknown. thinking: the prompt ends within a <think> that its chat template opened.
     """
 
     completion: str
@@ -81,11 +81,11 @@ class VerifyRequest:
     thinking: bool = False
 
     def answer_text(self) -> str | None:
-        """The response without its reasoning: what follows the last `</think>`. None where a `<think>` is still open,
-        be it the response's or the prompt's: such a response has not begun to answer.
+        """The response without its reasoning: what follows the last `</think>`. None if a `<think>` is still open, from
+        the response or the prompt: such a response has not begun to answer.
 
-        An opening within an open `<think>` has to be closed as well, unless it only repeats it. Outside of reasoning a
-        tag in a code block, or between backticks, is text.
+        A nested `<think>` must be closed as well, unless it only repeats the opening tag. Outside of reasoning a tag in
+        a code block, or between backticks, is text.
 
         >>> VerifyRequest("<think>maybe 41? no</think> 42", "42").answer_text()
         ' 42'
@@ -98,7 +98,7 @@ class VerifyRequest:
         return None if is_open else self.completion[start:]
 
     def tail(self, characters: int) -> VerifyRequest:
-        """The same with the last `characters` of the response alone; whether a `<think>` is open there stays known."""
+        """A copy with only the last `characters` of the response; it keeps whether a `<think>` is open there."""
         cut = len(self.completion) - characters
         if cut <= 0:
             return self
@@ -112,8 +112,8 @@ _FENCE_ENDS = {mark: re.compile(rf"^[ \t]*{mark}[`~]*[ \t]*$", re.MULTILINE) for
 
 
 def _reasoning(text: str, is_open: bool) -> tuple[bool, int]:
-    """Whether a `<think>` is open at the end of `text`, and where what follows the reasoning begins. Takes time linear
-    in the text's length. is_open: whether one is at its start."""
+    """Whether a `<think>` is open at the end of `text`, and where the text after the reasoning begins. Takes time
+    linear in the text's length. is_open: whether one is open at its start."""
     depth, start, at, opened, endless = int(is_open), 0, 0, 0, set[str]()
     while found := (_THINK if depth else _OUTSIDE).search(text, at):
         at = found.end()
@@ -132,11 +132,11 @@ def _reasoning(text: str, is_open: bool) -> tuple[bool, int]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier says of one response.
+    """A verifier's result for one response.
 
     score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the
-    score, each a metric of its own. detail: why, for a reader (of a crash, the exception). latency_s: seconds it took,
-    filled in by the scoring pool.
+    score, each with its own metric. detail: the reason, for a reader (for a crash, the exception). latency_s: seconds
+    it took, filled in by the scoring pool.
 
     >>> Verdict(score=1.0, outcome=Outcome.OK, answer="42").outcome.value
     'ok'
@@ -153,9 +153,9 @@ class Verdict:
 class Verifier(Protocol):
     """A function from a request to a verdict; the entry-point group `rlcli.verifiers` publishes it by name.
 
-    It runs in a process of its own that is killed at a deadline: it may be slow, hang or crash without hurting the run.
-    It never executes or evaluates the model's text. None says that this row is none of its business. Its keyword-only
-    parameters are options, which a configuration gives as `name(strict=true)`. It may be `async`, and it may take
+    It runs in a separate process that is killed at a deadline: it may be slow, hang or crash without affecting the run.
+    It never executes or evaluates the model's text. None means that it does not apply to this row. Its keyword-only
+    parameters are options, which a configuration sets as `name(strict=true)`. It may be `async`, and it may take
     `requests`, many at once, and return as many verdicts.
 
         def verify(request: VerifyRequest, *, ignore_case: bool = False) -> Verdict:
@@ -163,8 +163,8 @@ class Verifier(Protocol):
             right = answer.lower() == truth.lower() if ignore_case else answer == truth
             return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=answer)
 
-    Its module may have `preload()`, which imports what is slow, once; and `gold(request)`, which writes a response that
-    gives the request's ground truth as an answer, for `rlcli verifiers audit`.
+    Its module may have `preload()`, which does slow imports once; and `gold(request)`, which writes a response that
+    answers with the request's ground truth, for `rlcli verifiers audit`.
     """
 
     def __call__(self, request: VerifyRequest, /) -> Verdict | None: ...
@@ -175,9 +175,8 @@ class Sample:
     """One response, without its tokens: those are row `row` of shard `shard`.
 
     prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens, response_tokens:
-    counts, the end-of-text token included. version: how many weight syncs the engine had seen when it generated this.
-    seed: that its tokens were drawn with. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0:
-    not signed.
+    counts, the end-of-text token included. version: the engine's number of weight syncs when it generated this. seed:
+    of sampling its tokens. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed.
     """
 
     prompt: int
@@ -199,12 +198,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row of a source, as it is there.
+    """One raw row of a source.
 
-    where: for messages, the name of its file and where it is in it ("train.jsonl.gz, line 17"). origin: where all rows
-    of that file come from, for the record: the file's path, or hub id and revision ("openai/gsm8k@740312add88f"); empty
-    for what is generated. problem: why it has no values, of a line that is not JSON, say; one such row ends the
-    conversion or is skipped, as the user wants it.
+    where: for messages, its file and its position ("train.jsonl.gz, line 17"). origin: the source of all rows of that
+    file, for the record: the file's path, or hub id and revision ("openai/gsm8k@740312add88f"); empty for generated
+    rows. problem: why it has no values, such as a line that is not JSON; such a row ends the conversion or is skipped,
+    as the user chooses.
     """
 
     values: Mapping[str, Any]
@@ -215,12 +214,12 @@ class RawRow:
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What `rlcli prep NAME` was given; None (columns: empty) where a flag was not, and the converter's default holds.
+    """The options of `rlcli prep NAME`; None (columns: empty) if not given: the converter's default applies.
 
     source: a hub id, or a local folder or file. subset: a named part of the source (of a hub dataset, its
     configuration). task: which of a generator's tasks. difficulty, seed: of generated problems. count, test_count: rows
     to generate for the train and for the test split. columns: our name of a column → its name in the source. verifier,
-    data_source, ability: what every row says of itself. instruction: what is added to each question.
+    data_source, ability: values for every row. instruction: text added to each question.
     """
 
     source: str | None = None
@@ -239,14 +238,14 @@ class ConvertOptions:
 
 @dataclass(frozen=True)
 class Converter:
-    """A dataset's way into parquet; the entry-point group `rlcli.data_prep` publishes it by name.
+    """Converts a dataset into prompts; the entry-point group `rlcli.data_prep` publishes it by name.
 
     summary: one line for `rlcli prep list`. source: where the rows come from (a hub id, or "generated"). verifier: the
-    one that scores them. read: the raw rows of each split ("train", "test"), which may come lazily; it raises
-    `DataError` for a source that cannot be read and `ConfigError` for an option out of bounds. prompt: one row's values
-    as a `Prompt` with the id "" and in `extra_info` what the dataset keeps; it raises `DataError` about the values
-    alone, and the caller adds where the row is, its id, and `split` and `index` to `extra_info`. options: which fields
-    of `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others. reference: paper, licence, size.
+    one that scores them. read: the raw rows of each split ("train", "test"), possibly lazy; it raises `DataError` for a
+    source that cannot be read and `ConfigError` for an option out of bounds. prompt: one row's values as a `Prompt`
+    with the id "" and the dataset's extra fields in `extra_info`; it raises `DataError` only about the values, and the
+    caller adds the row's position, its id, and `split` and `index` to `extra_info`. options: which fields of
+    `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others. reference: paper, licence, size.
 
         def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
             return {"train": [RawRow({"country": "France", "city": "Paris"}, "row 0")]}

@@ -13,13 +13,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
-from rlcli.model.loading import load_policy, load_value
+from rlcli.export.dcp_reader import Stored
+from rlcli.model.io.loading import load_policy, load_value
+from rlcli.model.io.state import save_state, trained_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.optim import build_optimizer
 from rlcli.model.packed import pack
-from rlcli.model.state import save_state, trained_state
-from rlcli.model.stored import Stored
-from rlcli.trainer.checkpoint import Checkpoints
+from rlcli.runs.checkpoint import Checkpoints
 from tests.model_fixtures import padded_log_probs, save_tiny
 
 CPU = torch.device("cpu")

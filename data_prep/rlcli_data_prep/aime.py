@@ -1,4 +1,4 @@
-"""AIME: the American Invitational Mathematics Examination of one year, both papers; answers are integers to 999."""
+"""AIME: the American Invitational Mathematics Examination, both papers of a year; answers are integers up to 999."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGER = re.compile(r"\$?(\d{1,3})(?:\^\{?\\circ\}?)?\$?")
 
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
-    """One year's problems, or both years'; all are for testing. Of another source, a year's name is `subset`."""
+    """The problems of one year (`subset`) or of both, all in the test split."""
     year, whole = options.subset, replace(options, subset=None)
     if options.source:
         return {"test": _dated(read_all(whole, "", name="aime", join=True), year)}
@@ -36,13 +36,13 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     integral = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
     integer = _INTEGER.fullmatch(str(int(value)) if integral else str(value).strip())
     if integer is None:
-        raise DataError(f"'{column}' is no integer from 0 to 999: {value!r:.80}", "mend that row of the source")
+        raise DataError(f"'{column}' is not an integer from 0 to 999: {value!r:.80}", "fix that row of the source")
     year = row.get("year")
     return boxed_prompt(problem, str(int(integer[1])), f"aime{year}" if isinstance(year, int | str) else "aime")
 
 
 def _dated(rows: Iterator[RawRow], year: str | None) -> Iterator[RawRow]:
-    """The rows with the year that is given, else with that which they name themselves."""
+    """The rows with the given year, else with the year that they hold."""
     return (replace(row, values={**row.values, "year": year}) for row in rows) if year else rows
 
 

@@ -1,4 +1,4 @@
-"""Sums of two numbers, generated: for trials, tests and the quickstart's tiny model."""
+"""Generated sums of two numbers: for experiments, tests and the quickstart's tiny model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRAIN_ROWS, TEST_ROWS = 4096, 512
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
     """Distinct sums of two numbers of up to `difficulty` digits; no sum of the test split, nor its mirror image
-    (34+12 for 12+34), is in the train split. Where there are few sums at all, the default counts are lower."""
+    (34+12 for 12+34), is in the train split. If few sums exist, the default counts are lower."""
     digits = 2 if options.difficulty is None else options.difficulty
     if not 1 <= digits <= 4:
         raise ConfigError(f"--difficulty = {digits} is not a number of digits from 1 to 4", "give 1, 2, 3 or 4")
@@ -64,7 +64,7 @@ def working(a: int, b: int, digits: int) -> str:
 def _draw(
     rng: random.Random, size: int, train_rows: int, test_rows: int
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    # At most `test_rows` of the sums drawn after the test split are its mirror images, so enough are left for train.
+    # At most `test_rows` of the sums drawn after the test split are its mirror images, so enough remain for train.
     drawn = [divmod(pair, size) for pair in rng.sample(range(size * size), train_rows + 2 * test_rows)]
     test, rest = drawn[:test_rows], drawn[test_rows:]
     mirrored = {(b, a) for a, b in test}

@@ -1,4 +1,4 @@
-"""Countdown: reach a target with given numbers and + - * /, generated; each problem has a solution."""
+"""Generated Countdown problems: reach a target with given numbers and + - * /; each has a solution."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ DATA_SOURCE = "rlcli/countdown"
 TRAIN_ROWS, TEST_ROWS = 4096, 512
 LARGEST_NUMBER, LARGEST_TARGET = 99, 999
 LARGEST_STEP = 9999
-"""No step of a solution goes beyond this, so that it can be worked in the head."""
+"""Largest result of a solution step, so that it can be computed mentally."""
 
-# So many draws in a row that give nothing new: there is hardly anything new left.
+# After this many draws in a row without a new problem, hardly any new ones are left.
 _TIRED = 2000
 
 
 def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
-    """Distinct problems. The numbers of a test problem are those of no train problem, in any order."""
+    """Distinct problems. No train problem has the numbers of a test problem, in any order."""
     size = 4 if options.difficulty is None else options.difficulty
     if not 3 <= size <= 6:
-        raise ConfigError(f"--difficulty = {size} is not an amount of numbers from 3 to 6", "give 3, 4, 5 or 6")
+        raise ConfigError(f"--difficulty = {size} is not a count of numbers from 3 to 6", "give 3, 4, 5 or 6")
     train_rows = TRAIN_ROWS if options.count is None else options.count
     test_rows = TEST_ROWS if options.test_count is None else options.test_count
     if train_rows < 1 or test_rows < 1:
@@ -60,7 +60,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 
 
 def _draw(rng: random.Random, size: int, rows: int, held_out: set[tuple[int, ...]]) -> list[dict[str, Any]]:
-    """So many problems, no two with the same numbers and target, none with numbers that are held out."""
+    """`rows` problems, no two with the same numbers and target, none with held-out numbers."""
     found: dict[tuple[tuple[int, ...], int], dict[str, Any]] = {}
     in_vain = 0
     while len(found) < rows:
@@ -77,7 +77,7 @@ def _draw(rng: random.Random, size: int, rows: int, held_out: set[tuple[int, ...
 
 
 def _problem(rng: random.Random, size: int) -> dict[str, Any]:
-    """Numbers, joined two by two at random until one is left: the target, with the expression and its steps."""
+    """Numbers, combined in random pairs until one is left: the target, with the expression and its steps."""
     numbers = [rng.randint(1, LARGEST_NUMBER) for _ in range(size)]
     terms, steps = [(number, str(number)) for number in numbers], []
     while len(terms) > 1:
@@ -91,7 +91,7 @@ def _problem(rng: random.Random, size: int) -> dict[str, Any]:
 
 
 def _results(x: int, y: int) -> list[tuple[int, str]]:
-    """What whole numbers x >= y > 0 make, without going below 1, beyond the largest step, or nowhere (x * 1)."""
+    """The results of x and y, for whole x >= y > 0: none below 1, above the largest step, or trivial (x * 1)."""
     results = [(x + y, "+")]
     if x > y:
         results.append((x - y, "-"))
@@ -113,7 +113,7 @@ CONVERTER = Converter(
         "difficulty": "how many numbers, 3 to 6 (4)",
         "seed": "seed of the draw (0)",
         "count": f"rows of the train split ({TRAIN_ROWS})",
-        "test_count": f"rows of the test split, with numbers of their own ({TEST_ROWS})",
+        "test_count": f"rows of the test split, with separate numbers ({TEST_ROWS})",
     },
     reference="after the game of the television show; Gandhi et al., 2024, arXiv:2404.03683",
 )

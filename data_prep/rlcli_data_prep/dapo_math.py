@@ -18,7 +18,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The prompt is the paper's, as the row has it: it asks for a last line "Answer: $Answer"."""
+    """The prompt is the paper's, unchanged: it asks for a last line "Answer: $Answer"."""
     return Prompt(
         id="",
         messages=chat(row, "prompt"),
@@ -31,7 +31,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 
 
 def _once(rows: Iterable[RawRow]) -> Iterator[RawRow]:
-    """Each problem once: the published file holds every one a hundred times."""
+    """Each problem once: the published file repeats each one a hundred times."""
     seen: set[str] = set()
     for row in rows:
         extra = row.values.get("extra_info")
@@ -44,7 +44,7 @@ def _once(rows: Iterable[RawRow]) -> Iterator[RawRow]:
 def _struct(row: Mapping[str, Any], column: str) -> Mapping[str, Any]:
     value = row.get(column)
     if not isinstance(value, Mapping):
-        raise DataError(f"'{column}' is no struct: {value!r:.80}", "give the published file, or mend that row")
+        raise DataError(f"'{column}' is not a struct: {value!r:.80}", "give the published file, or fix that row")
     return value
 
 

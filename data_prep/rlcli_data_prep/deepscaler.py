@@ -17,7 +17,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The ground truth is the column `answer`; a solution that does not end in it is left out."""
+    """The ground truth is the column `answer`; a solution that does not end with it is dropped."""
     solution = row.get("solution")
     worked = solution if isinstance(solution, str) else None
     return boxed_prompt(text(row, "problem"), text(row, "answer"), HUB_ID, worked)

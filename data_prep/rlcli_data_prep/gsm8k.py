@@ -24,7 +24,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     question, answer = text(row, "question"), text(row, "answer")
     final = FINAL.search(answer)
     if final is None:
-        raise DataError(f"'answer' does not end in #### and a number: {answer[-60:]!r}", "mend that row of the source")
+        raise DataError(f"'answer' does not end in #### and a number: {answer[-60:]!r}", "fix that row of the source")
     return Prompt(
         id="",
         messages=({"role": "user", "content": f"{question.strip()}\n\n{INSTRUCTION}"},),

@@ -1,4 +1,4 @@
-"""Any dataset of the Hugging Face hub, by a mapping of its columns."""
+"""Convert any dataset of the Hugging Face hub, by a mapping of its columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """As of `jsonl`; the data source is the hub id."""
+    """Like `jsonl`; the data source is the hub id."""
     return jsonl.prompt(row, replace(options, data_source=options.data_source or options.source))
 
 
@@ -30,7 +30,7 @@ CONVERTER = Converter(
     prompt=prompt,
     options={
         "source": "the hub id, e.g. openai/gsm8k, or a local copy; required",
-        "subset": "which of the dataset's configurations, where it has several",
+        "subset": "the dataset's configuration, if it has several",
         **jsonl.OPTIONS,
     },
 )

@@ -22,7 +22,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The ground truth holds the test, a Python text that defines check(candidate), and the function's name."""
+    """The ground truth holds the test, Python source that defines check(candidate), and the function's name."""
     stub, entry_point, test = text(row, "prompt"), text(row, "entry_point"), text(row, "test")
     program = stub + text(row, "canonical_solution")
     truth = {"kind": "check", "test": _complete(test, program), "entry_point": entry_point}
@@ -38,17 +38,17 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 
 
 def _complete(test: str, program: str) -> str:
-    """The test, after the canonical program where it calls more of it than the candidate it is given (4 tests do): it
-    runs apart from the model's program, and must not trust what that defines."""
+    """The test; the canonical program is put before it if it calls more of that than the given candidate (4 tests do):
+    it runs separately from the model's program and must not trust the definitions there."""
     try:
         defined = {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         nodes = list(ast.walk(ast.parse(test)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(
-            f"'test' or 'canonical_solution' is not Python: {error}", "mend that row of the source"
+            f"'test' or 'canonical_solution' is not Python: {error}", "fix that row of the source"
         ) from None
     if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in nodes):
-        raise DataError(f"'test' defines no function check: {test[:80]!r}", "mend that row of the source")
+        raise DataError(f"'test' defines no function check: {test[:80]!r}", "fix that row of the source")
     used = {node.id for node in nodes if isinstance(node, ast.Name)}
     return f"{program}\n\n{test}" if defined & used else test
 

@@ -1,4 +1,4 @@
-"""Any local file of rows, by a mapping of its columns."""
+"""Convert any local file of rows, by a mapping of its columns."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from rlcli_data_prep.sources import ENDINGS, read_splits, text
 
 OPTIONS = {
     "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt,answer=answer); "
-    "ground_truth means the answer too; any other name goes into extra_info, response for a worked answer",
+    "ground_truth also means the answer; any other name goes into extra_info, response for a worked answer",
     "verifier": "what scores the rows: a name or an expression; required",
-    "instruction": "a text to append to each question, such as the form of answer that the verifier reads (none)",
+    "instruction": "text to append to each question, such as the answer format that the verifier reads (none)",
     "data_source": "the rows' name in metrics (the source's own)",
     "ability": "the rows' kind of task (general)",
 }
 
 
 def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
-    """The files' rows; a file whose name says no split is for training. Raises `ConfigError`."""
+    """The files' rows; a file whose name gives no split is for training. Raises `ConfigError`."""
     check(options)
     if not Path(str(options.source)).expanduser().exists():
-        raise DataError(f"--source: no such file or folder: {options.source}", "of a hub dataset, use: rlcli prep hf")
+        raise DataError(f"--source: no such file or folder: {options.source}", "for a hub dataset, use: rlcli prep hf")
     return read_splits(options, "")
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The question (a text, or chat messages), the ground truth (a text or number, else its JSON), and what else
-    `columns` names, in `extra_info` under our name."""
+    """The question (text or chat messages), the ground truth (text or number, else its JSON), and in `extra_info` the
+    other columns of `columns`, under our name."""
     columns = dict(options.columns)
     messages = chat(row, _there(row, columns.pop("prompt", "prompt"), "prompt"))
     if options.instruction:
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
-    # The question's answer, or as the written row calls it; with both, `answer` is one more column for extra_info.
+    # `answer` or `ground_truth` names the answer; with both, `answer` is one more column for extra_info.
     truth = _truth(row, _there(row, columns.pop("ground_truth", "") or columns.pop("answer", "answer"), "answer"))
     return Prompt(
         id="",
@@ -51,40 +51,40 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 
 
 def check(options: ConvertOptions) -> None:
-    """Raise `ConfigError` where the source or the verifier is not named: there is nothing to guess them from."""
+    """Raise `ConfigError` if the source or the verifier is not given: neither can be guessed."""
     for flag, value, example in (
         ("--source", options.source, "--source rows.jsonl"),
         ("--verifier", options.verifier, "--verifier math"),
     ):
         if not value:
             raise ConfigError(
-                f"{flag} is not given", f"for example: {example}; rlcli verifiers list names the verifiers"
+                f"{flag} is not given", f"for example: {example}; rlcli verifiers list shows the verifiers"
             )
 
 
 def chat(row: Mapping[str, Any], column: str) -> tuple[Message, ...]:
-    """The chat messages that a column holds: a text is one message of the user. Raises `DataError`."""
+    """The chat messages in a column: plain text is one user message. Raises `DataError`."""
     value = row.get(column)
     if not isinstance(value, list) or not value:
         return ({"role": "user", "content": text(row, column).strip()},)
     for message in value:
         if not isinstance(message, Mapping):
-            raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give texts of role and content")
+            raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give role and content as text")
     return tuple({"role": text(message, "role"), "content": text(message, "content")} for message in value)
 
 
 def _there(row: Mapping[str, Any], column: str, ours: str) -> str:
-    """`column`. Raises `DataError` where the row lacks it: the mapping is then more likely to be wrong than the row."""
+    """`column`. Raises `DataError` if the row lacks it: more likely the mapping is wrong than the row."""
     if column not in row:
         has = ", ".join(map(str, row)) or "nothing"
-        raise DataError(f"no column '{column}' (the row has {has})", f"say which it is with --columns {ours}=THEIRS")
+        raise DataError(f"no column '{column}' (the row has {has})", f"name the column with --columns {ours}=THEIRS")
     return column
 
 
 def _truth(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        value = int(value)  # a column of integers with gaps comes as floats
+        value = int(value)  # a column of integers with missing values is read as floats
     if value is None or isinstance(value, str):
         return text(row, column).strip()
     return json.dumps(_json({column: value}, column), ensure_ascii=False)
@@ -92,12 +92,12 @@ def _truth(row: Mapping[str, Any], column: str) -> str:
 
 def _json(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
-        raise DataError(f"no column '{column}' (the row has {', '.join(map(str, row))})", "mend --columns, or that row")
+        raise DataError(f"no column '{column}' (the row has {', '.join(map(str, row))})", "fix --columns or that row")
     try:
         json.dumps(row[column], allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         raise DataError(
-            f"'{column}' holds no JSON value: {row[column]!r:.80}", "leave it out, or mend that row"
+            f"'{column}' holds no JSON value: {row[column]!r:.80}", "leave it out, or fix that row"
         ) from None
     return row[column]
 

@@ -23,8 +23,8 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The ground truth is the solution's last \\boxed{}, or the column `answer` where there is no solution. Where the
-    problem asks for several answers, separated by commas, and they are in a box each, it is all of them."""
+    """The ground truth is the solution's last \\boxed{}, or the column `answer` if there is no solution. If the
+    problem asks for several answers, separated by commas, and each is in a box, it is all of them."""
     problem = text(row, "problem")
     extra = {name: str(row[name]) for name in ("level", "type", "difficulty") if row.get(name) is not None}
     if first(row, "solution")[1] is None and "answer" in row:
@@ -37,14 +37,14 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     else:
         answer = last_boxed(solution) or ""
     if not answer:
-        raise DataError(f"'solution' has no \\boxed{{}} answer: …{solution[-80:]!r}", "mend that row of the source")
+        raise DataError(f"'solution' has no \\boxed{{}} answer: …{solution[-80:]!r}", "fix that row of the source")
     return boxed_prompt(problem, answer, HUB_ID, solution, **extra)
 
 
 def boxed_prompt(problem: str, answer: str, data_source: str, solution: str | None = None, **extra: Any) -> Prompt:
-    """A problem to be answered in a box, and scored by the verifier `math`. extra: more for `extra_info`.
+    """A problem to be answered in a box and scored by the verifier `math`. extra: more fields for `extra_info`.
 
-    solution: kept as the worked response if it ends in this answer, in a box; no other box is left in it.
+    solution: kept as the worked response if it ends with this answer in a box; other boxes are removed.
     """
     answer = answer.strip()
     found = boxes(solution) if solution is not None else []
@@ -63,14 +63,14 @@ def boxed_prompt(problem: str, answer: str, data_source: str, solution: str | No
 
 
 def last_boxed(solution: str) -> str | None:
-    """What the last box of a solution holds; None where there is none, or where it is not closed."""
+    """The content of the last box of a solution; None if there is none, or if it is not closed."""
     found = boxes(solution)
     return found[-1][1] if found else None
 
 
 def boxes(solution: str) -> list[tuple[int, str | None]]:
-    r"""Where each `\boxed{…}` or `\fbox{…}` starts and what it holds (None: it is not closed). Some solutions have
-    `\boxed 2`, which holds what follows up to the dollar.
+    r"""The start and content of each `\boxed{…}` or `\fbox{…}` (None: not closed). Some solutions have `\boxed 2`,
+    whose content is the text up to the dollar.
 
     >>> boxes(r"$\boxed{1}$, or rather $\boxed{\frac{1}{2}}$.")
     [(1, '1'), (24, '\\frac{1}{2}')]
@@ -96,6 +96,6 @@ CONVERTER = Converter(
     verifier="math",
     read=read,
     prompt=prompt,
-    options={"source": SOURCE_HELP, "subset": "one subject of a source that is parted by them, e.g. algebra (all)"},
+    options={"source": SOURCE_HELP, "subset": "one subject, if the source is split by subject, e.g. algebra (all)"},
     reference="Hendrycks et al., 2021, arXiv:2103.03874; MIT",
 )

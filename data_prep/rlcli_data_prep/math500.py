@@ -1,4 +1,4 @@
-"""MATH-500: the part of MATH's test split that is most often reported (Lightman et al., 2023, arXiv:2305.20050)."""
+"""MATH-500: the most often reported part of MATH's test split (Lightman et al., 2023, arXiv:2305.20050)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The ground truth is the column `answer`; `unique_id` tells these rows from others of MATH."""
+    """The ground truth is the column `answer`; `unique_id` distinguishes these rows from others of MATH."""
     return boxed_prompt(
         text(row, "problem"),
         text(row, "answer"),

@@ -16,7 +16,7 @@ TEST_TASKS = range(11, 511)
 
 
 def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
-    """The paper's test tasks (11 to 510) for testing, all others for training, in whatever files they are."""
+    """The paper's test tasks (11 to 510) for testing, all others for training, whichever files hold them."""
     splits: dict[str, list[RawRow]] = {"train": [], "test": []}
     for row in read_all(options, HUB_ID, HUB_CONFIG, name="mbpp"):
         splits["test" if row.values.get("task_id") in TEST_TASKS else "train"].append(row)
@@ -24,13 +24,13 @@ def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The first test is shown, for the function's name and the shape of its arguments; the others are held back."""
+    """The first test is shown, for the function's name and arguments; the others stay hidden."""
     task, question, code = row.get("task_id"), text(row, "prompt"), text(row, "code")
     if not isinstance(task, int) or isinstance(task, bool):
-        raise DataError(f"'task_id' is no integer: {task!r:.80}", "mend that row of the source")
+        raise DataError(f"'task_id' is not an integer: {task!r:.80}", "fix that row of the source")
     asserts, setup = _texts(row, "test_list"), _texts(row, "test_imports")
     if not asserts:
-        raise DataError("'test_list' is empty", "mend that row of the source")
+        raise DataError("'test_list' is empty", "fix that row of the source")
     truth = {"kind": "asserts", "asserts": asserts, "setup": "\n".join(setup)}
     content = f"{question.strip()}\n\n{INSTRUCTION}\n\n```python\n{asserts[0]}\n```"
     return Prompt(
@@ -47,7 +47,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
 def _texts(row: Mapping[str, Any], column: str) -> list[str]:
     values = row.get(column)
     if not isinstance(values, list):
-        raise DataError(f"'{column}' is no list of texts: {values!r:.80}", "give the sanitized MBPP, or mend that row")
+        raise DataError(f"'{column}' is not a text list: {values!r:.80}", "give the sanitized MBPP, or fix that row")
     return [text({column: value}, column) for value in values]
 
 

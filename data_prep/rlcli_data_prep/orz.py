@@ -24,7 +24,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
     if not isinstance(human, Mapping) or not isinstance(truth, Mapping):
         raise DataError(
             f"not a pair of a human's turn and an assistant's with a ground truth: {dict(row)!r:.120}",
-            "give the published file, or mend that row",
+            "give the published file, or fix that row",
         )
     return boxed_prompt(text(human, "value"), text(truth, "value"), HUB_ID)
 

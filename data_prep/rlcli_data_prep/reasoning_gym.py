@@ -1,4 +1,4 @@
-"""Any task of reasoning_gym, generated, and scored by the task's own verifier (Stojanovski et al., 2025).
+"""Generate any task of reasoning_gym, scored by the task's own verifier (Stojanovski et al., 2025).
 
 Needs the extra `rlcli[reasoning-gym]`.
 """
@@ -18,12 +18,12 @@ from rlcli_data_prep.sources import text
 INSTRUCTION = "Reason step by step, then give the final answer alone inside <answer> and </answer>."
 TRAIN_ROWS, TEST_ROWS = 2000, 200
 
-# Of so many entries for each row that is wanted; some tasks repeat themselves.
+# Entries generated per wanted row; some tasks repeat themselves.
 _TRIES = 4
 
 
 def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
-    """Entries with distinct questions, the first ones for testing; the same for the same seed and reasoning_gym."""
+    """Entries with distinct questions, the first ones for testing; reproducible by seed and reasoning_gym version."""
     train_rows = TRAIN_ROWS if options.count is None else options.count
     test_rows = TEST_ROWS if options.test_count is None else options.test_count
     if train_rows < 1 or test_rows < 1:
@@ -40,7 +40,7 @@ def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The ground truth is the entry's answer, or empty where the task's verifier accepts many and names none."""
+    """The ground truth is the entry's answer, or empty if the task's verifier accepts many and names none."""
     entry = row["entry"]
     answer = entry.get("answer")
     return Prompt(
@@ -63,18 +63,18 @@ def _dataset(task: str, seed: int, size: int) -> Any:
     except ModuleNotFoundError as error:
         raise SetupError(f"not installed: {error.name}", "uv pip install 'rlcli[reasoning-gym]'") from error
     if task not in DATASETS:
-        said = f"--task = {task}: no task of reasoning_gym" if task else "--task is not given"
+        said = f"--task = {task}: not a task of reasoning_gym" if task else "--task is not given"
         raise ConfigError(said, near(task, DATASETS))
     try:
         dataset = create_dataset(task, seed=seed, size=size)
         entry = dataset[0]
         stored = json.loads(_json(task, entry))
         survives = dataset.score_answer(entry["answer"], stored) == dataset.score_answer(entry["answer"], entry)
-    except Exception as error:  # each task is code of its own
-        raise ConfigError(f"--task = {task}: it cannot be made: {error!s:.200}", "choose another task") from error
+    except Exception as error:  # each task has its own code
+        raise ConfigError(f"--task = {task}: generation failed: {error!s:.200}", "choose another task") from error
     if not survives:
         raise ConfigError(
-            f"--task = {task}: its verifier cannot read its entries back from JSON", "choose another task"
+            f"--task = {task}: its verifier cannot read entries restored from JSON", "choose another task"
         )
     return dataset
 

@@ -1,6 +1,6 @@
-"""Raw rows, from a local folder or file or from the hub, each with where it is.
+"""Read raw rows from a local folder, a file or the hub, each with its location.
 
-A reader stops at nothing that concerns one row alone: a line that is not JSON comes as a row too, with its `problem`.
+An error in a single row does not stop a reader: a line that is not JSON also gives a row, with its `problem`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".csv", ".csv.gz", ".parq
 _KINDS = ", ".join(ENDINGS)
 SOURCE_HELP = f"a hub id, or a local folder or file ({_KINDS})"
 
-# What a name says of its split, in words of letters: `math_test_5000.jsonl.gz`, `data/train-00000-of-00001.parquet`.
+# Words in a name that give its split: `math_test_5000.jsonl.gz`, `data/train-00000-of-00001.parquet`.
 _WORDS = {
     "train": ("train", "training"),
     "test": ("test",),
@@ -39,11 +39,11 @@ _REVISION = re.compile(r"hf://datasets/[^@]+@(\w+)/")
 def read_splits(
     options: ConvertOptions, hub_id: str, config: str | None = None, *, split: str = "train", join: bool = False
 ) -> dict[str, Iterator[RawRow]]:
-    """The rows of the train and of the test split, lazily, of `--source` or, where it is not given, of `hub_id`.
+    """The rows of the train and test splits, lazily, from `--source` or, if not given, from `hub_id`.
 
-    config: the hub's name for the part that is wanted (`--subset` goes before it); of a local folder, the folder of
-    that name inside it if there is one. join: where no part is named and there are several, take all. split: of a
-    source that does not say. A split for validation is the test split where there is no other. Raises `DataError`.
+    config: the hub's name of the wanted part (`--subset` overrides it); in a local folder, the subfolder of that name
+    if there is one. join: if no part is named and there are several, take all. split: for a source that gives none. A
+    validation split is used as the test split if there is no other. Raises `DataError`.
     """
     parts = list(_parts(options, hub_id, config, join))
     known = {name: [rows for part, rows in parts if _split_of(part) == name] for name in _WORDS}
@@ -51,7 +51,7 @@ def read_splits(
         if len(parts) > 1:
             names = ", ".join(part for part, _ in parts[:8])
             raise DataError(
-                f"{options.source or hub_id} does not say what is for training and what for testing (it holds {names})",
+                f"{options.source or hub_id} does not mark its train and test files (it holds {names})",
                 "give one file as --source, or name the files after their split, e.g. train.jsonl and test.jsonl",
             )
         return {split: parts[0][1]}
@@ -62,33 +62,33 @@ def read_splits(
 def read_all(
     options: ConvertOptions, hub_id: str, config: str | None = None, *, name: str, join: bool = False
 ) -> Iterator[RawRow]:
-    """As `read_splits`, but all rows whatever split they are in. name: of a folder that holds files called like this
-    (`math500.jsonl.gz` for "math500"), only these are read."""
+    """Like `read_splits`, but all rows of any split. name: if a folder holds files with this name (`math500.jsonl.gz`
+    for "math500"), only these are read."""
     parts = list(_parts(options, hub_id, config, join))
     named = [rows for part, rows in parts if name in re.sub(r"[^a-z0-9]", "", part.lower())]
     return chain.from_iterable(named or [rows for _, rows in parts])
 
 
 def text(row: Mapping[str, Any], *columns: str) -> str:
-    """The text in the first of `columns` that holds anything; `DataError` where it is none or empty."""
+    """The text in the first of `columns` that is not None; `DataError` if it is not text or is empty."""
     column, value = first(row, *columns)
     if isinstance(value, str) and value.strip():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise DataError(f"'{column}' holds half a surrogate pair: {value!a:.80}", "mend that row") from None
+            raise DataError(f"'{column}' holds an unpaired surrogate: {value!a:.80}", "fix that row") from None
         return value
     has = f"it holds {value!r:.80}" if column in row else f"the row has {', '.join(map(str, row)) or 'nothing'}"
-    raise DataError(f"no text in column '{column}' ({has})", "mend that row, or give a source that has the column")
+    raise DataError(f"no text in column '{column}' ({has})", "fix that row, or give a source with that column")
 
 
 def first(row: Mapping[str, Any], *columns: str) -> tuple[str, Any]:
-    """The first of `columns` whose value is not None, and it; else the first column's name, and None."""
+    """The first of `columns` whose value is not None, and its value; else the first column's name and None."""
     return next(((column, row[column]) for column in columns if row.get(column) is not None), (columns[0], None))
 
 
 def read_file(file: Path) -> Iterator[RawRow]:
-    """The rows of one file, lazily. Raises `DataError` where the file as a whole cannot be read or has none."""
+    """The rows of one file, lazily. Raises `DataError` if the file cannot be read or has no rows."""
     readers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _lines, ".json": _json}
     kind = next(suffix for suffix in reversed(file.suffixes) if suffix in readers)
     count = 0
@@ -97,11 +97,11 @@ def read_file(file: Path) -> Iterator[RawRow]:
             count += 1
             yield _raw(value, f"{file.name}, {where}", str(file))
     if not count:
-        raise DataError(f"{file} has no rows", "check that the file is whole")
+        raise DataError(f"{file} has no rows", "check that the file is complete")
 
 
 def from_hub(hub_id: str, config: str | None) -> dict[str, Iterator[RawRow]]:
-    """The rows of each split of a hub dataset, under the split's own name. Raises `DataError`."""
+    """The rows of each split of a hub dataset, by the split's name. Raises `DataError`."""
     import datasets
 
     with _reachable(hub_id):
@@ -112,7 +112,7 @@ def from_hub(hub_id: str, config: str | None) -> dict[str, Iterator[RawRow]]:
 def _parts(
     options: ConvertOptions, hub_id: str, config: str | None, join: bool
 ) -> Iterable[tuple[str, Iterator[RawRow]]]:
-    """Each file of the local source, or each split of the hub dataset, by a name that may say its split."""
+    """Each file of the local source, or each split of the hub dataset, by a name that may contain its split."""
     source = options.source or hub_id
     path = Path(source).expanduser()
     if options.source and (path.exists() or not _HUB_ID.fullmatch(source) or source.endswith(ENDINGS)):
@@ -123,7 +123,7 @@ def _parts(
 
 
 def _configs(options: ConvertOptions, hub_id: str, config: str | None, join: bool) -> Sequence[str | None]:
-    """The parts to take of a hub dataset: the hub is asked where neither the user nor the converter knows."""
+    """The parts of a hub dataset to read: queries the hub if neither the user nor the converter names one."""
     if options.subset:
         return [options.subset]
     if not options.source and not join:
@@ -145,7 +145,7 @@ def _data_files(source: Path) -> list[Path]:
     if not source.is_dir():
         what = "not a file of rows" if source.is_file() else "no such file or folder"
         raise DataError(f"--source: {what}: {source}", f"give a folder, a hub id, or a file of rows ({_KINDS})")
-    # `hf download --local-dir` leaves a .cache, git a .git.
+    # Skip hidden folders: `hf download --local-dir` leaves a .cache, git a .git.
     visible = [file for file in sorted(source.rglob("*")) if "/." not in f"/{_inside(file, source)}" and file.is_file()]
     files = [file for file in visible if file.name.endswith(ENDINGS)]
     if not files:
@@ -161,7 +161,7 @@ def _inside(file: Path, folder: Path) -> str:
 
 
 def _split_of(name: str) -> str | None:
-    """The split that a path or a name says, the last part of a path first."""
+    """The split named in a path, the last part of the path first."""
     for part in reversed(name.split("/")):
         for word in re.split(r"[^a-z]+", part.lower()):
             for split, words in _WORDS.items():
@@ -182,12 +182,12 @@ def _dataset_rows(hub_id: str, split: str, dataset: Any) -> Iterator[RawRow]:
 def _reachable(hub_id: str) -> Iterator[None]:
     try:
         yield
-    # The hub's client raises what its layers raise (requests, httpx, its own); to the user all mean the same.
+    # The hub's client raises errors of its layers (requests, httpx, its own); to the user all mean the same.
     except Exception as error:
         folder = hub_id.rpartition("/")[2]
         raise DataError(
-            f"{hub_id} cannot be had from the Hugging Face hub: {_brief(error)}",
-            "check the name (a hub id, or a folder that is there) and the network; or fetch it where there is one "
+            f"{hub_id} cannot be loaded from the Hugging Face hub: {_brief(error)}",
+            "check the name (a hub id or an existing folder) and the network; or download it on a connected machine "
             f"(hf download {hub_id} --repo-type dataset --local-dir {folder}) and give that folder: --source {folder}",
         ) from error
 
@@ -196,9 +196,9 @@ def _reachable(hub_id: str) -> Iterator[None]:
 def _readable(file: Path) -> Iterator[None]:
     try:
         yield
-    # pyarrow's errors are ValueErrors; gzip says EOFError of a file cut short, zlib.error of one that is damaged.
+    # pyarrow's errors are ValueErrors; gzip raises EOFError for a truncated file, zlib.error for a damaged one.
     except (OSError, EOFError, ValueError, zlib.error, csv.Error) as error:
-        raise DataError(f"{file} cannot be read: {_brief(error)}", "check that the file is whole") from error
+        raise DataError(f"{file} cannot be read: {_brief(error)}", "check that the file is complete") from error
 
 
 def _open(file: Path) -> BinaryIO:
@@ -207,14 +207,14 @@ def _open(file: Path) -> BinaryIO:
 
 def _lines(file: Path) -> Iterator[tuple[Any, str]]:
     with _open(file) as lines:
-        # Bytes, not text: JSON strings may hold U+2028 and its like, which end no line here.
+        # Bytes, not text: JSON strings may hold characters like U+2028, which must not end a line here.
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _parsed(line.removeprefix(codecs.BOM_UTF8)), f"line {number}"
 
 
 def _json(file: Path) -> Iterator[tuple[Any, str]]:
-    """A list of rows, one row alone, or lines as in .jsonl."""
+    """A list of rows, a single row, or lines as in .jsonl."""
     with _open(file) as opened:
         content = opened.read().removeprefix(codecs.BOM_UTF8)
     whole = _parsed(content)
@@ -232,7 +232,7 @@ def _csv(file: Path) -> Iterator[tuple[Any, str]]:
     with _open(file) as opened:
         reader = csv.DictReader(io.TextIOWrapper(opened, encoding="utf-8-sig", newline=""))
         for row in reader:
-            more = ValueError(f"more fields than the {len(row) - 1} of the header")
+            more = ValueError(f"more fields than the header's {len(row) - 1}")
             yield (more if None in row else row), f"line {reader.line_num}"
 
 
@@ -245,17 +245,17 @@ def _parquet(file: Path) -> Iterator[tuple[Any, str]]:
 
 
 def _parsed(content: bytes) -> Any:
-    """What the JSON says, or the error."""
+    """The parsed JSON, or the error."""
     try:
         return json.loads(content.decode())
     except ValueError as error:
         return ValueError(f"not JSON: {error!s:.120}")
     except RecursionError:
-        return ValueError("not JSON that a row could be: it is nested too deep")
+        return ValueError("not a valid JSON row: nested too deep")
 
 
 def _raw(value: Any, where: str, origin: str) -> RawRow:
-    if isinstance(value, list):  # its columns are called "0", "1", …, as pandas and `datasets` call them
+    if isinstance(value, list):  # columns "0", "1", …, as in pandas and `datasets`
         value = {str(number): item for number, item in enumerate(value)}
     if isinstance(value, dict):
         return RawRow(value, where, origin)

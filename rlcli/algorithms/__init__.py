@@ -1,0 +1,1 @@
+"""Pure torch: advantages, losses, KL estimates, aggregation, corrections and selection."""

@@ -1,13 +1,13 @@
-"""How token terms become one number.
+"""Aggregations: reduce the loss terms of tokens to one number.
 
-A function here sees one micro-batch but divides by counts of the whole minibatch, over all its micro-batches and ranks.
-So its results add up: summed over any split, value and gradient are those of the one large batch.
+A function sees one micro-batch but divides by counts of the whole minibatch, over all its micro-batches and ranks. So
+its results add up: summed over any split, value and gradient are those of the one large batch.
 
 Every function takes `values` (float [T], packed response tokens), `sequence` (int64 [T], which sequence of this
 micro-batch each token belongs to), `lengths` (int64 [S], response tokens of those sequences; 0 for an empty response)
 and the minibatch's `Denominators`, and returns a scalar. An empty response counts among the sequences and adds 0.
-A function that declares `group_tokens` is also given that: float [S], for each of those sequences the response tokens
-of its whole group, which is all the samples of its prompt in the minibatch, over all micro-batches and ranks.
+A function that declares `group_tokens` also receives that: float [S], for each of those sequences the response tokens
+of its whole group, i.e. all samples of its prompt in the minibatch, over all micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rlcli.algorithms.named import Named
 
 @dataclass(frozen=True)
 class Denominators:
-    """What a minibatch holds, over all micro-batches and ranks: samples that need no forward pass are counted, what a
-    correction rejects is not.
+    """Counts of a minibatch, over all micro-batches and ranks: samples that need no forward pass are counted, tokens
+    that a correction rejects are not.
 
     tokens: response tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
     groups: prompts.
@@ -44,7 +44,7 @@ register = _aggregation.register
 
 @_aggregation.register("token-mean")
 def token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
-    """Σ / tokens: every token weighs the same, so long responses weigh more. DAPO, arXiv 2503.14476.
+    """Σ / tokens: every token has the same weight, so long responses weigh more. DAPO, arXiv 2503.14476.
 
     >>> from torch import tensor
     >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
@@ -68,7 +68,7 @@ def seq_mean_token_sum(values: Tensor, sequence: Tensor, lengths: Tensor, denomi
 
 @_aggregation.register("seq-mean-token-mean")
 def seq_mean_token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
-    """Σ_i (Σ_t / length_i) / sequences: every response weighs the same. GRPO, arXiv 2402.03300.
+    """Σ_i (Σ_t / length_i) / sequences: every response has the same weight. GRPO, arXiv 2402.03300.
 
     >>> from torch import tensor
     >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
@@ -80,7 +80,7 @@ def seq_mean_token_mean(values: Tensor, sequence: Tensor, lengths: Tensor, denom
 
 @_aggregation.register("seq-mean-token-sum-norm")
 def seq_mean_token_sum_norm(values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators) -> Tensor:
-    """Σ / (sequences · max_length): a constant in place of the length, so no length bias. Dr. GRPO, arXiv 2503.20783.
+    """Σ / (sequences · max_length): a constant instead of the length, so no length bias. Dr. GRPO, arXiv 2503.20783.
 
     >>> from torch import tensor
     >>> values, sequence, lengths = tensor([1.0, 3.0, 8.0]), tensor([0, 0, 1]), tensor([2, 1])
@@ -94,12 +94,12 @@ def seq_mean_token_sum_norm(values: Tensor, sequence: Tensor, lengths: Tensor, d
 def group_mean_token_mean(
     values: Tensor, sequence: Tensor, lengths: Tensor, denominators: Denominators, group_tokens: Tensor
 ) -> Tensor:
-    """Σ_g (Σ_t over g / tokens of g) / groups: every prompt weighs the same, and in it every token.
+    """Σ_g (Σ_t over g / tokens of g) / groups: every prompt has the same weight, and so has every token within it.
 
     The objective as DAPO writes it, arXiv 2503.14476 eq. 8; the "prompt average" of ScaleRL, arXiv 2510.13786. A group
-    without a token adds 0.
+    without tokens adds 0.
 
-    Of three responses the first two answer one prompt, with four tokens in all, so (12 / 4 + 5 / 1) / 2:
+    The first two of three responses answer one prompt, with four tokens in total, so (12 / 4 + 5 / 1) / 2:
 
     >>> from torch import tensor
     >>> values, sequence = tensor([1.0, 3.0, 6.0, 2.0, 5.0]), tensor([0, 0, 1, 1, 2])

@@ -9,32 +9,29 @@ from typing import Any
 from rlcli.algorithms import advantages, kl, losses, selection
 from rlcli.algorithms.advantages import TokenAdvantages
 from rlcli.algorithms.aggregation import AggregationFunction, Denominators, token_mean
-from rlcli.algorithms.aggregation import get as get_aggregation
-from rlcli.algorithms.checks import check, loss_vanishes
 from rlcli.algorithms.controllers import EntropyController, KlController, kl_controller
 from rlcli.algorithms.correction import Corrections, bypass, mismatch_sums
 from rlcli.algorithms.lazy import Tensor, torch
-from rlcli.algorithms.losses import ratio, selectors
+from rlcli.algorithms.losses import ratio
 from rlcli.algorithms.named import call, inputs_of
-from rlcli.algorithms.plugins import load_file
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What one micro-batch adds to the objective of its minibatch.
+    """The contribution of one micro-batch to the objective of its minibatch.
 
     loss: scalar, ready for `.backward()`; summed over micro-batches and ranks it is the minibatch's loss. (A backend
-    that averages gradients over ranks needs it multiplied by their number.)
+    that averages gradients over ranks must multiply it by their number.)
 
     sums: detached float64 scalars, each a sum over this micro-batch's response tokens. Add them up over micro-batches
     and ranks, then divide by `tokens` for means. The keys depend on the algorithm and on the inputs, never on the data:
-        tokens           how many response tokens were forwarded
+        tokens           number of forwarded response tokens
         policy_loss      the policy loss, corrected, without the other terms
-        clip_low_tokens  tokens whose gradient the lower clip stopped
-        clip_high_tokens tokens whose gradient the upper clip, or the dual clip, stopped
-        ratio_abs_dev    |ρ − 1|: how far the policy has moved since it generated
+        clip_low_tokens  tokens whose gradient the lower clip zeroed
+        clip_high_tokens tokens whose gradient the upper clip or the dual clip zeroed
+        ratio_abs_dev    |ρ − 1|: how far the policy has moved since generation
         kl               the KL estimate, not multiplied by its coefficient (only with a reference)
-        entropy          the policy's entropy (only where given)
+        entropy          the policy's entropy (only if given)
         mismatch_…       see `correction.mismatch_sums` (only with the engine's log-probs)
     """
 
@@ -44,9 +41,9 @@ class Objective:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """GRPO and its kin, made of parts.
+    """An algorithm of the GRPO family, composed of functions.
 
-    >>> algorithm = Algorithm.build(advantage="grpo", loss="ppo", clip_high=0.28)
+    >>> algorithm = build_algorithm(advantage="grpo", loss="ppo", clip_high=0.28)
     >>> A = algorithm.response_advantages({"rewards": torch.tensor([1.0, 0.0]), "groups": torch.tensor([0, 0])})
     >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])  # responses of two tokens and of one
     >>> inputs = {
@@ -73,69 +70,9 @@ class Algorithm:
     mismatch_alarm: float
     selects_pairs: bool
 
-    @classmethod
-    def build(
-        cls,
-        *,
-        code: str = "",
-        advantage: str = "grpo",
-        scale: str = "group",
-        gamma: float = 1.0,
-        lam: float = 1.0,
-        loss: str = "ppo",
-        clip_low: float | None = None,
-        clip_high: float | None = None,
-        dual_clip: float | None = None,
-        select: str = "all",
-        aggregation: str = "token-mean",
-        options: Mapping[str, float] | None = None,
-        kl_coef: float = 0.0,
-        kl_estimator: str = "k3",
-        kl_in: str = "loss",
-        kl_target: float | None = None,
-        entropy_coef: float = 0.0,
-        entropy_target: float | None = None,
-        nll_coef: float = 0.0,
-        correction: str = "token_tis",
-        mismatch_alarm: float = 0.05,
-        tried: bool = True,
-    ) -> Algorithm:
-        """From the names and numbers of the configuration's `algorithm` section. tried: functions are called on a few
-        tokens, too; if not, those alone that are not of this package, so that nothing waits for torch.
-
-        Raises `UnknownName` for a part that does not exist, and `ConfigError` for parts that do not fit together.
-        """
-        if code:
-            load_file(code)
-        named: dict[str, Any] = {"scale": scale, "gamma": gamma, "lam": lam}
-        named |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
-        given = {name: value for name, value in named.items() if value is not None} | dict(options or {})
-        loss_function = losses.get(loss)
-        selects_tokens = "selected" in inputs_of(loss_function)
-        algorithm = cls(
-            advantage=advantages.get(advantage),
-            loss=loss_function,
-            token_selector=selectors.get(loss) if selects_tokens else None,
-            select=selection.get(select),
-            aggregation=get_aggregation(aggregation),
-            correction=Corrections.of(correction),
-            kl_estimator=kl.get(kl_estimator),
-            options=given,
-            kl=call(kl_controller, {"coef": kl_coef, "target": kl_target}, given),
-            kl_in_reward=kl_in == "reward" and kl_coef > 0,
-            entropy=EntropyController(entropy_coef, entropy_target),
-            nll_coef=nll_coef,
-            mismatch_alarm=mismatch_alarm,
-            selects_pairs=select == "pairs",
-        )
-        chosen = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}
-        chosen |= {"correction": correction, "kl_estimator": kl_estimator}
-        check(algorithm, chosen, options or {}, named, tried=tried)
-        return algorithm
-
     @property
     def parts(self) -> list[Callable[..., Any]]:
-        """The functions that it is made of, those that options reach."""
+        """The functions of which it is composed; options reach these."""
         parts = [self.advantage, self.loss, self.select, self.aggregation, self.kl_estimator]
         parts += self.correction.functions
         parts += [self.token_selector] if self.token_selector is not None else []
@@ -144,7 +81,7 @@ class Algorithm:
 
     @property
     def is_token_level(self) -> bool:
-        """Whether advantages differ within a response, so that they are made where its tokens lie."""
+        """Whether advantages differ within a response, so that they are computed where its tokens are."""
         return "sequence" in inputs_of(self.advantage)
 
     @property
@@ -168,9 +105,9 @@ class Algorithm:
     def needs_old_log_probs(self, updates_per_step: int) -> bool:
         """Whether old log-probs must be computed before the first update.
 
-        π_old is the policy at the start of the step; with one update that is the detached π. That an earlier policy may
-        have generated is for the correction to make up for. With the correction `bypass` π_old is the engine's, which
-        is known, and what else looks at the policy at the start of the step does so all the same.
+        π_old is the policy at the start of the step; with one update that is the detached π. The correction accounts
+        for samples generated by an earlier policy. With the correction `bypass` π_old is the engine's, which is known;
+        functions that need the policy at the start of the step still need these log-probs.
         """
         several = updates_per_step > 1 and not self.bypasses
         return several or self.rejects or self.kl_in_reward or self.token_selector is not None
@@ -187,24 +124,24 @@ class Algorithm:
 
     @property
     def advantages_before_tokens(self) -> bool:
-        """Whether rewards alone make the advantages, so that they are known before any forward pass."""
+        """Whether advantages depend on rewards alone, so that they are known before any forward pass."""
         return not self.is_token_level and not self.kl_in_reward
 
     @property
     def works_on_tokens(self) -> bool:
-        """Whether something is to be made of the batch's tokens before the first update: advantages, or a selection."""
+        """Whether the batch's tokens are needed before the first update: for advantages, a selection or a rejection."""
         return not self.advantages_before_tokens or self.token_selector is not None or self.rejects
 
     @property
     def skips_zero_advantages(self) -> bool:
         """Whether a response whose advantage is 0 has a gradient of exactly 0, so that it needs no forward pass."""
         others = self.kl.coef > 0 or self.entropy.coef > 0 or self.entropy.target is not None or self.nll_coef > 0
-        # A token selection and a rejection look at all tokens, those of such responses included.
+        # A token selection and a rejection use all tokens, including those of such responses.
         others = others or self.token_selector is not None or self.rejects
         return self.advantages_before_tokens and not others and loss_vanishes(self)
 
     def response_advantages(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Advantage of each response, float [N]. inputs: `rewards` (finite), `groups` and whatever else there is."""
+        """Advantage of each response, float [N]. inputs: `rewards` (finite), `groups` and any other available input."""
         assert not self.is_token_level
         rewards = inputs["rewards"]
         assert bool(torch.isfinite(rewards).all()), "a reward is not finite"
@@ -219,23 +156,23 @@ class Algorithm:
         return indexes
 
     def token_advantages(self, inputs: Mapping[str, Any]) -> TokenAdvantages:
-        """Advantage and return of each token. inputs: as `advantages.tokens` names them."""
+        """Advantage and return of each token. inputs: as named in `advantages.tokens`."""
         assert self.is_token_level
         return TokenAdvantages(*call(self.advantage, inputs, self.options))
 
     def select_tokens(self, inputs: Mapping[str, Any]) -> Tensor:
-        """The tokens of a minibatch that the loss treats apart, bool [T]."""
+        """The tokens of a minibatch that the loss treats separately, bool [T]."""
         assert self.token_selector is not None
         selected: Tensor = call(self.token_selector, inputs, self.options)
         return selected
 
     def keep_tokens(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The tokens of a minibatch that no rejection takes out, bool [T]. inputs: as `correction` names them."""
+        """The tokens of a minibatch that no rejection removes, bool [T]. inputs: as named in `correction`."""
         return self.correction.kept(inputs, self.options)
 
     def divergence(self, log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor | None = None) -> Tensor:
-        """Estimate of the KL to the reference at each token, float [T]. old_log_probs: of the policy that the tokens
-        are samples of; None: π itself."""
+        """Estimate of the KL to the reference at each token, float [T]. old_log_probs: of the policy from which the
+        tokens were sampled; None: π itself."""
         inputs = {"log_probs": log_probs, "reference_log_probs": reference_log_probs, "old_log_probs": old_log_probs}
         estimate: Tensor = call(self.kl_estimator, inputs, self.options)
         return estimate
@@ -243,8 +180,8 @@ class Algorithm:
     def pull(self, inputs: Mapping[str, Tensor], denominators: Denominators) -> Tensor:
         """−Σ A · ∂loss/∂log π of a first update, whose policy is still π_old: aggregate(A² · correction), float scalar.
 
-        Holds for losses whose gradient at ρ = 1 is −A, which most are (`checks.pulls_by_advantage`), without their KL
-        and entropy terms. inputs: as for `objective`.
+        Holds for losses whose gradient at ρ = 1 is −A, as for most (`checks.pulls_by_advantage`), without their KL and
+        entropy terms. inputs: as for `objective`.
         """
         given, _ = self._corrected(inputs)
         values = given["advantages"].double().square()
@@ -265,13 +202,13 @@ class Algorithm:
     ) -> Objective:
         """The share of one micro-batch in aggregate(policy loss + KL − entropy) + nll.
 
-        inputs, packed over its T response tokens: `log_probs` (float [T], bears the gradient), `advantages` [T],
-        `sequence` int64 [T], `lengths` int64 [S], and where there are any `old_log_probs` (else the detached
-        `log_probs`), `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`,
-        `right` (bool [S]), `group_tokens` [S] and `kept` (bool [T], what `keep_tokens` gave: the others are as if they
-        were not there, in the denominators too). kl_coef, entropy_coef: as they stand at this step. right_tokens: of
-        right responses in the whole minibatch. on_policy_input: is given the log-probs as the policy loss alone reads
-        them, kept tokens only, whose gradient so lacks the other terms. T = 0 is allowed and gives a loss of 0.
+        inputs, packed over its T response tokens: `log_probs` (float [T], carries the gradient), `advantages` [T],
+        `sequence` int64 [T], `lengths` int64 [S], and if available `old_log_probs` (else the detached `log_probs`),
+        `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`, `right` (bool
+        [S]), `group_tokens` [S] and `kept` (bool [T], from `keep_tokens`: the others are treated as absent, in the
+        denominators too). kl_coef, entropy_coef: their values at this step. right_tokens: tokens of right responses in
+        the whole minibatch. on_policy_input: receives the log-probs that only the policy loss reads, kept tokens only,
+        so their gradient lacks the other terms. T = 0 is allowed and gives a loss of 0.
         """
         given, mismatch = self._corrected(inputs)
         given["denominators"] = denominators
@@ -306,8 +243,8 @@ class Algorithm:
         return Objective(loss, totals | mismatch)
 
     def _corrected(self, inputs: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The inputs of the loss, and the sums of the mismatch over all tokens: with π_old, with the `weights` of the
-        correction, and of the kept tokens alone."""
+        """The inputs of the loss, with π_old, with the `weights` of the correction, and of the kept tokens only; and
+        the sums of the mismatch over all tokens."""
         log_probs = inputs["log_probs"]
         trainer = inputs.get("old_log_probs", log_probs.detach())
         given: dict[str, Any] = {**inputs, "old_log_probs": trainer}
@@ -325,7 +262,7 @@ TOKEN_LEVEL = ("log_probs", "old_log_probs", "reference_log_probs", "advantages"
 
 
 def only_kept(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the `kept` tokens (bool [T]) alone: [T] become shorter, and `lengths` smaller.
+    """The same inputs for only the `kept` tokens (bool [T]): [T] become shorter, and `lengths` smaller.
 
     >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])
     >>> found = only_kept({"kept": torch.tensor([True, False, False]), "sequence": sequence, "lengths": lengths})
@@ -336,3 +273,27 @@ def only_kept(inputs: Mapping[str, Any]) -> dict[str, Any]:
     lengths = torch.zeros_like(inputs["lengths"]).index_add(0, sequence, kept.to(inputs["lengths"].dtype))
     tokens = {name: inputs[name][kept] for name in TOKEN_LEVEL if name in inputs}
     return {**inputs, **tokens, "sequence": sequence[kept], "lengths": lengths}
+
+
+def loss_vanishes(algorithm: Algorithm) -> bool:
+    """Whether the policy loss has no gradient if A = 0, tested on a few tokens."""
+    log_probs, loss = loss_of_four(algorithm, 0.0)
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    return not bool(gradient.any())
+
+
+def loss_of_four(algorithm: Algorithm, advantage: float) -> tuple[Tensor, Tensor]:
+    """log π of four tokens of two responses, and the sum of their losses."""
+    log_probs = torch.tensor([-0.5, -1.0, -2.0, -0.1], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([-0.6, -3.0, -1.0, -0.1], dtype=torch.float64)
+    inputs = {
+        "log_probs": log_probs,
+        "old_log_probs": old,
+        "reference_log_probs": old.flip(0),
+        "advantages": torch.full_like(old, advantage),
+        "sequence": torch.tensor([0, 0, 1, 1]),
+        "lengths": torch.tensor([2, 2]),
+        "pairs": torch.tensor([0, 0]),
+        "selected": torch.tensor([True, False, True, False]),
+    }
+    return log_probs, call(algorithm.loss, inputs, algorithm.options).loss.sum()

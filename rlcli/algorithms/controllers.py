@@ -1,7 +1,7 @@
-"""Coefficients that follow a measurement from step to step.
+"""Controllers: coefficients that are adjusted to a measurement at each step.
 
-`coef` is the value to apply now. `update` takes what the step measured; `state` and `restore` carry a controller
-through a checkpoint. Without a target the coefficient is the configured one: no measurement moves it, no checkpoint.
+`coef` is the value to apply now. `update` takes the measurement of the step; `state` and `restore` save a controller in
+a checkpoint. Without a target the coefficient is the configured one: neither measurements nor checkpoints change it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class KlController:
-    """Keeps the KL to the reference near `target`, in the units of what is measured. Ziegler et al., arXiv 1909.08593.
+    """Keeps the KL to the reference near `target`, in the units of the measurement. Ziegler et al., arXiv 1909.08593.
 
-    coef ← coef · (1 + clip(kl / target − 1, −0.2, 0.2) · samples / horizon), where samples / horizon counts as at most
-    1, so that no batch, however large, turns the sign.
+    coef ← coef · (1 + clip(kl / target − 1, −0.2, 0.2) · samples / horizon), where samples / horizon is capped at 1, so
+    that no batch, however large, flips the sign.
 
     >>> controller = KlController(coef=0.1, target=2.0, horizon=100)
     >>> controller.update(3.0, samples=50)  # half as much again, which counts as a fifth, times 50 / 100
@@ -38,7 +38,7 @@ class KlController:
         return {"coef": self.coef}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state`, unless there is no target to go on to."""
+        """Continue from `state`; does nothing without a target."""
         if self.target is not None:
             self.coef = state["coef"]
 
@@ -54,7 +54,7 @@ def kl_controller(coef: float, target: float | None, *, kl_horizon: float = 10_0
 
 @dataclass
 class EntropyController:
-    """Holds the entropy up to `target` (nats a token) by an entropy bonus. Skywork-OR1, arXiv 2505.22312.
+    """Raises the entropy to `target` (nats a token) with an entropy bonus. Skywork-OR1, arXiv 2505.22312.
 
     A level c starts at `coef` and moves by `step`: up while the entropy is below the target, down while it is above,
     never below 0. The coefficient is c while the entropy is at most the target, else 0. (The paper starts at c = 0 and
@@ -93,6 +93,6 @@ class EntropyController:
         return {"coef": self.coef, "level": self.level}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from `state`, unless there is no target to go on to."""
+        """Continue from `state`; does nothing without a target."""
         if self.target is not None:
             self.coef, self.level = state["coef"], state["level"]

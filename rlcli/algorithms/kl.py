@@ -2,10 +2,10 @@
 
 Every function takes `log_probs` (float [T], log π, with gradient) and `reference_log_probs` (float [T], log π_ref) and
 returns one estimate a token (float [T]). d = clamp(log π − log π_ref, ±20); beyond the clamp there is no gradient.
-One that declares `old_log_probs` (float [T]) is given those of π_old, whose samples the tokens are.
+A function that declares `old_log_probs` (float [T]) gets those of π_old, from which the tokens were sampled.
 
-A good estimate does not make a good gradient: that of the KL is E[d ∇log π], which of k1, k2 and k3 only k2 has (Tang
-and Munos, arXiv 2506.09477). `k1+` and `k3+` are worth k1 and k3 and have the gradient of k2 (names as in verl).
+A good estimate does not imply a good gradient: that of the KL is E[d ∇log π], which of k1, k2 and k3 only k2 has (Tang
+and Munos, arXiv 2506.09477). `k1+` and `k3+` have the values of k1 and k3 and the gradient of k2 (names as in verl).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ register = _kl.register
 
 @_kl.register("k1")
 def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    """d: unbiased, of high variance. As a term of the loss its expected gradient is 0: it is there to be measured.
+    """d: unbiased, high variance. As a loss term its expected gradient is 0: use it only for measurement.
 
     >>> k1(torch.tensor([0.5, -0.5]), torch.zeros(2))
     tensor([ 0.5000, -0.5000])
@@ -36,7 +36,7 @@ def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 @_kl.register("k2")
 def k2(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    """d² / 2: biased, of low variance; its gradient is that of the KL itself where π is the sampling policy.
+    """d² / 2: biased, low variance; its gradient is that of the KL itself if π is the sampling policy.
 
     >>> k2(torch.tensor([0.5, -0.5]), torch.zeros(2))
     tensor([0.1250, 0.1250])
@@ -46,15 +46,15 @@ def k2(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 @_kl.register("k3")
 def k3(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
-    """e^(−d) − 1 + d, at most 10: unbiased, never negative, of low variance. The one of GRPO, arXiv 2402.03300.
+    """e^(−d) − 1 + d, at most 10: unbiased, never negative, low variance. Used by GRPO, arXiv 2402.03300.
 
-    At d = ln 2 it is 1/2 − 1 + 0.6931, at d = −ln 2 it is 2 − 1 − 0.6931; e^20 is cut at 10:
+    At d = ln 2 it is 1/2 − 1 + 0.6931, at d = −ln 2 it is 2 − 1 − 0.6931; e^20 is capped at 10:
 
     >>> k3(torch.tensor([2.0, 0.5, 1e-30]).log(), torch.zeros(3))
     tensor([ 0.1931,  0.3069, 10.0000])
     """
     difference = _difference(log_probs, reference_log_probs)
-    # expm1 keeps the digits that e^(−d) − 1 loses where the two policies all but agree.
+    # expm1 keeps the digits that e^(−d) − 1 loses when the two policies nearly agree.
     return (torch.expm1(-difference) + difference).clamp(-10.0, 10.0)
 
 
@@ -86,11 +86,11 @@ def k3_plus(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 @_kl.register("k3_unbiased")
 def k3_unbiased(log_probs: Tensor, reference_log_probs: Tensor, old_log_probs: Tensor | None = None) -> Tensor:
-    """ρ(e^(−d) − 1 + d), ρ = π / π_old: of unbiased value and gradient, wherever π has moved since π_old was sampled.
+    """ρ(e^(−d) − 1 + d), ρ = π / π_old: unbiased value and gradient, however far π has moved since π_old sampled.
 
-    DeepSeek-V3.2, arXiv 2512.02556; TRL's `use_bias_correction_kl`. ρ bears a gradient, too: ρ·d·∇log π in all, which
-    in the expectation over π_old is that of the KL; so nothing is cut at 10 as in `k3`. Without old_log_probs π_old is
-    π, ρ = 1, and the gradient is d.
+    DeepSeek-V3.2, arXiv 2512.02556; TRL's `use_bias_correction_kl`. ρ carries a gradient, too: ρ·d·∇log π in total,
+    whose expectation over π_old is that of the KL; so nothing is capped at 10 as in `k3`. Without old_log_probs π_old
+    is π, ρ = 1, and the gradient is d.
 
     At d = ln 2 and ρ = 2 the value is 2 · 0.1931 and the gradient 2 · 0.6931:
 

@@ -1,5 +1,5 @@
-"""torch, imported when a function first computes with it: to read what functions are there and what they ask for, as
-`rlcli plan` does, takes no torch, which takes seconds to import.
+"""Imports torch when a function first computes with it: listing functions and their inputs, as `rlcli plan` does, must
+not import torch, which takes seconds.
 
     from rlcli.algorithms.lazy import Tensor, torch
 """
@@ -21,6 +21,6 @@ else:
 
     torch = _Torch()
     Tensor = Any
-    """For annotations alone."""
+    """Only for annotations."""
 
 __all__ = ["Tensor", "torch"]

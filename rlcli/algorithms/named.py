@@ -1,6 +1,6 @@
-"""How a module of algorithms offers its functions by name, and which of its arguments a function asks for.
+"""Registers functions by name, and reads which inputs and options a function declares.
 
-A function's ordinary parameters are inputs: who calls it provides those, by name, that it declares. Its keyword-only
+A function's ordinary parameters are inputs: the caller passes those that it declares, by name. Its keyword-only
 parameters are options, which the configuration may set.
 """
 
@@ -40,9 +40,9 @@ class Named(Generic[F]):
         self._functions: dict[str, F] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Decorator: offer the function as `name`, which one function can take.
+        """Decorator: register the function as `name`, which must be unique.
 
-        The same function again, from a file that is read a second time, takes its own place.
+        The same function again, from a file that is read a second time, replaces itself.
         """
 
         def register(function: F) -> F:
@@ -58,7 +58,7 @@ class Named(Generic[F]):
         return register
 
     def get(self, name: str) -> F:
-        """The function called `name`. Raises `UnknownName` with the near names."""
+        """The function called `name`. Raises `UnknownName` with similar names."""
         if name not in self._functions:
             load_plugins()
         if name not in self._functions:
@@ -66,7 +66,7 @@ class Named(Generic[F]):
         return self._functions[name]
 
     def names(self) -> list[str]:
-        """All names, sorted, those of installed packages included."""
+        """All names, sorted, including those of installed packages."""
         load_plugins()
         return sorted(self._functions)
 
@@ -102,7 +102,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def call(function: Callable[..., Any], inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """`function` with those of `inputs` and `options` that it declares.
+    """Call `function` with those of `inputs` and `options` that it declares.
 
     >>> call(lambda rewards, *, scale=1: rewards * scale, {"rewards": 3, "groups": 0}, {"scale": 2, "beta": 9})
     6

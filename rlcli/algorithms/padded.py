@@ -1,4 +1,4 @@
-"""The way from padded tensors to the packed ones of this library and back, so that each formula exists once."""
+"""Converts padded tensors to the packed ones of this library and back, so that each formula exists once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 class Padded:
     """Responses as the rows of [B, L] tensors, whose tokens are where `mask` (bool [B, L]) is true.
 
-    Padding may lie anywhere: before, after, or within a response, as the words of a tool that were not generated. What
-    stands there is never read, nor given a gradient. A row without tokens is an empty response.
+    Padding may be anywhere: before, after, or inside a response, such as the words of a tool that were not generated.
+    Its values are never read and get no gradient. A row without tokens is an empty response.
 
     >>> from rlcli.algorithms.aggregation import Denominators, seq_mean_token_mean
     >>> padded = Padded(torch.tensor([[True, False, True], [False, False, False], [False, True, False]]))
@@ -44,7 +44,7 @@ class Padded:
         return self.mask.sum(1)
 
     def pack(self, values: Tensor) -> Tensor:
-        """The tokens of `values` ([B, L]) end to end, row after row: [T]."""
+        """The tokens of `values` ([B, L]) concatenated, row after row: [T]."""
         assert values.shape == self.mask.shape, f"values {tuple(values.shape)}, mask {tuple(self.mask.shape)}"
         return values[self.mask]
 

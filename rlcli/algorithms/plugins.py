@@ -1,4 +1,4 @@
-"""Algorithms of a user's own, from a file: what it registers when it is run can be named in the configuration."""
+"""Loads user-defined algorithms from a file: the functions that it registers can be named in the configuration."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rlcli.importing import import_problem, run_file
 
 
 def load_file(path: str) -> None:
-    """Run the Python file at `path` as a module; a second time is no different from the first.
+    """Run the Python file at `path` as a module; a second run has no further effect.
 
-    It is the user's own code, and runs in every process of the run. Raises `ConfigError` where it cannot be read,
-    fails, hangs or exits.
+    It is the user's code, and runs in every process of the run. Raises `ConfigError` if it cannot be read, fails, hangs
+    or exits.
     """
     file = Path(path).expanduser().resolve()
     if file.suffix != ".py" or not file.is_file():
-        raise ConfigError(f"algorithm.code = '{path}' is no Python file", "give the path of a .py file")
+        raise ConfigError(f"algorithm.code = '{path}' is not a Python file", "give the path of a .py file")
     if problem := import_problem(str(file)):
-        raise ConfigError(f"algorithm.code = '{path}' {problem}", "see what the file does when it is imported")
+        raise ConfigError(f"algorithm.code = '{path}' {problem}", "check what the file does when it is imported")
     try:
         run_file(file, f"rlcli_user_{file.stem}")
-    except (Exception, SystemExit) as error:  # whatever the file does when it is run
+    except (Exception, SystemExit) as error:  # anything that the file may raise
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f" in line {lines[-1]}" if lines else ""  # an error of syntax says so itself
+        where = f" in line {lines[-1]}" if lines else ""  # the message of a SyntaxError has the line
         raise ConfigError(
-            f"algorithm.code = '{path}' fails{where}: {type(error).__name__}: {error}", "mend the file"
+            f"algorithm.code = '{path}' fails{where}: {type(error).__name__}: {error}", "fix the file"
         ) from error

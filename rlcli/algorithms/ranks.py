@@ -1,4 +1,4 @@
-"""The ranks that hold a batch together, for the few sums that go over all of it."""
+"""The ranks that share a batch, for the few sums over all of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def _same(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Ranks:
-    """add: a tensor, of the same shape on every rank, summed over them. gather: 1-D tensors of any lengths, joined in
-    the order of the ranks. Both collective: every rank calls them in the same order."""
+    """add: sums a tensor, of the same shape on every rank, over the ranks. gather: concatenates 1-D tensors of any
+    lengths in the order of the ranks. Both are collective: every rank calls them in the same order."""
 
     add: Callable[[Tensor], Tensor]
     gather: Callable[[Tensor], Tensor]
 
 
 ALONE = Ranks(add=_same, gather=_same)
-"""One rank, which has it all."""
+"""A single rank, which holds everything."""

@@ -1,11 +1,11 @@
-"""Which samples of a step are trained on.
+"""Selections: which samples of a step are trained on.
 
-A selection takes those that it declares of `rewards` (float [N]), `groups` (int64 [N], labels in any order) and
-`generator` (torch.Generator on the CPU), and returns the indexes (int64) of the samples to train on, repeats allowed:
-group after group in the order in which the groups first appear, and within one by position unless it says otherwise.
-What is random depends on the generator's state alone.
+A selection takes any of `rewards` (float [N]), `groups` (int64 [N], labels in any order) and `generator`
+(torch.Generator on the CPU), and returns the indexes (int64) of the samples to train on, repeats allowed: groups in the
+order of first appearance, and within a group by position unless stated otherwise. Randomness depends only on the
+generator's state.
 
-`keep_groups` is another matter: it judges, while a step is collected, which groups are worth keeping at all.
+`keep_groups` is different: it decides, while a step is collected, which groups are kept at all.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def right(rewards: Tensor, groups: Tensor, *, right_above: float = 0.5) -> Tenso
 
 @_selection.register("pairs")
 def pairs(rewards: Tensor, groups: Tensor) -> Tensor:
-    """The best and the worst sample of each group, best first: what a preference loss compares.
+    """The best and the worst sample of each group, best first, for a preference loss.
 
-    Of equals the first one counts. A group whose rewards are all equal prefers nothing and gives nothing. DPO,
-    arXiv 2305.18290, on the model's own samples; SPPO, arXiv 2405.00675.
+    Of equals the first one counts. A group whose rewards are all equal has no preference and adds nothing. DPO, arXiv
+    2305.18290, on the model's own samples; SPPO, arXiv 2405.00675.
 
     >>> pairs(torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 0, 1, 1]))
     tensor([1, 0])
@@ -68,9 +68,9 @@ def best_random(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> 
     """From each group of n, n drawn with replacement: half of the chance is the best one's, the others share the rest.
 
     The filter BR of PF-PPO, arXiv 2409.06957, with weights 1/2, 1/(2(n − 1)), …, 1/(2(n − 1)) by rank. Several best
-    ones share their half alike, so that order never matters; a group of equals is drawn from alike.
+    ones share their half equally, so order never matters; a group of equals is drawn from uniformly.
 
-    Of one right response in a thousand about half of a thousand draws are that one:
+    With one right response in a thousand, about half of a thousand draws are that one:
 
     >>> rewards, groups = torch.tensor([0.0] * 999 + [1.0]), torch.zeros(1000, dtype=torch.int64)
     >>> drawn = best_random(rewards, groups, torch.Generator().manual_seed(1))
@@ -85,7 +85,7 @@ def best_worst(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> T
     """From each group of n, n drawn with replacement: half of the chance is the best one's, half the worst one's.
 
     The filter BW of PF-PPO, arXiv 2409.06957, with weights 1/2, 0, …, 0, 1/2 by rank. Several best or worst ones share
-    their half alike; a group of equals is drawn from alike.
+    their half equally; a group of equals is drawn from uniformly.
 
     >>> rewards, groups = torch.tensor([0.0] * 500 + [0.5] * 499 + [1.0]), torch.zeros(1000, dtype=torch.int64)
     >>> drawn = best_worst(rewards, groups, torch.Generator().manual_seed(1))
@@ -98,7 +98,7 @@ def best_worst(rewards: Tensor, groups: Tensor, generator: torch.Generator) -> T
 def keep_groups(
     scores: Tensor, groups: Tensor, *, keep: Literal["all", "unequal", "accuracy"], low: float, high: float
 ) -> Tensor:
-    """Which samples belong to a group worth keeping: bool [N], from scores (float [N]) and groups (int64 [N]).
+    """Which samples belong to a group to keep: bool [N], from scores (float [N]) and groups (int64 [N]).
 
     all: every group. unequal: those whose scores are not all equal (DAPO's dynamic sampling, arXiv 2503.14476).
     accuracy: those whose mean score lies in [low, high] (0.2 and 0.8 in PRIME, arXiv 2502.01456).
@@ -121,7 +121,7 @@ def _drawn(rewards: Tensor, groups: Tensor, generator: torch.Generator, others: 
     for members in _members(groups):
         inside = rewards[members]
         best, rest = inside == inside.max(), others(inside)
-        # Of equals all are best, and for `best_worst` all are worst too: either way all chances come out the same.
+        # If all are equal, all are best, and for `best_worst` all are worst too: either way all chances are equal.
         chances = best / best.sum() + rest / rest.sum().clamp(min=1)
         drawn = torch.multinomial(chances, len(members), replacement=True, generator=generator)
         chosen.append(members[drawn.sort().values])

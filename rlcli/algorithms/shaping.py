@@ -1,4 +1,4 @@
-"""What is added to the reward of a response beside the verifier's score: float64 [N], to be added to the rewards."""
+"""Shaping: rewards that are added to the verifier's score of a response, float64 [N]."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def overlong(lengths: Tensor, *, max_length: int, buffer: int, penalty: float = 1.0) -> Tensor:
     """penalty · clamp((max_length − buffer − length) / buffer, −1, 0). DAPO, arXiv 2503.14476 eq. 13.
 
-    The penalty for responses (lengths: int64 [N], in tokens) that come near the limit. DAPO: max_length = 20480,
-    buffer = 4096, penalty = 1. A buffer of 0 penalises nothing.
+    The penalty for responses (lengths: int64 [N], in tokens) that approach the limit. DAPO: max_length = 20480, buffer
+    = 4096, penalty = 1. A buffer of 0 penalises nothing.
 
     >>> overlong(torch.tensor([60, 70, 100]), max_length=100, buffer=40)
     tensor([ 0.0000, -0.2500, -1.0000], dtype=torch.float64)
@@ -22,9 +22,9 @@ def overlong(lengths: Tensor, *, max_length: int, buffer: int, penalty: float = 
 def length_reward(correct: Tensor, lengths: Tensor, groups: Tensor, *, weight: float) -> Tensor:
     """weight · λ where `correct`, weight · min(0, λ) elsewhere. Kimi k1.5, arXiv 2501.12599 §2.3.3.
 
-    λ = 0.5 − (length − min_g) / (max_g − min_g) over the group's lengths; 0 where all of a group's lengths are equal.
-    So among right responses the shorter gain and the longer lose; a wrong one gains nothing by being short.
-    correct: bool [N]. lengths: int64 [N], in tokens. groups: int64 [N], labels in any order.
+    λ = 0.5 − (length − min_g) / (max_g − min_g) over the group's lengths; 0 if all of a group's lengths are equal. So
+    among right responses short ones gain and long ones lose; a wrong one gains nothing by being short. correct: bool
+    [N]. lengths: int64 [N], in tokens. groups: int64 [N], labels in any order.
 
     >>> correct, lengths = torch.tensor([True, True, False, False]), torch.tensor([10, 20, 10, 15])
     >>> length_reward(correct, lengths, torch.zeros(4, dtype=torch.int64), weight=1.0)

@@ -1,4 +1,4 @@
-"""Parses the command line, runs one command, turns what a user can cause into one line and an exit code."""
+"""Parses the command line, runs one command and turns user errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. May stand anywhere on the line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks. Allowed anywhere on the line.")] = False,
 ) -> None:
     """Train reasoning models by reinforcement learning with verifiable rewards."""
 
@@ -60,8 +60,8 @@ def root(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0: done. 1: a run failed after it had started, or a defect. 2: something the user can mend, before any work was
-    done. 130: interrupted. 75, to a supervisor alone: begin again from the last checkpoint; `leave` tells it 76 for 1.
+    0: done. 1: a run failed after it had started, or a bug. 2: an error that the user can fix, before any work was
+    done. 130: interrupted. 75, only for a supervisor: restart from the last checkpoint; `leave` gives it 76 for 1.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     command_line.set(words if arguments is None else None)
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         write_utf8()
         redact_output()
     try:
-        # Not standalone: Typer would draw its own errors as boxes, and import rich for them.
+        # Not standalone: Typer would print its errors in boxes, and import rich for them.
         done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
@@ -81,11 +81,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, TyperException) and not error.format_message():
             return 2  # A group without a command: its help has been printed.
         if is_supervised() and isinstance(error, RunFailed) and error.retry:
-            return RETRY  # The supervisor tells why: the run has noted it.
+            return RETRY  # The supervisor prints why: the run has recorded it.
         if debug and not isinstance(error, TyperException):
             if is_supervised():
                 sys.excepthook(type(error), error, error.__traceback__)
-                return 1  # by way of `leave`, not of the interpreter's end: this one has been told
+                return 1  # through `leave`, not the interpreter's exit: this error is printed
             raise
         mendable = _mendable(error)
         _say("error:", *str(mendable or _defect(error)).split())
@@ -96,16 +96,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def start_in_utf8() -> None:
-    """In the C locale without UTF-8 (PYTHONUTF8=0), begin again with it: the words of the command line and the names of
-    files hold no character beyond ASCII there."""
+    """In the C locale without UTF-8 (PYTHONUTF8=0), restart with UTF-8: otherwise arguments and file names cannot
+    contain characters beyond ASCII."""
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii":
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def write_utf8() -> None:
-    """Write what the locale's encoding has no character for all the same: in the C locale everything as UTF-8, here and
-    in the processes that this one starts, else as an escape."""
+    """Make every character writable in any locale: in the C locale as UTF-8, here and in the processes that this one
+    starts; in others, characters that the encoding lacks become escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             bare = codecs.lookup(stream.encoding).name == "ascii"
@@ -115,7 +115,7 @@ def write_utf8() -> None:
 
 
 def _say(*words: str) -> None:
-    with contextlib.suppress(OSError):  # Whoever read it (a pager, `tee`) has ended: the exit code tells.
+    with contextlib.suppress(OSError):  # The reader (a pager, `tee`) has exited; the exit code remains.
         print(redacted(" ".join(words)), file=sys.stderr)
 
 
@@ -129,7 +129,7 @@ def _mendable(error: Exception) -> RlcliError | None:
 
 
 def _bad_path(error: Exception) -> RlcliError | None:
-    """A path that no system call takes, wherever on the command line or in a file it was given."""
+    """The error for a path that no system call accepts, from the command line or from a file."""
     if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return RlcliError(f"{error.filename!s:.100}: {error.strerror}", "give another path")
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # pathlib's, before Python 3.13
@@ -145,10 +145,10 @@ def _defect(error: Exception) -> str:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. A supervised one is done once it has cleared up: a library whose threads hang or whose memory
-    is torn apart when the interpreter ends would make a run that is done look like one that failed."""
+    """Exit this process. A supervised one skips the interpreter's shutdown after cleaning up: library threads that hang
+    or memory that is corrupted there would make a finished run look failed."""
     if is_supervised():
-        if code != RETRY:  # What this attempt has made, such as a model's folder, the next one needs.
+        if code != RETRY:  # The next attempt needs what this one has made, such as a model folder.
             atexit._run_exitfuncs()
         with contextlib.suppress(OSError):
             sys.stdout.flush()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-# Rich is imported by the functions: a command whose output is JSON or plain text does not pay for it.
+# Rich is imported inside the functions: commands that print JSON or plain text do not load it.
 
 
 @cache
@@ -51,7 +51,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(columns):
-        # The first column names the row: shortened, it would be of no use.
+        # The first column names the row: it is never shortened.
         made.add_column(column, no_wrap=index == 0, overflow="fold")
     for row in rows:
         made.add_row(*(Text(str(cell)) for cell in row))
@@ -59,7 +59,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def emit_json(result: object) -> None:
-    """Print `result` as JSON: dataclasses and paths too; NaN and infinities, which JSON lacks, become null."""
+    """Print `result` as JSON: dataclasses and paths too; NaN and infinities become null."""
     print(json.dumps(_jsonable(result), indent=2, ensure_ascii=False))
 
 

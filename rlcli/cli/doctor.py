@@ -1,4 +1,4 @@
-"""`rlcli doctor`: a line for each thing that a run needs of the machine: it is there, or this is the mend."""
+"""`rlcli doctor`: one line for each thing that a run needs from the machine, with a fix if it is missing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this machine: a line for each thing that rlcli needs, with its mend where it is missing.
+    """Check this machine: one line for each thing that rlcli needs, with a fix if it is missing.
 
-    Exit code 1 when something fails that training needs; warnings leave it at 0.
+    Exit code 1 if something that training needs fails; 0 with warnings only.
 
     Examples:
 
@@ -25,15 +25,15 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 
     from rlcli.doctor import Status, diagnose
 
-    with console.stderr().status("looking around, which takes half a minute…"):
+    with console.stderr().status("checking; this takes half a minute…"):
         findings = diagnose()
     failed = [finding.name for finding in findings if finding.status is Status.FAIL]
     if json:
         console.emit_json({"ok": not failed, "checks": findings})
     else:
         for finding in findings:
-            mend = f"; [bold]{escape(finding.mend)}[/]" if finding.mend else ""
-            line = f"{MARKS[finding.status]} {finding.status}  {finding.name:<18} {escape(finding.detail)}{mend}"
+            hint = f"; [bold]{escape(finding.hint)}[/]" if finding.hint else ""
+            line = f"{MARKS[finding.status]} {finding.status}  {finding.name:<18} {escape(finding.detail)}{hint}"
             console.stdout().print(line, soft_wrap=True)
     if failed:
         raise typer.Exit(1)

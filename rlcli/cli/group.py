@@ -10,12 +10,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 command_line: ContextVar[list[str] | None] = ContextVar("command_line", default=None)
-"""The words after `rlcli` where they come from a shell; None where a program calls `main` with words of its own."""
+"""The arguments after `rlcli` if they come from a shell; None if a program calls `main` with its own arguments."""
 
 
 class Command(NamedTuple):
-    """A command of `rlcli`. place: `module:function` or `module:Typer`, below `rlcli.cli`. help: the first line of the
-    command's own, which `rlcli --help` shows without importing it."""
+    """A command of `rlcli`. place: `module:function` or `module:Typer`, below `rlcli.cli`. help: the first line of its
+    help, which `rlcli --help` shows without importing the command."""
 
     panel: str
     place: str
@@ -26,28 +26,32 @@ TRAIN, DATA, MACHINE = "Train", "Data & rewards", "Machine"
 COMMANDS = {
     "quickstart": Command(
         TRAIN,
-        "quickstart:quickstart",
+        "train.quickstart:quickstart",
         "Make a tiny model, warm it up, train it with GRPO and show what it learned. Minutes on two CPU cores.",
     ),
-    "train": Command(TRAIN, "train:train", "Train a model by reinforcement learning with verifiable rewards."),
+    "train": Command(TRAIN, "train.train:train", "Train a model by reinforcement learning with verifiable rewards."),
     "plan": Command(
         TRAIN,
-        "plan:plan",
+        "train.plan:plan",
         "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
     ),
-    "runs": Command(TRAIN, "runs:app", "List runs, show one, go on with one."),
-    "eval": Command(TRAIN, "eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."),
-    "export": Command(
-        TRAIN, "export:export", "Write a checkpoint as a folder that transformers, vLLM and the hub take."
+    "runs": Command(TRAIN, "runs.runs:app", "List runs, show one, resume one."),
+    "eval": Command(
+        TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."
     ),
-    "prep": Command(DATA, "prep:app", "Make train.parquet and test.parquet from a dataset."),
-    "verifiers": Command(DATA, "verifiers:app", "List, show, run and audit the verifiers that score responses."),
-    "recipes": Command(DATA, "recipes:app", "List, show, compare, copy and explain training recipes."),
-    "config": Command(DATA, "config:app", "Import configurations of verl and TRL as recipes."),
+    "export": Command(
+        TRAIN, "runs.export:export", "Write a checkpoint as a folder for transformers, vLLM and the hub."
+    ),
+    "prep": Command(DATA, "prep.prep:app", "Make train.parquet and test.parquet from a dataset."),
+    "verifiers": Command(
+        DATA, "verifiers.verifiers:app", "List, show, run and audit the verifiers that score responses."
+    ),
+    "recipes": Command(DATA, "recipes.recipes:app", "List, show, compare, copy and explain training recipes."),
+    "config": Command(DATA, "recipes.config:app", "Import configurations of verl and TRL as recipes."),
     "doctor": Command(
         MACHINE,
         "doctor:doctor",
-        "Check this machine: a line for each thing that rlcli needs, with its mend where it is missing.",
+        "Check this machine: one line for each thing that rlcli needs, with a fix if it is missing.",
     ),
     "tiny-model": Command(
         MACHINE,
@@ -58,8 +62,8 @@ COMMANDS = {
 
 
 class Group(TyperGroup):
-    """A group that reads its own options only where the line holds some: to read them, Typer imports pydantic, which
-    takes longer than all the rest of a command's `--help`."""
+    """A group that reads its own options only if some are given: to read them, Typer imports pydantic, which takes
+    longer than all the rest of a command's `--help`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         self._has_options = not args or args[0].startswith("-")
@@ -73,8 +77,8 @@ class Group(TyperGroup):
 
 
 class Root(Group):
-    """Lists `COMMANDS`, and imports the one that the line names: all of them, with their options, take longer than the
-    rest of `rlcli --help`."""
+    """Lists `COMMANDS` and imports only the one that is called: importing all of them takes longer than the rest of
+    `rlcli --help`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -88,7 +92,7 @@ class Root(Group):
 
 
 def imported(name: str) -> Any:
-    """The command of COMMANDS that is called so, with its options and with what is below it."""
+    """The command `name` of COMMANDS, with its options and subcommands."""
     module, _, attribute = COMMANDS[name].place.partition(":")
     found = getattr(import_module(f"rlcli.cli.{module}"), attribute)
     holder = typer.Typer(cls=Group, rich_markup_mode="rich", pretty_exceptions_enable=False)

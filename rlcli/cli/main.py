@@ -1,4 +1,4 @@
-"""The door: imports next to nothing, so that an interrupt of the first moments ends in one word and no traceback."""
+"""The entry point: imports almost nothing, so that an early Ctrl-C prints one word and no traceback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`rlcli.cli.app.run`: the exit code of the command line, 130 where its modules' import was interrupted."""
+    """`rlcli.cli.app.run`: the exit code of the command line, 130 if the import of its modules was interrupted."""
     try:
         from rlcli.cli.app import run
     except KeyboardInterrupt:

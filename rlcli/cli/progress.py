@@ -1,4 +1,4 @@
-"""How far a command has come, on stderr, where somebody looks at a terminal."""
+"""The progress bar of a command, on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 from rlcli.cli import console
 
 REDRAW_S = 0.1
-"""Least time between two updates: a call for every row must cost next to nothing."""
+"""Minimum time between two updates: a call for every row must cost almost nothing."""
 
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function to call with what is done, how much of it, and how much there is (None: unknown).
+    """A function to call with what is being done, how much is done, and the total (None: unknown).
 
     It shows a bar with the time left.
     """
     terminal = console.stderr()
-    # Not `is_terminal`: FORCE_COLOR, which many a CI sets, makes that true of a log file.
+    # Not `is_terminal`: FORCE_COLOR, which many CI systems set, makes that true for a log file.
     if not terminal.file.isatty() or terminal.is_dumb_terminal:
         yield lambda what, done, total: None
         return

@@ -16,7 +16,7 @@ def tiny_model(
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="Key and value heads.")] = 2,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder that holds other files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder that has other files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
@@ -26,7 +26,7 @@ def tiny_model(
       rlcli tiny-model --out tiny
       rlcli tiny-model --out tiny --hidden 256 --layers 4 --seed 1
     """
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     made = make_tiny_model(out, hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, seed=seed, force=force)
     if as_json:

@@ -1,4 +1,4 @@
-"""What may change when a run goes on, and what may not: its configuration beside the one that is asked for."""
+"""Which keys may change when a run is resumed: compares its stored configuration with the requested one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from rlcli.config.load import Resolved, resolve, to_toml
 from rlcli.errors import ConfigError
 
-NOTHING, ROUNDING, LENGTH = "", "results agree to rounding from here on, not bitwise", "the run is of another length"
-SAME_PROMPTS = "where the prompts are the same, which is checked once they are read"
-VERDICTS = "verifications that take about as long may end in another way from here on"
-UPDATES = "a bad update may have other consequences from here on"
-SAMPLED = "responses are sampled by an engine of another precision from here on"
-POLICIES = "how much of a step is of older policies may change from here on"
-EVALUATIONS = "evaluations before and after do not compare"
+NOTHING, ROUNDING, LENGTH = "", "from here on results agree to rounding, not bitwise", "the run's length changes"
+SAME_PROMPTS = "if the prompts are the same, which is checked once they are read"
+VERDICTS = "from here on verifications near the deadline may end differently"
+UPDATES = "from here on a bad update may be handled differently"
+SAMPLED = "from here on the engine that samples has another precision"
+POLICIES = "from here on the share of samples from older policies may change"
+EVALUATIONS = "evaluations before and after cannot be compared"
 
 ALLOWED: Mapping[str, str] = {
     "data.path": SAME_PROMPTS,
@@ -52,10 +52,10 @@ ALLOWED: Mapping[str, str] = {
     "fault_tolerance.*bad*": UPDATES,
     "fault_tolerance.*": NOTHING,
 }
-"""Keys that may change → what comes of it. The first pattern that fits counts."""
+"""Keys that may change → the effect. The first pattern that matches counts."""
 
 PATHS = ("model.path", "critic.path", "data.path", "evaluation.data", "algorithm.code")
-"""Keys that may hold a path, or else something that is none."""
+"""Keys that may hold a path."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Change:
 
     @property
     def effect(self) -> str | None:
-        """What comes of it; None where the key may not change."""
+        """The effect of the change; None if the key may not change."""
         if self.key == "critic.workers" and self.was and self.now:
             return ROUNDING
         return next((effect for pattern, effect in ALLOWED.items() if fnmatchcase(self.key, pattern)), None)
@@ -79,7 +79,7 @@ class Change:
 
 def read_run_config(run: Path, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()) -> Resolved:
     """The configuration in the folder `run` with `flags` and `sets` on top, each value with the origin that it had when
-    the run began. Raises `ConfigError` where the file, or a value, is not as it has to be."""
+    the run began. Raises `ConfigError` if the file or a value is invalid."""
     file = run / "config.toml"
     found = resolve(str(file), flags, sets)
     before = origins_in(file.read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ def origins_in(toml: str) -> dict[str, str]:
 
 
 def changes(was: Resolved, now: Resolved, directory: Path) -> list[Change]:
-    """What differs. directory: where relative paths of `was` begin; those of `now` begin in the current one."""
+    """What differs. directory: the base of relative paths in `was`; those in `now` start in the current directory."""
     before, after = was.values(), now.values()
     found = []
     for key in sorted(before.keys() | after.keys()):
@@ -123,20 +123,20 @@ def changes(was: Resolved, now: Resolved, directory: Path) -> list[Change]:
 
 
 def check_changes(found: Sequence[Change], run: Path) -> list[str]:
-    """What there is to say of the changes. Raises `ConfigError` that names all that may not be made."""
+    """A message for each change. Raises `ConfigError` that names all changes that are not allowed."""
     refused = [change for change in found if change.effect is None]
     if refused:
-        moved = "; a folder that has moved needs a link at its old place"
+        moved = "; if a folder has moved, put a link at its old path"
         raise ConfigError(
-            f"{run} cannot go on with another {'; '.join(map(str, refused))}",
-            f"leave that out, or begin a new run from where this one is: rlcli train … --model {run}"
+            f"{run} cannot resume with a changed {'; '.join(map(str, refused))}",
+            f"leave that out, or start a new run from this one's weights: rlcli train … --model {run}"
             + (moved if any(change.key in PATHS for change in refused) else ""),
         )
     return [f"{change}" + (f" ({change.effect})" if change.effect else "") for change in found]
 
 
 def whole_paths(flags: Mapping[str, object], sets: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """The same with every path that is there made absolute: the run may go on in another directory."""
+    """The same with every existing path made absolute: the run may be resumed in another directory."""
     here = Path.cwd()
     whole = {key: _place(value, here) if key in PATHS else value for key, value in flags.items()}
     texts = []
@@ -147,7 +147,7 @@ def whole_paths(flags: Mapping[str, object], sets: Sequence[str]) -> tuple[dict[
 
 
 def _place(value: object, directory: Path) -> object:
-    """The absolute path where `value` is one, else the value itself (a hub id, nothing)."""
+    """The absolute path if `value` is an existing path, else the value itself (a hub id, nothing)."""
     if isinstance(value, Mapping):
         return {name: _place(item, directory) if name == "path" else item for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The catalog of keys, read off the schema: what `rlcli recipes explain` prints and what errors quote."""
+"""The catalog of configuration keys, from the schema: for `rlcli recipes explain` and error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcli.errors import ConfigError
 
 TABLE = "a table of numbers"
 UNSET = "unset"
-"""How a recipe or `--set` spells the absence of a value: TOML has no null."""
+"""How a recipe or `--set` writes a missing value: TOML has no null."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Key:
     default: Any
     description: str
     kind: str
-    """The JSON type: string, integer, number, boolean, array, object for a table, or any for a value of one that is not
-    bound to numbers."""
+    """The JSON type: string, integer, number, boolean, array, object for a table, or any for a value in a table that is
+    not restricted to numbers."""
     optional: bool
     """Whether it may be `unset`."""
     several: bool = False
-    """Whether it takes a list as well."""
+    """Whether it also accepts a list."""
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -58,7 +58,7 @@ def keys() -> dict[str, Key]:
 
 
 def find(name: str) -> Key | None:
-    """The key called `name`. Of a table (`algorithm.options`, `data.chat_template_kwargs`) every member is a key.
+    """The key called `name`. Every member of a table (`algorithm.options`, `data.chat_template_kwargs`) is a key.
 
     >>> find("algorithm.options.beta").rule
     'a number'
@@ -72,9 +72,9 @@ def find(name: str) -> Key | None:
 
 
 def describe(prefix: str = "") -> list[Key]:
-    """The keys called `prefix` or of the section `prefix`; all of them without one.
+    """The keys called `prefix` or in the section `prefix`; all keys if it is empty.
 
-    Raises `ConfigError` with the near names when there is none.
+    Raises `ConfigError` with similar names if there is none.
     """
     member = find(prefix)
     if member is not None and prefix not in keys():
@@ -86,7 +86,7 @@ def describe(prefix: str = "") -> list[Key]:
 
 
 def unknown_key(name: str, origin: str = "") -> ConfigError:
-    """The error for a key that is not in the schema, with those that were probably meant."""
+    """The error for a key that is not in the schema, with similar keys."""
     where = f" ({origin})" if origin else ""
     if name in sections():
         return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
@@ -100,8 +100,8 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     close = difflib.get_close_matches(name, keys(), n=1, cutoff=0.85)
     close = close or [known for known in keys() if known.partition(".")[2] in close_leaves]
     close = close or difflib.get_close_matches(name, keys(), n=3, cutoff=0.6)
-    mend = f"did you mean {', '.join(close)}?" if close else "list them with: rlcli recipes explain"
-    return ConfigError(f"no key is called '{name}'{where}", mend)
+    hint = f"did you mean {', '.join(close)}?" if close else "list them with: rlcli recipes explain"
+    return ConfigError(f"no key is called '{name}'{where}", hint)
 
 
 def _key(name: str, schema: dict[str, Any]) -> Key:
@@ -114,7 +114,7 @@ def _key(name: str, schema: dict[str, Any]) -> Key:
 
 
 def _rule(schema: dict[str, Any]) -> str:
-    if "rule" in schema:  # where the schema's own terms would tell nobody what it accepts
+    if "rule" in schema:  # the schema's own terms would not be readable
         return str(schema["rule"])
     if schema["type"] == "object":
         return TABLE

@@ -1,4 +1,4 @@
-"""Recipe → command-line flags → `--set`, later wins: one frozen `RunConfig` that knows where each value came from."""
+"""Resolve recipe, then command-line flags, then `--set` (later wins) into one frozen `RunConfig` with value origins."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from rlcli.config.keys import UNSET, Key, describe, find, keys, unknown_key
 from rlcli.config.recipes import Recipe, flatten, load
+from rlcli.config.rules import broken
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
 
@@ -32,7 +33,7 @@ FLAGS = {
     "rollout.max_response_tokens": "--max-tokens",
     "verifier.name": "--verifier",
 }
-"""Keys that commands also offer as flags."""
+"""Keys that are also command-line flags."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Resolved:
 
 
 def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()) -> Resolved:
-    """Fold the three layers into one configuration.
+    """Merge the three layers into one configuration.
 
     recipe: a name or a path to a .toml file. flags: dotted key → value, `None` for a flag that was not given. sets: the
-    arguments of `--set`, each `key=value`. Raises `ConfigError` in one line that names key, value, origin and rule.
+    arguments of `--set`, each `key=value`. Raises a one-line `ConfigError` that names key, value, origin and rule.
 
     >>> resolve("grpo", {"train.steps": 7}, ["lora.rank=16"]).config.lora.rank
     16
@@ -68,8 +69,7 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
 def layered(
     recipe: str, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()
 ) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
-    """The recipe, and of each key that a layer of `resolve` gives its value and its origin, before any rule is looked
-    at."""
+    """The recipe, and value and origin of each key that a layer of `resolve` sets, before any rule is checked."""
     loaded = load(recipe)
     values = dict[str, Any](loaded.values)
     origins = {key: f"recipe {name}" for key, name in loaded.origins.items()}
@@ -86,7 +86,7 @@ def layered(
 
 
 def dump_toml(resolved: Resolved) -> str:
-    """The whole configuration as a recipe file, each value that is not a default with its origin as a comment.
+    """The whole configuration as a recipe file; values that are not defaults have their origin as a comment.
 
     Reading it back with `resolve` gives the same configuration.
     """
@@ -108,7 +108,7 @@ def _parse_set(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not equals or not name:
-        raise ConfigError(f"--set '{text}' is not key=value", "write for instance --set train.lr=2e-6")
+        raise ConfigError(f"--set '{text}' is not key=value", "write, for example, --set train.lr=2e-6")
     key = find(name)
     if key is None or key.kind == "object":
         raise unknown_key(name, "--set")
@@ -116,7 +116,7 @@ def _parse_set(text: str) -> tuple[str, Any]:
 
 
 def _parse_value(key: Key, text: str) -> Any:
-    """A TOML value where `text` is one and the key takes its type, else the text itself."""
+    """A TOML value if `text` is one and the key accepts its type, else the text itself."""
     try:
         table = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -145,27 +145,30 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
         key = find(dotted)
         table[name] = None if value == UNSET and key is not None and key.optional else value
     try:
-        # Strict, so that `steps = true` is no 1; through JSON, where a list may stand for a tuple.
-        return RunConfig.model_validate_json(json.dumps(nested, default=str), strict=True)
+        # Strict, so that `steps = true` does not count as 1; via JSON, which accepts a list for a tuple.
+        config = RunConfig.model_validate_json(json.dumps(nested, default=str), strict=True)
     except ValidationError as error:
         raise _config_error(error, values, origins) from None
+    if messages := broken(config):
+        raise ConfigError("; ".join(messages))
+    return config
 
 
 def _check_text(key: str, value: Any, origin: str) -> None:
-    """Raise `ConfigError` for text that no file and no path can hold."""
+    """Raise `ConfigError` for text that cannot be stored in a file or a path."""
     written = json.dumps(value, default=str, ensure_ascii=False)
     for what, wrong in (
         ("text in UTF-8", not _is_utf8(written)),
         ("text without NUL characters", r"\u0000" in written),
     ):
         if wrong:
-            raise ConfigError(f"{key} = {value!a} ({origin}) must be {what}", "write it again")
+            raise ConfigError(f"{key} = {value!a} ({origin}) must be {what}", "retype it")
 
 
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of the command line that were none
+    except UnicodeEncodeError:  # command-line bytes that were not UTF-8
         return False
     return True
 
@@ -173,19 +176,16 @@ def _is_utf8(text: str) -> bool:
 def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:
     found = error.errors(include_url=False)
     wrong = list(dict.fromkeys(_key_at(one["loc"]) for one in found))
-    if wrong == [""]:
-        # A rule between keys: the validator of the schema names the keys, their values and the mend.
-        return ConfigError(str(found[0]["ctx"]["error"]))
     rules = {key: known.rule for key in wrong if (known := find(key))}
     lines = [f"{key} = {to_toml(values[key])} ({origins[key]}) must be {rule}" for key, rule in rules.items()]
-    # A member that nothing takes cannot be explained; those that there are can.
+    # An unknown member of a table cannot be explained; the table can.
     table = wrong[0].rpartition(".")[0]
     named = table if table in keys() else wrong[0]
-    return ConfigError("; ".join(lines), f"what it does: rlcli recipes explain {named}")
+    return ConfigError("; ".join(lines), f"for its meaning: rlcli recipes explain {named}")
 
 
 def _key_at(location: Sequence[object]) -> str:
-    """The key that holds what pydantic points at: an item of a list points to the list."""
+    """The key that contains the pydantic error location: an item of a list maps to the list."""
     path = [str(part) for part in location]
     while path and find(".".join(path)) is None:
         path.pop()
@@ -197,7 +197,7 @@ def to_toml(value: Any) -> str:
     if value is None:
         return to_toml(UNSET)
     if isinstance(value, str):
-        # A JSON string is a TOML basic string, but for the one control character that JSON leaves as it is.
+        # A JSON string is a TOML basic string, except for one control character that JSON does not escape.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return str(value).lower()

@@ -1,12 +1,12 @@
-"""The catalog of recipes: TOML files in packages that the entry-point group `rlcli.recipes` names, or anywhere.
+"""The catalog of recipes: TOML files in packages of the entry-point group `rlcli.recipes`, or at any path.
 
-A package publishes the recipes that lie beside its `__init__.py` with
+A package publishes the recipes beside its `__init__.py` with
 
     [project.entry-points."rlcli.recipes"]
     mine = "my_recipes"
 
-A recipe holds a `[recipe]` header and the sections of the configuration; with `base = "grpo"` in the header it changes
-only what it names.
+A recipe has a `[recipe]` header and configuration sections; with `base = "grpo"` in the header it changes only the keys
+that it names.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
 
 @dataclass(frozen=True)
 class Header:
-    """What a recipe says of itself. A packaged recipe fills in every field; `base` and `task` where it has one."""
+    """The [recipe] section. A packaged recipe fills in every field; `base` and `task` only if it has one."""
 
     name: str
     summary: str = ""
     """One line: what it trains and how."""
     paper: str = ""
     when: str = ""
-    """When to choose it rather than another."""
+    """When to choose this recipe."""
     hardware: str = ""
     expect: str = ""
     """What a run should show, with the source of each figure."""
     reproduced: str = ""
-    """Where this very recipe was run, and what came out; `no` until it was."""
+    """Where exactly this recipe was run, and the result; `no` until then."""
     base: str = ""
-    """Name, or path from this file, of the recipe that it starts from."""
+    """Name, or path relative to this file, of the recipe that it starts from."""
     task: str = ""
-    """The model and the data that it is for; empty for an algorithm, which goes with any."""
+    """The model and data that it is for; empty for an algorithm, which works with any."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with its bases folded in. values, origins: by dotted key, the value and the recipe that gave it."""
+    """A recipe with its bases merged in. values, origins: dotted key → value, and → the recipe that set it."""
 
     header: Header
     values: Mapping[str, Any]
@@ -67,7 +67,7 @@ def names() -> list[str]:
 
 
 def broken() -> list[RlcliError]:
-    """Why recipe packages that are installed do not load."""
+    """The errors of installed recipe packages that do not load."""
     errors = []
     for entry in PACKAGES.names():
         try:
@@ -78,20 +78,20 @@ def broken() -> list[RlcliError]:
 
 
 def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
-    """The recipe called `name`, or in the file `name` when that is a path that ends in .toml.
+    """The recipe called `name`, or in the file `name` if that ends in .toml.
 
-    Raises `UnknownName` with the near names; `ConfigError` for a file that is missing, is not TOML or has an unknown
-    header, and for bases that go in a circle.
+    Raises `UnknownName` with similar names; `ConfigError` for a file that is missing, is not TOML or has an unknown
+    header field, and for circular bases.
     """
     file, source = _find(name)
     if source in _chain:
         circle = " → ".join((*_chain[_chain.index(source) :], source))
-        raise ConfigError(f"recipe bases go in a circle: {circle}", "remove one `base`")
+        raise ConfigError(f"recipe bases are circular: {circle}", "remove one `base`")
     try:
         text = file.read_text(encoding="utf-8")
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML's and UTF-8's, too many digits or brackets
-        raise ConfigError(f"{source} is not TOML: {error}", "mend that line") from error
+        raise ConfigError(f"{source} is not TOML: {error}", "fix that line") from error
     except OSError as error:
         asked = f"{_chain[-1]}: its base " if _chain else ""
         raise ConfigError(
@@ -103,7 +103,7 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
         try:
             base = load(_beside(header.base, file), (*_chain, source))
         except UnknownName as error:
-            raise UnknownName(f"{source}: {error.message}", error.mend) from error
+            raise UnknownName(f"{source}: {error.message}", error.hint) from error
         values, origins = dict(base.values), dict(base.origins)
     own = flatten(table)
     values.update(own)
@@ -112,11 +112,10 @@ def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
 
 
 def copy_text(name: str, new_name: str) -> str:
-    """The recipe `name` as a file of its own, with its comments, that resolves to the same from any folder.
+    """The text of a copy of the recipe `name`, with its comments, that resolves to the same from any folder.
 
-    It is the file as it was written, but for its header: it is called `new_name`, and a base that was a path from the
-    file is a whole path. Raises what `load` raises, and `ConfigError` for a header that is not a [recipe] section of
-    one field a line.
+    Only the header changes: the name is `new_name`, and a relative base path becomes absolute. Raises what `load`
+    raises, and `ConfigError` for a header that is not a [recipe] section with one field per line.
     """
     recipe, (file, _) = load(name), _find(name)
     text = recipe.text
@@ -145,14 +144,14 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _find(name: str) -> tuple[Path | Traversable, str]:
     if name.endswith(".toml"):
         if "\0" in name:
-            raise ConfigError(f"{name!r} is no path: it holds a NUL character", "give the path of a .toml file")
+            raise ConfigError(f"{name!r} is not a path: it holds a NUL character", "give the path of a .toml file")
         path = Path(name).expanduser()
         return path, os.path.realpath(path)
     catalog = _catalog()
     if name not in catalog:
-        hidden = [f"and {error}" for error in broken()]  # which might have held it
-        mends = [near(name, catalog), "the name of a file ends in .toml", *hidden]
-        raise UnknownName(f"no recipe is called '{name}'", "; ".join(mends))
+        hidden = [f"and {error}" for error in broken()]  # the recipe may be in one of these packages
+        fixes = [near(name, catalog), "a file name must end in .toml", *hidden]
+        raise UnknownName(f"no recipe is called '{name}'", "; ".join(fixes))
     return catalog[name]
 
 
@@ -163,10 +162,10 @@ def _beside(base: str, file: Path | Traversable) -> str:
 
 
 def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
-    """`text` with another value of a field of its header."""
+    """`text` with a new value of one header field."""
     before = tomllib.loads(text)
     if name not in before.get("recipe", {}):
-        return text  # A recipe without a name bears its file's.
+        return text  # A recipe without a name is named after its file.
     other_fields = r"(?:(?![ \t]*\[)[^\n]*\n)*?"
     text_value = """("[^"\n]*"|'[^'\n]*')"""
     line = re.compile(
@@ -176,7 +175,7 @@ def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
     before["recipe"][name] = value
     if tomllib.loads(changed) != before:
         raise ConfigError(
-            f"{recipe.source}: cannot change {name} in its header", "write a [recipe] section, a field a line"
+            f"{recipe.source}: cannot change {name} in its header", "write a [recipe] section, one field per line"
         )
     return changed
 
@@ -187,7 +186,7 @@ def _catalog() -> dict[str, tuple[Traversable, str]]:
         try:
             package = PACKAGES.get(entry)
         except RlcliError:
-            continue  # One broken package must not hide the others; `broken` tells.
+            continue  # One broken package must not hide the others; `broken` reports it.
         for file in files(package).iterdir():
             name, dot, ending = file.name.rpartition(".")
             if (dot, ending) != (".", "toml"):

@@ -1,33 +1,31 @@
-"""Rules between keys. Each names the keys, their values and the mend, with the arithmetic where sizes do not fit."""
+"""Rules between keys. Messages name the keys, their values and the fix, with the arithmetic if sizes do not fit."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rlcli.config.schema import RunConfig
+from rlcli.config.schema import RunConfig
 
 GROUP_BASELINES = (
     *("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "maxrl", "grpo_passk", "gdpo", "prime"),
     "win_rate",
 )
-"""Advantages that compare the samples of one prompt with one another."""
+"""Advantages that compare the samples of one prompt with each other."""
 
 MOST_SAMPLES = 1_000_000
-"""In one step: beyond, the driver's memory fills before a token is generated."""
+"""Maximum samples of one step: more would fill the driver's memory before a token is generated."""
 
 Rule = tuple[bool, str]
-"""Whether it holds, and what to say where it does not."""
+"""Whether it holds, and the message if it does not."""
 
 
 def broken(config: RunConfig) -> list[str]:
-    """What is wrong with `config`, a message each."""
-    rules = [*_data(config), *_algorithm(config), *_sampling(config), *_given_responses(config), *_training(config)]
+    """A message for each rule that `config` breaks."""
+    groups = (_data, _algorithm, _sampling, _older_policies, _given_responses, _training)
+    rules = [rule for group in groups for rule in group(config)]
     return [message for holds, message in rules if not holds]
 
 
 def without_effect(config: RunConfig) -> list[str]:
-    """Keys that are set to other than their defaults where nothing reads them, a message each."""
+    """A message for each key that differs from its default although nothing reads it."""
     idle = [
         ("evaluation", "every samples temperature max_prompts", not config.evaluation.data, "evaluation.data is unset"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
@@ -51,12 +49,12 @@ def _data(config: RunConfig) -> list[Rule]:
     return [
         (
             len(weights) in (0, len(sets)),
-            f"data.path: {without} has no weight and others have one; give all of them a weight, or none",
+            f"data.path: {without} has no weight, but others have one; give all of them a weight, or none",
         ),
         (
             config.data.mix == "prompts" or len(weights) > 1,
-            f"data.mix = {config.data.mix}: data.path gives no weights that it could be the unit of; give each of "
-            "several paths one, or leave it out",
+            f"data.mix = {config.data.mix} is the unit of weights, but data.path has none; give each of several "
+            "paths a weight, or leave data.mix out",
         ),
     ]
 
@@ -80,30 +78,30 @@ def _algorithm(config: RunConfig) -> list[Rule]:
         ),
         (
             a.kl_target is None or a.kl_coef > 0,
-            f"algorithm.kl_target = {a.kl_target} has nothing to steer: algorithm.kl_coef = 0 loads no reference; "
-            "give kl_coef a first value, such as 0.001",
+            f"algorithm.kl_target = {a.kl_target} has no effect: algorithm.kl_coef = 0 loads no reference; "
+            "give kl_coef an initial value, such as 0.001",
         ),
         (
             r.top_p == 1 or a.correction != "none" or bool(config.data.response),
-            f"rollout.top_p = {r.top_p} samples from another distribution than the one that is trained, and "
+            f"rollout.top_p = {r.top_p} samples from a distribution other than the trained one, and "
             "algorithm.correction = none leaves the ratios biased; give top_p = 1 or a correction",
         ),
         (
             config.critic.warmup_steps < t.steps,
             f"critic.warmup_steps = {config.critic.warmup_steps} leaves none of train.steps = {t.steps} for the "
-            "policy; lower the one or raise the other",
+            "policy; lower the first or raise the second",
         ),
     ]
 
 
 def _sampling(config: RunConfig) -> list[Rule]:
-    r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    r, d = config.rollout, config.dynamic_sampling
     engines, pool = config.engine_workers, "rollout" if r.workers else "cluster"
     return [
         (
             d.keep == "all" or r.samples_per_prompt >= 2,
-            f"rollout.samples_per_prompt = {r.samples_per_prompt}: dynamic_sampling.keep = {d.keep} judges a group "
-            "by how its samples differ; give 2 or more",
+            f"rollout.samples_per_prompt = {r.samples_per_prompt}: dynamic_sampling.keep = {d.keep} compares the "
+            "samples of a group; give 2 or more",
         ),
         (
             d.low <= d.high,
@@ -112,7 +110,7 @@ def _sampling(config: RunConfig) -> list[Rule]:
         (
             config.shaping.overlong_buffer <= r.max_response_tokens,
             f"shaping.overlong_buffer = {config.shaping.overlong_buffer} is longer than a response: "
-            f"rollout.max_response_tokens = {r.max_response_tokens}; lower the one or raise the other",
+            f"rollout.max_response_tokens = {r.max_response_tokens}; lower the first or raise the second",
         ),
         (
             r.prompts_per_step * r.samples_per_prompt <= MOST_SAMPLES,
@@ -121,7 +119,7 @@ def _sampling(config: RunConfig) -> list[Rule]:
         ),
         (
             config.evaluation.samples == 1 or config.evaluation.temperature > 0,
-            f"evaluation.samples = {config.evaluation.samples} at evaluation.temperature = 0 are the same response "
+            f"evaluation.samples = {config.evaluation.samples} at evaluation.temperature = 0 gives the same response "
             f"{config.evaluation.samples} times; give one sample, or a temperature above 0",
         ),
         (
@@ -129,10 +127,17 @@ def _sampling(config: RunConfig) -> list[Rule]:
             f"{pool}.workers / rollout.tensor_parallel = {engines} / {r.tensor_parallel} = "
             f"{engines / r.tensor_parallel:.4g} is not whole; give a divisor of {engines}",
         ),
+    ]
+
+
+def _older_policies(config: RunConfig) -> list[Rule]:
+    """Samples from a policy other than the trained one need a correction, and cannot be deterministic."""
+    r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    return [
         (
             not config.async_.staleness or r.workers > 0,
-            f"async.staleness = {config.async_.staleness}: engines that generate while the trainer trains need workers "
-            "of their own; give rollout.workers = 1 or more, or staleness = 0",
+            f"async.staleness = {config.async_.staleness}: engines that generate while the trainer trains need "
+            "separate workers; give rollout.workers = 1 or more, or staleness = 0",
         ),
         (
             not config.async_.staleness or a.correction != "none",
@@ -141,17 +146,17 @@ def _sampling(config: RunConfig) -> list[Rule]:
         ),
         (
             not r.quantization or a.correction != "none",
-            f"rollout.quantization = {r.quantization} samples from another distribution than the one that is trained, "
+            f"rollout.quantization = {r.quantization} samples from a distribution other than the trained one, "
             "and algorithm.correction = none leaves the ratios biased; leave it out or give a correction",
         ),
         (
             r.oversample == 1 or a.correction != "none",
-            f"rollout.oversample = {r.oversample} trains on samples whose tokens are of several policies, and "
+            f"rollout.oversample = {r.oversample} trains on samples with tokens from several policies, and "
             "algorithm.correction = none leaves the ratios biased; give oversample = 1 or a correction",
         ),
         (
             r.oversample == 1 or not config.train.deterministic,
-            f"rollout.oversample = {r.oversample}: what a step breaks off hangs on the time that responses take, and "
+            f"rollout.oversample = {r.oversample}: which responses a step interrupts depends on timing, but "
             "train.deterministic = true promises the same bits in every run; give oversample = 1 or deterministic = "
             "false",
         ),
@@ -168,36 +173,35 @@ def _given_responses(config: RunConfig) -> list[Rule]:
     return [
         (
             not config.data.response or (r.samples_per_prompt == 1 and d.keep == "all" and a.advantage == "one"),
-            f"data.response = {config.data.response} trains on given responses: that takes "
+            f"data.response = {config.data.response} trains on given responses: that needs "
             "rollout.samples_per_prompt = 1, dynamic_sampling.keep = all and algorithm.advantage = one; "
             "start from the recipe sft",
         ),
         (
             not config.data.response or r.temperature == 1,
-            f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is that at "
+            f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is taken at "
             "1; give 1",
         ),
         (
             not config.data.response or r.top_p == 1,
-            f"rollout.top_p = {r.top_p}: nothing is sampled where responses are given (data.response); give 1",
+            f"rollout.top_p = {r.top_p}: nothing is sampled if responses are given (data.response); give 1",
         ),
         (
             not config.data.response or not r.quantization,
-            f"rollout.quantization = {r.quantization}: nothing is sampled where responses are given (data.response); "
+            f"rollout.quantization = {r.quantization}: nothing is sampled if responses are given (data.response); "
             "leave it out",
         ),
         (
             not config.data.response or r.workers == 0,
-            f"rollout.workers = {r.workers}: nothing is sampled where responses are given (data.response); give 0",
+            f"rollout.workers = {r.workers}: nothing is sampled if responses are given (data.response); give 0",
         ),
         (
             not config.data.response or r.oversample == 1,
-            f"rollout.oversample = {r.oversample}: nothing is sampled where responses are given (data.response); "
-            "give 1",
+            f"rollout.oversample = {r.oversample}: nothing is sampled if responses are given (data.response); give 1",
         ),
         (
             not config.data.response or a.correction == "none",
-            f"algorithm.correction = {a.correction}: no engine takes part where responses are given "
+            f"algorithm.correction = {a.correction}: no engine takes part if responses are given "
             "(data.response); give none",
         ),
     ]
@@ -215,23 +219,23 @@ def _training(config: RunConfig) -> list[Rule]:
         (
             t.tokens_per_microbatch >= longest,
             f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than one sample may hold: "
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {longest}; raise the one or lower the others",
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {longest}; raise the first or lower the others",
         ),
         (
             a.select != "pairs" or t.tokens_per_microbatch >= 2 * longest,
             f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than a pair of samples may hold "
             f"(algorithm.select = pairs): 2 × (data.max_prompt_tokens + rollout.max_response_tokens) = "
-            f"{2 * longest}; raise the one or lower the others",
+            f"{2 * longest}; raise the first or lower the others",
         ),
         (
             t.offload == "none" or (r.workers == 0 and bool(config.evaluation.data or not config.data.response)),
-            f"train.offload = {t.offload} makes room for an engine on the same GPUs, and "
-            + (f"rollout.workers = {r.workers} has them on others" if r.workers else "none takes part (data.response)")
+            f"train.offload = {t.offload} makes room for an engine on the same GPUs, but "
+            + (f"rollout.workers = {r.workers} puts engines on others" if r.workers else "none is used (data.response)")
             + "; give none",
         ),
         (
             t.warmup_steps <= t.steps,
             f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; "
-            "lower the one or raise the other",
+            "lower the first or raise the second",
         ),
     ]

@@ -1,14 +1,14 @@
-"""Every key of a run, each read by code. `extra="forbid"`: a key that is not here is refused.
+"""Every configuration key of a run, with its bounds. Unknown keys are refused (`extra="forbid"`).
 
-Bounds of a single key stand on its field; rules between keys in `rlcli.config.rules`, and rules that need the
-dataset or the machine are checked where those are known (`rlcli.trainer.preflight`).
+Rules between keys are in `rlcli.config.rules`; rules that need the dataset or the machine are in
+`rlcli.launch.preflight`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -31,17 +31,17 @@ class Model(Section):
     )
     gradient_checkpointing: Checkpointing = Field(
         default=False,
-        description="Recompute activations in the backward pass to save memory; offload: on GPUs keep what is needed "
-        "for that, the inputs of the layers, in host memory as well.",
+        description="Recompute activations in the backward pass to save memory; offload: on GPUs, also keep the "
+        "layer inputs needed for that in host memory.",
     )
     compile: bool = Field(
         default=False,
-        description="Compile the layers with torch, on GPUs: a longer start, for shorter updates.",
+        description="Compile the layers with torch, on GPUs: slower start, faster updates.",
     )
 
 
 class WeightedPath(Section):
-    """One of several datasets. weight: relative to those of the others; None: of none of them."""
+    """One of several datasets. weight: relative to the other weights; None: no dataset has one."""
 
     path: Annotated[str, Field(min_length=1)]
     weight: Annotated[float, Field(gt=0.0)] | None = None
@@ -50,88 +50,88 @@ class WeightedPath(Section):
 class Data(Section):
     path: str | tuple[str | WeightedPath, ...] = Field(
         default="",
-        description="A parquet file, or a folder with train.parquet; or a list of them, with weights or without: "
-        "without, they are one dataset.",
+        description="A parquet file, a folder with train.parquet, or a list of them, with or without weights; "
+        "without weights they form one dataset.",
         json_schema_extra={"rule": 'a path, or a list of paths or of {path = "…", weight = a number > 0}'},
     )
     mix: Literal["prompts", "tokens"] = Field(
         default="prompts",
-        description="What the weights of data.path are shares of: the prompts that are drawn, or the tokens of prompts "
-        "and responses.",
+        description="Unit of the weights in data.path: shares of the drawn prompts, or of the tokens of prompts and "
+        "responses.",
     )
-    max_prompt_tokens: Positive = Field(default=1024, description="Longer prompts are left out, and counted.")
+    max_prompt_tokens: Positive = Field(default=1024, description="Longer prompts are left out and counted.")
     chat_template_kwargs: dict[str, str | bool | int | float] = Field(
         default_factory=dict,
         json_schema_extra={"rule": "a table of texts, numbers, true and false"},
         description="Variables of the model's chat template: chat_template_kwargs.NAME, such as enable_thinking "
-        "= false, or date_string; one that the template does not read is named.",
+        "= false or date_string; variables that the template does not read are reported.",
     )
     shuffle: bool = Field(default=True, description="Draw prompts in a new random order each epoch (seeded).")
     response: str = Field(
         default="",
-        description="Field of extra_info that holds the response to imitate: supervised training, without rollouts; "
+        description="Field of extra_info with the response to imitate (supervised training, no rollouts); "
         "unset: responses are sampled.",
     )
 
     @property
     def sets(self) -> tuple[WeightedPath, ...]:
-        """The datasets; none where no path is given."""
+        """The datasets; empty if no path is given."""
         given = (self.path,) if isinstance(self.path, str) else self.path
         return tuple(WeightedPath(path=one) if isinstance(one, str) else one for one in given if one)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of the datasets."""
+        """Paths of the datasets."""
         return tuple(one.path for one in self.sets)
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Of the datasets; empty where they have none."""
+        """Weights of the datasets; empty if they have none."""
         return tuple(one.weight for one in self.sets if one.weight is not None)
 
 
 class Rollout(Section):
-    prompts_per_step: Positive = Field(default=32, description="Prompts (groups) drawn in one step.")
+    prompts_per_step: Positive = Field(default=32, description="Prompts (groups) per step.")
     samples_per_prompt: Positive = Field(default=8, description="Responses generated for each prompt.")
-    max_response_tokens: Positive = Field(default=1024, description="Longest response.")
+    max_response_tokens: Positive = Field(default=1024, description="Maximum response length.")
     temperature: Annotated[float, Field(gt=0.0, le=10.0)] = Field(
-        default=1.0, description="Sampling temperature; log-probs are taken at it."
+        default=1.0, description="Sampling temperature, also used for log-probs."
     )
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=1.0, description="Sample from the likeliest tokens that hold this probability; 1: from all."
+        default=1.0, description="Sample from the most likely tokens with this total probability; 1: all."
     )
     workers: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Workers of their own for the engines; 0: each of cluster.workers hosts one."
+        default=0, description="Separate workers for the engines; 0: each of cluster.workers hosts one."
     )
     tensor_parallel: Positive = Field(default=1, description="Workers that share one vLLM engine.")
-    max_concurrent: Positive = Field(default=256, description="Responses that one engine generates at once.")
+    max_concurrent: Positive = Field(default=256, description="Responses that one engine generates concurrently.")
     oversample: Annotated[float, Field(ge=1.0, le=4.0)] = Field(
         default=1.0,
-        description="Prompts begun in a step, as a multiple of those that it needs: it ends when enough are finished, "
-        "and what is broken off goes on in the next step.",
+        description="Prompts started in a step, as a multiple of those needed; the step ends when enough are "
+        "finished, and unfinished responses continue in the next step.",
     )
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(),
-        description="Tokens that end a response besides the tokenizer's end of sequence, the generation config's and "
-        "the one by which the chat template closes a turn.",
+        description="Token ids that end a response, in addition to the tokenizer's EOS, those of the generation "
+        "config and the chat template's end-of-turn token.",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.5, description="Share of a GPU's memory that vLLM may take while it generates."
+        default=0.5, description="Share of a GPU's memory that vLLM may use while generating."
     )
     kv_cache_mb: Positive | None = Field(
         default=None,
-        description="KV cache of one engine in MiB; unset: by gpu_memory_utilization on GPUs, sized to the "
+        description="KV cache of one engine in MiB; unset: given by gpu_memory_utilization on GPUs, by the "
         "workload on CPUs.",
     )
-    enforce_eager: bool = Field(default=False, description="No CUDA graphs in vLLM (they are never used on CPUs).")
+    enforce_eager: bool = Field(default=False, description="Disable CUDA graphs in vLLM (CPUs never use them).")
     quantization: Literal["", "fp8"] = Field(
         default="",
-        description="fp8: the engine computes its linear layers in 8-bit floating point, on GPUs that do (Ada, Hopper "
-        "and newer): faster, and further from the trainer.",
+        description="fp8: compute the engine's linear layers in 8-bit floating point, on GPUs that support it (Ada, "
+        "Hopper and newer): faster, but less close to the trainer.",
     )
     canary_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
         default=None,
-        description="Largest allowed |engine − trainer| log-prob on the probe after a weight sync; "
+        description="Largest allowed log-prob difference |engine − trainer| on the probe after a weight sync; "
         "unset: 0.001 in float32, 0.3 in bfloat16, 1 with rollout.quantization = fp8.",
     )
 
@@ -139,90 +139,90 @@ class Rollout(Section):
 class Async(Section):
     staleness: Annotated[int, Field(ge=0, le=1)] = Field(
         default=0,
-        description="1: a step's samples are generated while the step before is trained on, with the weights of one "
-        "update less; 0: with the newest.",
+        description="1: generate a step's samples while the previous step is trained on, with weights one update "
+        "behind; 0: with the newest weights.",
     )
 
 
 class DynamicSampling(Section):
     keep: Literal["all", "unequal", "accuracy"] = Field(
         default="all",
-        description="Groups that are trained on: all; unequal, whose rewards differ; accuracy, whose mean score lies "
-        "between low and high. Others are replaced by new ones.",
+        description="Groups to train on: all; unequal: rewards differ; accuracy: mean score between low and high. "
+        "Other groups are replaced by new ones.",
     )
-    low: float = Field(default=0.2, description="Least mean score of a group (keep = accuracy).")
-    high: float = Field(default=0.8, description="Largest mean score of a group (keep = accuracy).")
-    max_batches: Positive = Field(default=10, description="Most rounds of generation in a step; then it stops.")
+    low: float = Field(default=0.2, description="Lowest mean score of a group (keep = accuracy).")
+    high: float = Field(default=0.8, description="Highest mean score of a group (keep = accuracy).")
+    max_batches: Positive = Field(default=10, description="Maximum rounds of generation in a step.")
     oversample: Annotated[float, Field(ge=1.0, le=16.0)] = Field(
         default=1.0,
-        description="Prompts generated at a time, as a multiple of what is missing; good groups that are left over "
-        "wait for the next step.",
+        description="Prompts generated at once, as a multiple of what is missing; surplus good groups are kept for "
+        "the next step.",
     )
 
 
 class Shaping(Section):
     overlong_buffer: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Tokens below rollout.max_response_tokens in which a penalty rises (DAPO); 0: none."
+        default=0, description="Tokens before rollout.max_response_tokens over which a penalty rises (DAPO); 0: none."
     )
     overlong_penalty: Annotated[float, Field(ge=0.0)] = Field(
-        default=1.0, description="That penalty at rollout.max_response_tokens."
+        default=1.0, description="Overlong penalty at rollout.max_response_tokens."
     )
     length_weight: Annotated[float, Field(ge=0.0)] = Field(
         default=0.0, description="Weight of the reward for short responses within a group (Kimi k1.5)."
     )
     format_weight: Annotated[float, Field(ge=0.0)] = Field(
-        default=0.0, description="Weight of the verdict's part named format, added to the score."
+        default=0.0, description="Weight of the verdict part named format, added to the score."
     )
 
 
 class Algorithm(Section):
-    code: str = Field(default="", description="A Python file that registers algorithms of your own.")
-    advantage: str = Field(default="grpo", description="How rewards become advantages.")
+    code: str = Field(default="", description="A Python file that registers your own algorithms.")
+    advantage: str = Field(default="grpo", description="How advantages are computed from rewards.")
     scale: Literal["group", "batch", "none"] = Field(
         default="group", description="What grpo divides by: the standard deviation of the group or of the batch."
     )
-    gamma: Fraction = Field(default=1.0, description="Discount of later rewards (gae, reinforce_pp).")
+    gamma: Fraction = Field(default=1.0, description="Discount factor of rewards (gae, reinforce_pp).")
     lam: Fraction = Field(default=1.0, description="λ of generalised advantage estimation (gae).")
     loss: str = Field(default="ppo", description="The policy loss.")
     clip_low: Fraction | None = Field(
-        default=None, description="Lower clip of the ratio: 1 − clip_low; unset: the loss's own."
+        default=None, description="Lower clip of the ratio: 1 − clip_low; unset: the loss's default."
     )
     clip_high: Annotated[float, Field(ge=0.0)] | None = Field(
-        default=None, description="Upper clip of the ratio: 1 + clip_high; unset: the loss's own."
+        default=None, description="Upper clip of the ratio: 1 + clip_high; unset: the loss's default."
     )
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
-        default=None, description="Bound of the loss where the advantage is negative (dual-clip PPO); unset: none."
+        default=None, description="Bound of the loss for negative advantages (dual-clip PPO); unset: none."
     )
-    select: str = Field(default="all", description="Which samples of a step are trained on.")
-    aggregation: str = Field(default="token-mean", description="How token losses become one number.")
+    select: str = Field(default="all", description="Which samples of a step to train on.")
+    aggregation: str = Field(default="token-mean", description="How token losses are reduced to one number.")
     options: dict[str, float] = Field(
         default_factory=dict,
-        description="Further numbers that the chosen functions take: options.NAME, as their docstrings tell.",
+        description="Further numeric parameters of the chosen functions: options.NAME; see their docstrings.",
     )
     kl_coef: Annotated[float, Field(ge=0.0)] = Field(
         default=0.0, description="β, the weight of the KL to the reference model; 0 loads no reference."
     )
-    kl_estimator: str = Field(default="k3", description="How that KL is estimated.")
+    kl_estimator: str = Field(default="k3", description="Estimator of the KL to the reference model.")
     kl_in: Literal["loss", "reward"] = Field(
-        default="loss", description="Where that KL goes: a term of the loss, or taken from the reward of each token."
+        default="loss", description="Where the KL is applied: as a loss term, or subtracted from each token's reward."
     )
     kl_target: Annotated[float, Field(gt=0.0)] | None = Field(
-        default=None, description="KL a token that kl_coef is steered to; unset: kl_coef stays."
+        default=None, description="Target KL per token: kl_coef adapts to reach it; unset: kl_coef is fixed."
     )
     entropy_coef: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="Weight of the entropy bonus.")
     entropy_target: Annotated[float, Field(gt=0.0)] | None = Field(
-        default=None, description="Entropy that entropy_coef is steered to; unset: entropy_coef stays."
+        default=None, description="Target entropy: entropy_coef adapts to reach it; unset: entropy_coef is fixed."
     )
     nll_coef: Annotated[float, Field(ge=0.0)] = Field(
-        default=0.0, description="Weight of the negative log-likelihood of right responses (VAPO)."
+        default=0.0, description="Weight of the negative log-likelihood of correct responses (VAPO)."
     )
     correction: str = Field(
         default="token_tis",
-        description="How the difference between engine and trainer is corrected; several are joined by *, as in "
+        description="How the difference between engine and trainer is corrected; join several with *, as in "
         "token_tis * off_policy_mask.",
     )
     mismatch_alarm: Annotated[float, Field(gt=0.0)] = Field(
-        default=0.05, description="KL of engine to trainer above which the run warns."
+        default=0.05, description="KL of engine to trainer above which a warning is logged."
     )
 
 
@@ -230,26 +230,26 @@ class Critic(Section):
     path: str = Field(
         default="",
         description="Folder or hub id of the value model (gae, vapo) or process reward model (prime); "
-        "unset: it starts from the policy's.",
+        "unset: starts from the policy's model.",
     )
-    lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-5, description="Its peak learning rate.")
+    lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-5, description="Peak learning rate of the critic.")
     warmup_steps: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="First steps in which it alone is trained."
+        default=0, description="First steps, in which only the critic is trained."
     )
     clip: Annotated[float, Field(gt=0.0)] | None = Field(
-        default=0.5, description="Most that a value may move away from its old one in the loss; unset: no bound."
+        default=0.5, description="Largest change of a value from its old one in the loss; unset: no bound."
     )
     workers: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Workers of its own for a value model; 0: it shares the policy's."
+        default=0, description="Separate workers for a value model; 0: it shares the policy's workers."
     )
 
 
 class Train(Section):
-    steps: Positive = Field(default=100, description="Steps of the run.")
+    steps: Positive = Field(default=100, description="Number of training steps.")
     seed: Seed = Field(default=0, description="Seed of prompt order, sampling and initialisation.")
     minibatches: Positive = Field(default=1, description="Optimizer updates in one pass over a step's samples.")
-    passes: Positive = Field(default=1, description="How often a step's samples are trained on.")
-    tokens_per_microbatch: Positive = Field(default=8192, description="Most tokens that one worker forwards at once.")
+    passes: Positive = Field(default=1, description="Passes over a step's samples.")
+    tokens_per_microbatch: Positive = Field(default=8192, description="Maximum tokens per forward pass of a worker.")
     lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-6, description="Peak learning rate (AdamW).")
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.9, description="AdamW β1.")
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.999, description="AdamW β2.")
@@ -258,25 +258,25 @@ class Train(Section):
         default=0, description="Steps over which the learning rate rises from 0."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Learning rate after warm-up."
+        default="constant", description="Learning rate schedule after warm-up."
     )
-    min_lr_fraction: Fraction = Field(default=0.0, description="Where linear and cosine end, as a share of lr.")
+    min_lr_fraction: Fraction = Field(default=0.0, description="Final value of linear and cosine, as a share of lr.")
     max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
         default=1.0, description="Gradients are clipped to this global norm."
     )
     truncated: Literal["keep", "mask", "zero_reward"] = Field(
         default="keep",
-        description="Responses cut off at rollout.max_response_tokens: keep trains on them as they are scored, mask "
-        "leaves them out of the loss and of their group's statistics, zero_reward sets their reward to 0.",
+        description="Responses cut off at rollout.max_response_tokens: keep trains on them as scored, mask excludes "
+        "them from the loss and from their group's statistics, zero_reward sets their reward to 0.",
     )
     offload: Literal["none", "optimizer", "all"] = Field(
         default="none",
-        description="What of the trainer moves to host memory while the engine generates on the same GPUs: the "
-        "optimizer's states, or all weights as well.",
+        description="What the trainer moves to host memory while the engine generates on the same GPUs: the "
+        "optimizer states, or all weights as well.",
     )
     deterministic: bool = Field(
         default=False,
-        description="The same bits on every run of the same seed, on the same layout and machine: one thread a worker "
+        description="Bitwise equal results in every run with the same seed, layout and machine: one thread per worker "
         "on CPUs, deterministic kernels on GPUs.",
     )
 
@@ -294,16 +294,17 @@ class Lora(Section):
 class VerifierSection(Section):
     name: str = Field(
         default="auto",
-        description="Verifiers of every row, with weights and options: math + 0.1 * format(strict=true), also "
-        "path/to/file.py:function; auto: what the row names (reward_model.style), as in auto + 0.1 * format.",
+        description="Verifiers for every row, with weights and options: math + 0.1 * format(strict=true), or "
+        "path/to/file.py:function; auto: the verifier named by the row (reward_model.style), as in "
+        "auto + 0.1 * format.",
     )
     deadline_s: Annotated[float, Field(gt=0.0)] = Field(
         default=5.0,
-        description="CPU seconds after which a verification is killed and tried once more, then wrong; by the clock it "
-        "has 10 times as long, at least 30 s, and is then left out.",
+        description="CPU seconds after which a verification is killed, retried once, then counted as wrong; after 10 "
+        "times as long by the clock, at least 30 s, it is left out.",
     )
     processes: Annotated[int, Field(ge=0, le=256)] = Field(
-        default=0, description="Scoring processes on each machine; 0: its CPU cores, on GPUs less two for each worker."
+        default=0, description="Scoring processes per machine; 0: its CPU cores, on GPUs minus two per worker."
     )
     max_crash_rate: Fraction = Field(
         default=0.01,
@@ -314,47 +315,47 @@ class VerifierSection(Section):
         default="auto",
         json_schema_extra={"rule": "auto, bwrap, landlock, unsafe or the URL of a SandboxFusion endpoint"},
         description="Where verifiers run programs: bwrap, landlock, auto (RLCLI_SANDBOX, else the first of these that "
-        "works here), the URL of a SandboxFusion endpoint, or unsafe (limits alone).",
+        "works here), the URL of a SandboxFusion endpoint, or unsafe (limits only).",
     )
 
 
 class Cluster(Section):
-    workers: Positive = Field(default=1, description="Worker processes, one a device; they form one process group.")
+    workers: Positive = Field(default=1, description="Worker processes, one per device, in one process group.")
     address: str = Field(
         default="",
-        description="Address of a running Ray cluster, whose machines share the model's and the run's folder; "
-        "unset: RAY_ADDRESS, else a local one for this run.",
+        description="Address of a running Ray cluster whose machines share the model and run folders; "
+        "unset: RAY_ADDRESS, else a local cluster for this run.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where workers run; auto: GPUs where there are any."
+        default="auto", description="Where workers run; auto: GPUs if there are any."
     )
 
 
 class Checkpoint(Section):
     every: Annotated[int, Field(ge=0)] = Field(default=50, description="Steps between checkpoints; 0: only at the end.")
-    keep: Positive = Field(default=2, description="Checkpoints kept, the newest first.")
+    keep: Positive = Field(default=2, description="Number of newest checkpoints to keep.")
     keep_best: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Checkpoints kept besides: those with the best pass@1 in an evaluation of their step."
+        default=0, description="Additional checkpoints to keep: those with the best evaluation pass@1."
     )
     keep_every: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Checkpoints kept besides: those of every N-th step; 0: none."
+        default=0, description="Also keep the checkpoints of every N-th step; 0: none."
     )
 
 
 class FaultTolerance(Section):
     max_restarts: Annotated[int, Field(ge=0)] = Field(
         default=3,
-        description="Most automatic restarts, after a process or machine has failed, without a newer checkpoint in "
-        "between.",
+        description="Maximum number of automatic restarts, after a process or machine failure, without a newer "
+        "checkpoint in between.",
     )
     stall_s: Annotated[float, Field(ge=1.0)] = Field(
         default=1800.0,
-        description="Seconds without progress of a worker, after which its stack is dumped and it fails.",
+        description="Seconds without progress after which a worker's stack is dumped and the worker fails.",
     )
     on_bad_update: Literal["skip", "rollback", "stop"] = Field(
         default="skip",
-        description="What follows a gradient that is not finite or above bad_grad_norm: leave out that update, go back "
-        "to the last checkpoint with other prompts, or stop. The batch is saved.",
+        description="Reaction to a gradient that is not finite or above bad_grad_norm: skip the update, roll back to "
+        "the last checkpoint and use other prompts, or stop. The batch is saved.",
     )
     bad_grad_norm: Annotated[float, Field(gt=0.0)] | None = Field(
         default=None, description="Gradient norm, before clipping, above which an update is bad; unset: no bound."
@@ -364,7 +365,7 @@ class FaultTolerance(Section):
 class Evaluation(Section):
     data: str | tuple[str, ...] = Field(
         default="",
-        description="A parquet file, or a folder with test.parquet, or a list of them; unset: no evaluation.",
+        description="A parquet file, a folder with test.parquet, or a list of them; unset: no evaluation.",
         json_schema_extra={"rule": "a path, or a list of paths"},
     )
     every: Annotated[int, Field(ge=0)] = Field(
@@ -375,27 +376,27 @@ class Evaluation(Section):
         default=0.0, description="Sampling temperature; 0 is greedy."
     )
     max_prompts: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Evaluate the first N prompts of each set only; 0: all."
+        default=0, description="Evaluate only the first N prompts of each set; 0: all."
     )
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Of the datasets; none where nothing is evaluated."""
+        """Paths of the datasets; empty if nothing is evaluated."""
         return (self.data,) * bool(self.data) if isinstance(self.data, str) else self.data
 
 
 class Tracking(Section):
     trackers: tuple[Literal["wandb", "tensorboard", "mlflow", "swanlab", "trackio"], ...] = Field(
-        default=(), description="Trackers beside metrics.jsonl."
+        default=(), description="Trackers in addition to metrics.jsonl."
     )
     project: str = Field(default="rlcli", description="Project name in the tracker.")
     save_samples: bool = Field(default=True, description="Write every step's samples to parquet in the run folder.")
 
 
 class RunConfig(Section):
-    """One run, wholly resolved and immutable."""
+    """One run, fully resolved and immutable."""
 
-    # `async` is a keyword of Python's: that section's field is `async_`, and its name everywhere else is its alias.
+    # `async` is a Python keyword: the field is `async_`, and `async` is its alias.
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     model: Model = Model()
@@ -422,14 +423,5 @@ class RunConfig(Section):
 
     @property
     def all_workers(self) -> int:
-        """Of every pool."""
+        """Workers of all pools."""
         return self.cluster.workers + self.critic.workers + self.rollout.workers
-
-    @model_validator(mode="after")
-    def _rules_between_keys(self) -> RunConfig:
-        from rlcli.config.rules import broken
-
-        messages = broken(self)
-        if messages:
-            raise ValueError("; ".join(messages))
-        return self

@@ -1,0 +1,1 @@
+"""Data passed between controller and workers: columns of samples, messages, and the packer."""

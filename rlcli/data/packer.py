@@ -1,24 +1,24 @@
-"""Which rank trains which samples in which micro-batch, decided from lengths alone.
+"""Assign samples to ranks and micro-batches, from their lengths alone.
 
 Samples of one optimizer update (a minibatch) are spread over ranks × micro-batches bins, each of at most
 `tokens_per_microbatch` tokens. Ranks forward in lockstep (FSDP gathers weights layer by layer), so every rank needs the
 same number of micro-batches, and the slowest rank of each micro-batch sets the pace. Hence, in this order:
 
-1. as few micro-batches as possible: as many as all tokens would fill, if what comes next finds room in them; else
-   best-fit decreasing tells their number, which is nearly always the fewest (its bound is 11/9 of the fewest, + 1);
+1. as few micro-batches as possible: as many as all tokens would fill, if the next rule finds a packing; else the number
+   from best-fit decreasing, which is nearly always the fewest (its bound is 11/9 of the fewest, + 1);
 2. bins as equal as possible: the longest sample first, each into the bin with the least work (LPT), over all ranks'
-   bins at once. That balances ranks and micro-batches together, where a partition by rank first (Karmarkar–Karp) would
-   leave each rank to cut its share into as many bins as it happens to need. Where bins of equal work do not keep the
-   budget (they are all but full), bins of equally many tokens are tried, and one micro-batch more;
-3. alike bins side by side: bins in order of their work are dealt out, one to each rank, the larger to the rank that has
-   less so far. The micro-batch with the most tokens comes first: memory that does not suffice shows at once.
+   bins at once. That balances ranks and micro-batches together, whereas a partition by rank first (Karmarkar–Karp)
+   would leave each rank to split its share into an arbitrary number of bins. If bins of equal work exceed the budget
+   (they are almost full), bins of equally many tokens are tried, and one micro-batch more;
+3. similar bins in the same micro-batch: bins sorted by work are assigned one to each rank, the larger to the rank that
+   has less so far. The micro-batch with the most tokens comes first: out-of-memory errors then occur early.
 
 Work is tokens and, for attention, the squares of the samples' lengths: of two ranks with equally many tokens, the one
-with the longer samples would let the other wait, for half of its time where responses reach 32,768 tokens.
+with shorter samples would wait for the other, half of its time if responses reach 32,768 tokens.
 
-A prompt is computed once for all its samples in a micro-batch. So both ways are tried, samples spread one by one and
-the samples of a prompt kept together, and that one is taken whose slowest ranks have fewer tokens to forward: with few
-groups to a rank, or responses much longer than prompts, balance is worth more.
+A prompt is computed once for all its samples in a micro-batch. So two ways are tried, samples spread one by one and
+the samples of a prompt kept together, and the one whose slowest ranks have fewer tokens to forward is used: with few
+groups per rank, or responses much longer than prompts, balance matters more.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORTH_SHARING = 1 / 16
-"""A sample has its prompt in common with others where that is at least this part of its tokens: attention pays for it
-with a copy of each layer's queries, keys and values. Told of each sample by itself, so that what lies beside it in a
-micro-batch can only leave out more tokens, never fewer."""
+"""Minimum share of a sample's tokens in its prompt for the prompt to be shared: attention pays for sharing with a copy
+of each layer's queries, keys and values. Decided for each sample by itself, so that the other samples of a micro-batch
+can only save more tokens, never fewer."""
 
 ATTENTION = 32768
-"""A sample of so many tokens costs as much in attention as in all else. By the shapes of the models it would be 23,000
-for Qwen2.5-0.5B and 77,000 for 7B, where attention is the slower part by floating-point operation; twice or half of
-what is right costs a hundredth of a step."""
+"""Length at which a sample's attention costs as much as everything else. By the shapes of the models it would be 23,000
+for Qwen2.5-0.5B and 77,000 for 7B, but attention is slower per floating-point operation; twice or half of the right
+value costs a hundredth of a step."""
 MICROBATCH = 512 * ATTENTION
-"""Work of one micro-batch more: the weights are gathered and the kernels started once more."""
+"""Work of one additional micro-batch: it gathers the weights and launches the kernels again."""
 TRIES = 32
-"""So many bins without room are passed over for one unit."""
+"""Maximum number of full bins that are skipped for one unit."""
 
 Bin = tuple[int, ...]
-"""Indexes of the samples that one rank forwards at once, ascending; may be empty."""
+"""Indexes of the samples in one micro-batch of one rank, ascending; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class MiniBatch:
     """The samples of one optimizer update.
 
     ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
-    rank_tokens: [rank] → prompt and response tokens that it forwards, a prompt that is shared once a micro-batch.
-    slowest: work of the slowest rank of each micro-batch, together; work: of all ranks; see `_Sizes.work`.
+    rank_tokens: [rank] → prompt and response tokens that it forwards, a shared prompt once per micro-batch.
+    slowest: sum over micro-batches of the slowest rank's work; work: of all ranks; see `_Sizes.work`.
     tokens, sequences, groups, max_length: the denominators of the loss, which count all samples of the minibatch,
     inactive ones included: response tokens, responses, groups, and the longest response that the run allows. samples:
     their indexes.
@@ -94,8 +94,7 @@ class Plan:
 
     @property
     def imbalance(self) -> float:
-        """Work of the slowest rank of each micro-batch, for which the others wait, ÷ work of the average rank: 1.0 is
-        perfect."""
+        """Work of the slowest rank summed over micro-batches, ÷ work of the average rank: 1.0 is perfect."""
         mean = sum(minibatch.work / len(minibatch.ranks) for minibatch in self.minibatches)
         return sum(minibatch.slowest for minibatch in self.minibatches) / mean if mean else 1.0
 
@@ -126,15 +125,15 @@ def plan_batches(
 ) -> Plan:
     """Plan a step from the lengths and the group of each sample. Deterministic.
 
-    Minibatches hold whole groups, as equally many as can be, in the order in which the groups appear; there are fewer
-    minibatches than asked for where there are fewer groups. `active`, by sample, tells which have a gradient (None:
-    all); the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: each
-    stands alone). No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the
-    same prompt, from 0 on (None: no two do).
+    Minibatches hold whole groups, as evenly as possible, in the order in which the groups appear; there are fewer
+    minibatches than requested if there are fewer groups. `active` flags the samples that have a gradient (None: all);
+    the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: no pairs).
+    No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the same prompt,
+    from 0 on (None: no two do).
     """
     size = _Sizes.of(prompt_tokens, response_tokens, prompts)
-    assert len(groups) == len(prompt_tokens) == len(response_tokens), "a prompt, a response and a group a sample"
-    assert active is None or len(active) == len(groups), "one flag a sample"
+    assert len(groups) == len(prompt_tokens) == len(response_tokens), "one prompt, response and group per sample"
+    assert active is None or len(active) == len(groups), "one flag per sample"
     batches = list(_members(groups).values())
     share, longer = divmod(len(batches), minibatches)
     planned, start = [], 0
@@ -175,9 +174,9 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a micro-batch of some samples forwards, as tokens and as work: what it costs, in tokens × ATTENTION, for
-    attention with the squares of the lengths. tokens, work: of each sample by itself. prompts: labels of those to
-    compute once (see `_sharing`)."""
+    """The cost of a micro-batch of some samples, as tokens and as work: tokens × ATTENTION plus, for attention, the
+    squares of the lengths. tokens, work: of each sample by itself. prompts: labels of those to compute once (see
+    `_sharing`)."""
 
     prompt_tokens: Sequence[int]
     tokens: Sequence[int]
@@ -199,7 +198,7 @@ class _Sizes:
         return tokens, sum([self.work[sample] for sample in samples]) - ATTENTION * saved
 
     def alike(self, samples: Sequence[int]) -> list[list[int]]:
-        """The samples by their prompt, where any two could have the same."""
+        """The samples by their prompt, if any two may share one."""
         if self.prompts is None or len(samples) < 2:
             return []
         labels = [self.prompts[sample] for sample in samples]
@@ -210,7 +209,7 @@ class _Sizes:
 
 
 def _sharing(prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Sequence[int] | None) -> list[int] | None:
-    """`prompts`, with a label of its own for each sample that is not worth sharing."""
+    """`prompts`, with a separate label for each sample whose prompt is not shared."""
     if prompts is None:
         return None
     return [
@@ -222,7 +221,7 @@ def _sharing(prompt_tokens: Sequence[int], tokens: Sequence[int], prompts: Seque
 def _units(
     samples: Sequence[int], size: _Sizes, active: Sequence[bool] | None, pairs: Sequence[int] | None, budget: int
 ) -> list[list[list[int]]]:
-    """Ways to part the active samples into units that stay whole; a pair moves if any of its samples is active."""
+    """Ways to split the active samples into indivisible units; a pair moves if any of its samples is active."""
     if pairs is not None:
         paired = [[samples[place] for place in unit] for unit in _members([pairs[s] for s in samples]).values()]
         return [[unit for unit in paired if active is None or any(active[sample] for sample in unit)]]
@@ -256,16 +255,16 @@ class _Dealt:
     work: list[list[int]]
 
     def slowest(self) -> int:
-        """Work of the slowest rank of each micro-batch, together."""
+        """Sum over micro-batches of the slowest rank's work."""
         return sum(map(max, zip(*self.work, strict=True)))
 
     def pace(self) -> int:
-        """What the step waits for, in work: it says which of two ways is the faster."""
+        """The work on the critical path of the step: it decides which of two ways is faster."""
         return self.slowest() + MICROBATCH * len(self.work[0])
 
 
 def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> _Dealt:
-    """Micro-batches for each rank, of units that stay whole."""
+    """Micro-batches for each rank, of indivisible units."""
     measured = [size(unit) for unit in units]
     sizes, work = [tokens for tokens, _ in measured], [work for _, work in measured]
     assert max(sizes, default=0) <= budget, f"a sample of {max(sizes)} > {budget} tokens"
@@ -281,8 +280,8 @@ def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) ->
 
 
 def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
-    """Ways to part the units into bins of at most `budget` tokens, as many as the ranks times the fewest micro-batches,
-    or one more; some may be empty."""
+    """Ways to split the units into bins of at most `budget` tokens, ranks × the fewest micro-batches, or one more; some
+    may be empty."""
     most_first = sorted(range(len(sizes)), key=lambda unit: (-work[unit], unit))
     fewest = -(-sum(sizes) // (budget * ranks)) * ranks
     even = _spread(most_first, sizes, work, budget, fewest)
@@ -302,7 +301,7 @@ def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int
 
 
 def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Few bins: each unit goes where it leaves the least room, into a new bin where it fits in none."""
+    """Few bins: each unit goes where it leaves the least room, into a new bin if it fits in none."""
     bins: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (tokens still free, bin), ascending
     for unit in longest_first:
@@ -320,7 +319,7 @@ def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -
 def _spread(
     largest_first: Sequence[int], sizes: Sequence[int], work: Sequence[int], budget: int, count: int
 ) -> list[list[int]] | None:
-    """`count` bins, of work as equal as possible; None where those with the least work have no room."""
+    """`count` bins, of work as equal as possible; None if a unit does not fit into the bins with the least work."""
     bins: list[list[int]] = [[] for _ in range(count)]
     rooms = [budget] * count
     least = list(range(count))  # a heap of work × count + bin: one number compares faster than two
@@ -342,9 +341,9 @@ def _spread(
 
 
 def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], ranks: int) -> list[list[list[int]]]:
-    """[micro-batch][rank] from bins whose number the ranks divide: alike ones in the same micro-batch. Of those that
-    are about equal in work the ones with as many tokens, so that they stay equal where attention costs another share
-    than `ATTENTION` has it."""
+    """[micro-batch][rank] from bins whose number is divisible by the ranks: similar ones in the same micro-batch. Among
+    those of about equal work the ones with equal tokens, so that they stay equal if the real share of attention differs
+    from `ATTENTION`."""
     grain = max(1, sum(work) // (32 * max(1, len(bins))))
 
     def order(bin: list[int]) -> tuple[int, int, list[int]]:
@@ -355,7 +354,7 @@ def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], 
 
 
 def _deal(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> _Dealt:
-    """Of each micro-batch's bins the larger to the rank that has less so far."""
+    """Assign, in each micro-batch, the larger bins to the ranks that have less so far."""
     done = [(0, rank) for rank in range(ranks)]
     dealt = _Dealt([[] for _ in range(ranks)], [[] for _ in range(ranks)], [[] for _ in range(ranks)])
     for row in rows:

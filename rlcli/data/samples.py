@@ -1,4 +1,4 @@
-"""Samples as people read them: parquet files of one row a response, the same for training and for evaluation."""
+"""Samples for people to read: parquet files with one row per response, the same for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 _NUMBERS = re.compile(r"\d+")
 PART_EVERY_S = 1.0
 PART_SHARE = 0.01
-"""A part is written a second after the last, later after one hundredth of the time that the writer has lived, so that a
-long evaluation does not leave a file for every second of it."""
+"""A part is written a second after the previous one, later after one hundredth of the writer's lifetime, so that a
+long evaluation does not write a file for every second."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbSummary:
-    """Of the log-probs of a response's tokens, in nats: their mean, and that of the least likely token."""
+    """Log-probs of a response's tokens, in nats: their mean, and the minimum."""
 
     mean: float
     least: float
 
     @classmethod
     def of(cls, log_probs: np.ndarray) -> LogProbSummary | None:
-        """None of a response without tokens."""
+        """None for a response without tokens."""
         return cls(float(log_probs.mean()), float(log_probs.min())) if len(log_probs) else None
 
 
@@ -51,11 +51,11 @@ def sample_row(
     version: int | None = None,
     left_out: str = "",
 ) -> dict[str, Any]:
-    """One row. What nobody knows of a served model's response (its log-probs, the tokens of its prompt) is None.
+    """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
     sample: index within the prompt's group; -1 is the greedy response. version: how many weight syncs the engine had
-    seen. The perplexity is exp(-mean log-prob). left_out: why this response counts neither in the loss nor in its
-    group's statistics (timeout, crash, truncated); empty, and so None in the row: it does, as far as it goes by itself.
+    seen. The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and
+    from its group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not.
     """
     import math
 
@@ -84,7 +84,7 @@ def sample_row(
 
 @cache
 def schema() -> Any:
-    """The columns, with their types: given, since a part in which nobody answered would else have none for `answer`."""
+    """The columns, with explicit types: otherwise a part without any answer would have no type for `answer`."""
     import pyarrow as pa
 
     text, whole, number = pa.string(), pa.int64(), pa.float64()
@@ -115,23 +115,23 @@ def schema() -> Any:
 
 
 def sample_files(room: Path, step: int) -> list[Path]:
-    """The files of samples that the workers of a run wrote of one step, in the order of their ranks. room: the run's
-    `samples` or `evaluations`. Of runs that an older rlcli began, they lie in the room itself, with the step before
-    their name."""
+    """The files of samples that the workers of a run wrote for one step, sorted by rank. room: the run's `samples` or
+    `evaluations` folder. In runs that an older rlcli started, they are in that folder itself, with the step as a
+    prefix of their name."""
     named = f"step-{step:06d}"
     found = [*(room / named).glob("rank-*.parquet"), *room.glob(f"{named}.rank-*.parquet")]
     return sorted(found, key=lambda path: [int(number) for number in _NUMBERS.findall(path.name.removeprefix(named))])
 
 
 def write_samples(path: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Write `rows`, each from `sample_row`, as `write_table` does, with a column `step`."""
+    """Write `rows`, each from `sample_row`, like `write_table`, with a column `step`."""
     import pyarrow as pa
 
     write_table(path, pa.Table.from_pylist([{"step": step, **row} for row in rows], schema=schema()))
 
 
 def write_table(path: Path, table: Any) -> None:
-    """Write a table of samples atomically; it is on the disk, and so is its name, when this returns. RunFailed where it
+    """Write a table of samples atomically; the file and its name are on disk when this returns. Raises RunFailed if it
     cannot be written."""
     import pyarrow.parquet as pq
 
@@ -143,14 +143,14 @@ def write_table(path: Path, table: Any) -> None:
         sync_folder(path.parent)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
-        raise RunFailed(f"cannot write {path}: {why}", "make room there, or give a folder to write to") from error
+        raise RunFailed(f"cannot write {path}: {why}", "free space there, or give another folder") from error
 
 
 class PartWriter:
-    """Writes rows to files of their own as they come, so that a kill loses what was not finished and, at most, a second
-    of what was (see PART_SHARE).
+    """Writes rows to separate files as they arrive, so that a kill loses unfinished rows and, at most, a second of
+    finished ones (see PART_SHARE).
 
-    pattern: their path, with `{part}` where the number of each goes.
+    pattern: their path, with `{part}` for the number of each.
     """
 
     def __init__(self, pattern: str, step: int) -> None:
@@ -160,14 +160,14 @@ class PartWriter:
         self._began = self._wrote = time.monotonic()
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take one row, and write what is there where it is time."""
+        """Add one row, and write the pending ones when it is time."""
         self._rows.append(row)
         now = time.monotonic()
         if now - self._wrote >= max(PART_EVERY_S, PART_SHARE * (now - self._began)):
             self.flush()
 
     def flush(self) -> None:
-        """Write what is there."""
+        """Write the pending rows."""
         if self._rows:
             write_samples(Path(self._pattern.replace("{part}", f"{self._number:06d}")), self._step, self._rows)
             self._rows = []

@@ -1,4 +1,4 @@
-"""What one worker generated, as columns: it lies in Ray's object store, where other workers read its rows zero-copy."""
+"""The samples of one worker, as columns: stored in Ray's object store, where other workers read rows zero-copy."""
 
 from __future__ import annotations
 

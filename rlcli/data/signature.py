@@ -1,8 +1,8 @@
 """A sample's signature: 32 bits that tie its tokens, its engine log-probs and its score together.
 
-The worker that generates a sample computes the signature once its verdict is there. The worker that trains on the
-sample computes it again from the packed batch, and stops the run where the two differ. So a row, a mask or a reward
-that was mixed up on the way is found at the first step, for one pass of CRC-32 over the tokens.
+The worker that generates a sample computes the signature once its verdict is known. The worker that trains on the
+sample computes it again from the packed batch, and stops the run if the two differ. So a row, a mask or a reward
+that was mixed up in between is found at the first step, for one pass of CRC-32 over the tokens.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Networks: the policy, the value model, packed attention, log-probs and adapters."""

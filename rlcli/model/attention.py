@@ -1,9 +1,9 @@
-"""Causal attention within each sequence of a pack, under a name of our own in transformers' attention registry.
+"""Causal attention within each sequence of a pack, registered under its own name in transformers.
 
-No mask is ever made: on GPUs in half precision torch's variable-length kernel takes the boundaries; elsewhere sequences
-of like length are attended together, padded at their ends, where causality alone keeps padding out of every real token.
-A prompt that several sequences have in common is in the pack once, and laid before each of them here and nowhere else:
-all other layers see it once, and its gradient is the sum of theirs.
+No mask is built: on GPUs in half precision torch's variable-length kernel takes the boundaries; elsewhere sequences of
+similar length are attended together, padded at their ends, where causality alone hides the padding from every real
+token. A prompt that several sequences share is in the pack once, and is copied in front of each of them only here: all
+other layers see it once, and its gradient is the sum of theirs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import AttentionInterface
 from rlcli.errors import ModelError
 
 ATTENTION = "rlcli_packed"
-"""The name that a model's config holds as its attention implementation."""
+"""The attention implementation in a model's config."""
 
 _MAX_WASTE = 1.25
 """Sequences share one attention call while padding adds at most a quarter to the shortest of them."""
@@ -32,10 +32,10 @@ _MAX_WASTE = 1.25
 
 @dataclass(frozen=True)
 class Segments:
-    """The S sequences of a pack, laid end to end, each whole.
+    """The S sequences of a pack, concatenated, each whole.
 
     boundaries [S + 1] int32: 0, then the end of each sequence (on the device). lengths: the same as plain numbers.
-    source [Σ lengths] int64: which token of the pack lies at each place; None: they lie in the pack as they do here.
+    source [Σ lengths] int64: the token of the pack at each place; None: the same order as in the pack.
 
     >>> Segments.of([3, 2], torch.device("cpu")).boundaries.tolist()
     [0, 3, 5]
@@ -56,13 +56,13 @@ class Segments:
 
     @cached_property
     def end_to_end(self) -> Layout:
-        """The sequences as they are."""
+        """The sequences, concatenated without padding."""
         lengths, source = np.array(self.lengths), self._source
         return Layout.of(source, np.ones(len(source), bool), [(1, int(lengths.sum()))], self.boundaries.device)
 
     @cached_property
     def padded(self) -> Layout:
-        """The sequences in groups of like length, worked out once and used by every layer."""
+        """The sequences in groups of similar length, computed once and used by every layer."""
         lengths = np.array(self.lengths)
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(lengths, kind="stable")
@@ -84,11 +84,11 @@ class Segments:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the T tokens of a pack lie in P places, for attention alone.
+    """Maps the T tokens of a pack to P places, for attention only.
 
-    shapes: [B, L] of each stretch of places that is attended in one call. source [P]: the token at each place; where
-    there is none, any. home [T]: of each token the place that its output is taken from. copies, copied [C]: the other
-    places that hold a token, and which.
+    shapes: [B, L] of each range of places that is attended in one call. source [P]: the token at each place (any token
+    at a place without one). home [T]: the place from which each token's output is taken. copies, copied [C]: the other
+    places that hold a token, and which token.
     """
 
     shapes: list[tuple[int, int]]
@@ -101,7 +101,7 @@ class Layout:
     def of(source: np.ndarray, real: np.ndarray, shapes: list[tuple[int, int]], device: torch.device) -> Layout:
         places = np.flatnonzero(real)
         home = np.empty(source[places].max() + 1, np.int64)
-        home[source[places[::-1]]] = places[::-1]  # of several the first
+        home[source[places[::-1]]] = places[::-1]  # the first of several
         other = real.copy()
         other[home] = False
         copies = np.flatnonzero(other)
@@ -109,7 +109,7 @@ class Layout:
         return Layout(shapes, *tensors)
 
     def lay(self, x: Tensor) -> Tensor:
-        """[P, …] of x [T, …]. What comes back to a place without a token is no part of the gradient: it is 0."""
+        """[P, …] of x [T, …]. Gradients at places without a token are 0 and left out."""
         laid: Tensor = _Lay.apply(x, self)
         return laid
 
@@ -119,7 +119,7 @@ class Layout:
         return taken
 
 
-# Written out, since autograd's own index_select adds up row by row what is, but for copies, a selection too.
+# Explicit, since autograd's index_select adds up row by row even where, except for copies, a selection suffices.
 class _Lay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
@@ -159,14 +159,14 @@ def packed_attention(
     scaling: float | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attend query [1, Hq, T, D] to key and value [1, Hkv, T, D], causally in each sequence; gives [1, T, Hq, D]."""
+    """Attend query [1, Hq, T, D] to key and value [1, Hkv, T, D], causally in each sequence; returns [1, T, Hq, D]."""
     for feature in ("sliding_window", "softcap", "s_aux"):
         if rest.get(feature) is not None:
             raise ModelError(
-                f"{type(module).__name__} attends with {feature}, which packed attention does not do",
+                f"{type(module).__name__} attends with {feature}, which packed attention does not support",
                 "choose a model with full attention",
             )
-    assert attention_mask is None, "boundaries stand in for a mask"
+    assert attention_mask is None, "boundaries replace the mask"
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     attend = _varlen if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _grouped
     return attend(query, key, value, segments, scaling)[None], None
@@ -177,7 +177,7 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scal
     gqa = query.shape[1] != key.shape[1]
     sizes = [count * length for count, length in layout.shapes]
     outputs = []
-    # Split, not sliced one by one: the gradients are then laid end to end in one go.
+    # Split, not sliced one by one: the gradients are then concatenated at once.
     for (count, length), *parts in zip(
         layout.shapes, *(layout.lay(x).split(sizes) for x in (query, key, value)), strict=True
     ):
@@ -200,7 +200,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scali
 
 @cache
 def _grouped_heads() -> dict[str, bool]:
-    """torch ≥ 2.12 asks to be told of grouped-query attention; before, the kernel takes it without a word."""
+    """torch ≥ 2.12 needs a flag for grouped-query attention; before, the kernel accepts it without one."""
     from torch.nn.attention.varlen import varlen_attn
 
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}

@@ -1,15 +1,15 @@
-"""How many tokens' logits are held at one time. Apart from what computes them, so that a plan takes no torch."""
+"""How many tokens' logits are held at once. A separate module, so that a plan does not import torch."""
 
 from __future__ import annotations
 
 MOST_LOGITS = 2**26
-"""Held at one time (256 MiB in float32; two such buffers exist in the backward pass)."""
+"""Held at once (256 MiB in float32; two such buffers exist in the backward pass)."""
 
 CACHED_LOGITS = 2**18
-"""What a CPU's caches hold (1 MiB): several passes go over them."""
+"""What a CPU's caches hold (1 MiB): several passes read them."""
 
 CPU_TOKENS = 512
-"""Of a chunk on a CPU where the vocabulary is large: the head's weight is read once for each chunk, out of memory."""
+"""Tokens of a chunk on a CPU if the vocabulary is large: the head's weight is read from memory once per chunk."""
 
 
 def chunk_tokens(vocabulary: int, on_gpu: bool) -> int:

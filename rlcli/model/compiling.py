@@ -1,4 +1,4 @@
-"""Decoder layers compiled by torch: their element-wise operations fused into few kernels."""
+"""Compiles decoder layers with torch, which fuses their element-wise operations into few kernels."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlcli.model.attention import ATTENTION, packed_attention
 
 
 def compile_layers(lm: Any) -> None:
-    """Compile each decoder layer of `lm` at its first use, once for any number of tokens, with attention left as it is.
+    """Compile each decoder layer of `lm` at its first use, once for any number of tokens, except attention.
 
-    Before FSDP2 takes the layers: what gathers their weights stays outside. `SetupError` without a C compiler.
+    Call it before FSDP2 wraps the layers: gathering their weights is not compiled. `SetupError` without a C compiler.
     """
     compilers = [os.environ.get("CXX", ""), os.environ.get("CC", ""), "g++", "gcc", "clang", "cc"]
     if not any(name and shutil.which(name) for name in compilers):
         raise SetupError(
-            "model.compile = true, but this machine has no C compiler, by which torch builds what it compiles",
+            "model.compile = true, but this machine has no C compiler, which torch needs to compile",
             "install gcc, or leave model.compile out",
         )
-    # What attention lays out differs from pack to pack, and its kernels are fused already.
+    # The layout of attention differs from pack to pack, and its kernels are fused already.
     AttentionInterface.register(ATTENTION, torch.compiler.disable(packed_attention))
     for layer in lm.base_model.layers:
         layer.forward = torch.compile(layer.forward, dynamic=True)

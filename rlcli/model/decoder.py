@@ -1,4 +1,4 @@
-"""What the policy and the value model have in common: a Hugging Face decoder that reads packs, whole or sharded."""
+"""The base of the policy and the value model: a Hugging Face decoder that reads packs, whole or sharded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.model.attention import ATTENTION
-from rlcli.model.buckets import buckets
 from rlcli.model.packed import PackedBatch
+from rlcli.model.parallel.buckets import buckets
 
 
 class Decoder(nn.Module):
     """A Hugging Face model with its head, wrapped so that FSDP2 gathers the head's weight with its root.
 
-    lm: the model, set to attend by `rlcli_packed`. dtype: of computation, export and weight sync. source: the folder or
-    hub id it came from.
+    lm: the model, set to the attention `rlcli_packed`. dtype: of computation, export and weight sync. source: the
+    folder or hub id it came from.
     """
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         self.source = source
 
     def hidden(self, batch: PackedBatch) -> Tensor:
-        """[R, D]: of each response token, the last hidden state of the token before it."""
+        """[R, D]: for each response token, the last hidden state of the token before it."""
         states: Tensor = self.lm.base_model(
             input_ids=batch.input_ids[None],
             position_ids=batch.position_ids[None],
@@ -38,10 +38,10 @@ class Decoder(nn.Module):
         return states.index_select(0, batch.response_index)
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """All weights, whole, one after another under their checkpoint names; a tied head is left out.
+        """All weights, whole, one after another under their checkpoint names; a tied head is omitted.
 
         Collective: every rank iterates to the end, in step. A tensor may be the parameter itself: copy what must
-        outlast the next update. dtype: what they are cast to; unset: the model's own.
+        outlast the next update. dtype: the dtype to cast to; unset: the model's own.
         """
         return whole(self.lm.named_parameters(), dtype or self.dtype)
 

@@ -1,7 +1,7 @@
-"""Log-probabilities and entropy of tokens straight from hidden states, never holding [tokens, vocabulary].
+"""Log-probabilities and entropy of tokens directly from hidden states, never holding [tokens, vocabulary].
 
-Nothing fused of others fits: `torch.nn.functional.linear_cross_entropy` and Liger's fused linear cross entropy give no
-entropy, which would cost a second projection.
+No existing fused kernel fits: `torch.nn.functional.linear_cross_entropy` and Liger's fused linear cross entropy return
+no entropy, which would cost a second projection.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 def token_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Of p = softmax(hidden · weightᵀ / temperature): log p[target] and H(p) = −Σ p log p, both [N] and differentiable.
+    """For p = softmax(hidden · weightᵀ / temperature): log p[target] and H(p) = −Σ p log p, both [N] and
+    differentiable.
 
     hidden [N, D], weight [V, D], targets [N] int64. `chunk` tokens are projected at a time and projected again in the
     backward pass; softmax is in float32 (float64 for float64 input). Without `entropy` the second result is None.
@@ -44,7 +45,7 @@ class _TokenLogProbs(torch.autograd.Function):
             log_norms[part] = top[:, 0] + log_total
             if entropy:
                 entropies[part] = log_total - exponentials.mul_(logits).sum(-1) / total
-            del logits, exponentials  # before the next chunk's are made
+            del logits, exponentials  # before the next chunk
         ctx.save_for_backward(hidden, weight, targets, log_norms, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
@@ -57,9 +58,9 @@ class _TokenLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, log_norms, entropies = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        # Float32: chunks add up here, and bfloat16 would lose the later ones.
+        # Float32: chunks are summed here, and bfloat16 would lose the later ones.
         grad_weight = torch.zeros_like(weight, dtype=log_norms.dtype) if ctx.needs_input_grad[1] else None
-        # ∂ log p[y] / ∂z = 1[y] − p and ∂H / ∂z = −p (log p + H), so both are −p (a + b log p), and at y what remains.
+        # ∂ log p[y] / ∂z = 1[y] − p and ∂H / ∂z = −p (log p + H), so both are −p (a + b log p), plus the rest at y.
         at_target = torch.zeros_like(log_norms) if grad_log_probs is None else grad_log_probs / ctx.temperature
         by_log = None if grad_entropy is None else grad_entropy / ctx.temperature
         for part, log_p in _logits(hidden, weight, ctx.temperature, ctx.chunk, log_norms.dtype):
@@ -89,5 +90,5 @@ def _logits(
     zero = hidden.new_zeros(())
     for start in range(0, len(hidden), chunk):
         part = slice(start, start + chunk)
-        # The division is part of the product; with beta = 0 what it is added to is not read.
+        # The division is part of the product; with beta = 0 the added tensor is not read.
         yield part, torch.addmm(zero, hidden[part], weight.t(), beta=0, alpha=1 / temperature).to(dtype)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
-from rlcli.model.buckets import buckets
+from rlcli.model.parallel.buckets import buckets
 
 _PREFIX = "base_model.model."
-"""What peft's saved files put before the base model's names."""
+"""The prefix of the base model's names in peft's saved files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LoraSpec:
 
 
 def target_names(lm: nn.Module, targets: str) -> list[str]:
-    """The comma-separated names in `targets`. `ModelError` for one that is no linear layer of `lm`'s decoder."""
+    """The comma-separated names in `targets`. `ModelError` for one that is not a linear layer of `lm`'s decoder."""
     names = [name.strip() for name in targets.split(",") if name.strip()]
     outside = {"lm_head", "embed_tokens"}.intersection(names)
     if outside:
@@ -48,13 +48,13 @@ def target_names(lm: nn.Module, targets: str) -> list[str]:
     if missing or not names:
         raise ModelError(
             f"lora.targets = '{targets}': the model has no linear layer '{missing[0] if missing else ''}'",
-            f"there is: {', '.join(name for name in linear if name != 'lm_head')}, or all-linear for them all",
+            f"there is: {', '.join(name for name in linear if name != 'lm_head')}, or all-linear for all of them",
         )
     return names
 
 
 def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
-    """Inject fresh adapters into `lm` and freeze the rest. `base` is recorded as the model that they belong to.
+    """Inject new adapters into `lm` and freeze the rest. `base` is recorded as the model to which they belong.
 
     The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
     """
@@ -66,7 +66,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
         task_type="CAUSAL_LM",
     )
     peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)
-    # A relative path would mean another folder to whoever loads the adapter elsewhere.
+    # A relative path would mean another folder if the adapter is loaded elsewhere.
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base
     for name, parameter in lm.named_parameters():
         if "lora_" in name:
@@ -78,10 +78,10 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
 
 
 def _forward(layer: lora.Linear, x: Tensor) -> Tensor:
-    """W x + scale · B A x, the second added into the first: `[..., in] → [..., out]`. peft's own has three tensors of
-    that size on the way to it, which cost time, and leave the C library's heap in pieces."""
+    """W x + scale · B A x, the second added into the first: `[..., in] → [..., out]`. peft's own has three intermediate
+    tensors of that size, which cost time and fragment the C library's heap."""
     down, up, scale = layer.lora_A["default"], layer.lora_B["default"], layer.scaling["default"]
-    rows = x.reshape(-1, x.shape[-1])  # of two dimensions the product is no view, into which nothing is added in place
+    rows = x.reshape(-1, x.shape[-1])  # with two dimensions the product is not a view, and can be added to in place
     given = layer.base_layer(rows)
     small = down(rows.to(down.weight.dtype))
     if small.dtype == given.dtype:
@@ -96,15 +96,15 @@ def scaled_to_zero(peft: PeftModel) -> Iterator[None]:
     """The base model alone, inside the block.
 
     Scaling by zero adds an exact 0 to each layer. peft's own `disable_adapter` would switch `requires_grad` off and on,
-    which parameters that FSDP2 has already gathered do not follow.
+    which parameters already gathered by FSDP2 do not follow.
     """
     with rescale_adapter_scale(peft, 0.0):
         yield
 
 
 def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
-    """All weights of `lm` with its adapter added to them, W + scale · B A in float32, under the base model's names and
-    divided over ranks as W is. Collective: every rank iterates to the end, in step."""
+    """All weights of `lm` with its adapter added, W + scale · B A in float32, under the base model's names and sharded
+    like W. Collective: every rank iterates to the end, in step."""
     named = dict(lm.named_parameters())
     down = ((name, parameter) for name, parameter in named.items() if ".lora_A." in name)
     factors = dict(chain.from_iterable(buckets(down, torch.float32)))
@@ -118,17 +118,17 @@ def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
 
 
 def base_of(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of `lm` without its adapter, under the base model's names and as they are divided over ranks."""
+    """The weights of `lm` without its adapter, under the base model's names and with their sharding."""
     for name, parameter in lm.named_parameters():
         if not is_adapter(name):
             yield name.replace(".base_layer.", "."), parameter
 
 
 def _added(base: Tensor, up: Tensor, down: Tensor, scale: float) -> Tensor:
-    """Each rank adds to its rows of the base, which are those of B that it has."""
+    """Each rank adds to its rows of the base; it has the same rows of B."""
     if not isinstance(base, DTensor):
         return torch.addmm(base.detach().float(), up.detach().float(), down, alpha=scale)
-    assert isinstance(up, DTensor), "it lies in the layer that its base lies in"
+    assert isinstance(up, DTensor), "it is in the same layer as its base"
     own = _added(base.to_local(), up.to_local(), down, scale)
     return DTensor.from_local(own, base.device_mesh, base.placements, shape=base.shape, stride=base.stride())
 
@@ -141,7 +141,8 @@ def saved_names(peft: PeftModel, gathered: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def write_adapter(peft: PeftModel, state: dict[str, Tensor], folder: Path) -> None:
-    """Write `state`, whole and under the names of peft's files, and the adapter's config as peft and vLLM read them."""
+    """Write `state`, whole and under the names of peft's files, and the adapter's config in the format of peft and
+    vLLM."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, folder / "adapter_model.safetensors")
     config = peft.peft_config["default"]

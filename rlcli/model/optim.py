@@ -13,9 +13,9 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 
 def build_optimizer(model: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over what requires a gradient; norms and biases (1-D) do not decay.
+    """AdamW (arXiv 1711.05101) over parameters that require a gradient; norms and biases (1-D) do not decay.
 
-    Fused: torch would else step sharded parameters one by one, in a dozen operations each.
+    Fused: otherwise torch would step sharded parameters one by one, in a dozen operations each.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -26,9 +26,9 @@ def build_optimizer(model: nn.Module, lr: float, betas: tuple[float, float], wei
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
-    """Scale the gradients so that their global norm, over all ranks, is at most `max_norm`; gives the norm before.
+    """Scale the gradients so that their global norm, over all ranks, is at most `max_norm`; returns the norm before.
 
-    Collective. A norm that is not finite is given back as it is, and leaves the gradients unusable: do not step.
+    Collective. A norm that is not finite is returned unchanged, and leaves the gradients unusable: do not step.
     """
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -38,7 +38,7 @@ def lr_at(step: int, *, peak: float, steps: int, warmup_steps: int, schedule: Sc
     """The learning rate of `step` (0 the first) in a run of `steps`.
 
     It rises in equal parts to `peak` over the first `warmup_steps` (the first step already gets one part), then stays,
-    or falls towards `min_fraction · peak`, which it would reach at step `steps`, the one after the last.
+    or falls towards `min_fraction · peak`, which it would reach at step `steps`, one after the last.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -1,4 +1,4 @@
-"""Several sequences laid end to end, so that no token is padding: what one forward pass takes."""
+"""Packed batches: several sequences concatenated without padding, the input of one forward pass."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlcli.model.attention import Segments
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """S sequences of T tokens in all, of which R are response tokens. All tensors lie on one device.
+    """S sequences of T tokens in total, of which R are response tokens. All tensors are on one device.
 
-    input_ids [T] int64; position_ids [T] int64, counting from 0 in each sequence; segments: where the sequences lie;
+    input_ids [T] int64; position_ids [T] int64, counting from 0 in each sequence; segments: where the sequences are;
     response_index [R] int64: the position whose hidden state predicts each response token (that of the token before);
-    targets [R] int64: those tokens; sequence [R] int64: the sequence that each belongs to.
+    targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs.
 
-    A prompt that several sequences begin with is there once, before the first of them:
+    A prompt shared by several sequences is stored once, before the first of them:
 
     >>> rows = [(np.array([5, 6, 7]), 2), (np.array([5, 6, 8, 9]), 2)]
     >>> batch = pack(rows, torch.device("cpu"))
@@ -40,7 +40,7 @@ class PackedBatch:
 
     @property
     def boundaries(self) -> Tensor:
-        """[S + 1] int32: 0, then the end of each sequence where they lie end to end, each whole."""
+        """[S + 1] int32: 0, then the end of each sequence if all are concatenated, each whole."""
         return self.segments.boundaries
 
     @property
@@ -59,7 +59,7 @@ class PackedBatch:
 
 
 def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> PackedBatch:
-    """Lay `rows` end to end: each the tokens of a prompt and its response, and how many of them are the prompt's.
+    """Concatenate `rows`: each has the tokens of a prompt and its response, and the number of prompt tokens.
 
     A prompt has at least one token (nothing would predict the first of the response); a response may be empty.
     """
@@ -72,7 +72,7 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
     sequence: np.ndarray = np.repeat(np.arange(len(rows)), lengths)
     position = np.arange(lengths.sum()) - starts[sequence]
     tokens = np.concatenate([tokens for tokens, _ in rows])
-    # From here on [Σ lengths] places; `first` tells which of them the pack has, and `source` what the others stand for.
+    # From here on [Σ lengths] places; `first` marks those stored in the pack, `source` maps all places to the pack.
     in_prompt = position < prompts[sequence]
     like = starts[_first_alike(rows, prompts >= WORTH_SHARING * lengths)]
     first = ~in_prompt | (like == starts)[sequence]
@@ -94,7 +94,7 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
 
 
 def dummy(device: torch.device) -> PackedBatch:
-    """A short sequence without a response, for a rank that has nothing to do while others still forward.
+    """A short sequence without a response, for a rank without work while others still forward.
 
     It takes part in every collective; its loss is `outputs.log_probs.sum() * 0`, which gives zero gradients.
     """
@@ -102,7 +102,7 @@ def dummy(device: torch.device) -> PackedBatch:
 
 
 def _first_alike(rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray) -> np.ndarray:
-    """[S]: of each row the first one that has the same prompt, of those (`worth`, [S] bool) that may share it."""
+    """[S]: for each row the first one with the same prompt, among those (`worth`, [S] bool) that may share it."""
     found: dict[bytes, int] = {}
     alike = [
         found.setdefault(tokens[:prompt].tobytes(), row) if worth[row] else row

@@ -1,4 +1,4 @@
-"""The policy: a Hugging Face causal language model that gives log-probs of packed responses."""
+"""The policy: a Hugging Face causal language model that returns log-probs of packed responses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TokenOutputs(NamedTuple):
-    """Of each response token of a pack, in the pack's order: log_probs [R] and entropy [R], float32; no entropy: None.
+    """For each response token of a pack, in the pack's order: log_probs [R] and entropy [R], float32, or None.
 
     (A tuple, since FSDP2 looks for the tensors to hook in tuples, lists and dicts only.)
     """
@@ -32,7 +32,7 @@ class TokenOutputs(NamedTuple):
 
 
 class PolicyModel(Decoder):
-    """lm: a causal language model; its head is never run whole. peft: the adapter's handle where `lm` bears one."""
+    """lm: a causal language model; its head is never run whole. peft: the adapter's handle if `lm` has one."""
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str, peft: PeftModel | None = None) -> None:
         head = lm.get_output_embeddings()
@@ -45,7 +45,7 @@ class PolicyModel(Decoder):
         self._peft = (peft,)  # in a tuple, or nn.Module would register every parameter a second time
 
     def forward(self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True) -> TokenOutputs:
-        """log π(token | what precedes it) at `temperature` for every response token of the pack."""
+        """log π(token | preceding tokens) at `temperature` for every response token of the pack."""
         hidden = self.hidden(batch)
         weight = self.lm.get_output_embeddings().weight
         chunk = chunk_tokens(weight.shape[0], weight.is_cuda)
@@ -66,7 +66,7 @@ class PolicyModel(Decoder):
         return scaled_to_zero(self.peft)
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """As every decoder's; an adapter is added to the weights that it belongs to."""
+        """As in every decoder; an adapter is added to its weights."""
         if not self.has_adapter:
             return super().stream_weights(dtype)
         return whole(merged(self.lm, self.adapter_scale), dtype or self.dtype)
@@ -77,7 +77,7 @@ class PolicyModel(Decoder):
 
     @property
     def adapter_scale(self) -> float:
-        """What the product of the adapter's factors is multiplied by."""
+        """The factor by which the product of the adapter's factors is multiplied."""
         adapter = self.peft.peft_config["default"]
         return float(adapter.lora_alpha / adapter.r)
 
@@ -87,8 +87,8 @@ class PolicyModel(Decoder):
         return saved_names(self.peft, dict(whole(named, torch.float32)))
 
     def save_adapter(self, folder: Path) -> dict[str, Tensor]:
-        """Write `adapter_config.json` and `adapter_model.safetensors`, as peft and vLLM read them; returns what the
-        second holds.
+        """Write `adapter_config.json` and `adapter_model.safetensors` in the format of peft and vLLM; returns the
+        contents of the second.
 
         Collective: every rank calls it and writes its own gathered copy to its own folder.
         """

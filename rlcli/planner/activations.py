@@ -1,19 +1,19 @@
-"""What autograd keeps of a forward pass, counted operation by operation, in bytes.
+"""Bytes that autograd keeps of a forward pass, counted operation by operation.
 
-With b bytes of a number in compute dtype, and w a width, torch keeps of each token of a pack, in a decoder layer,
+With b bytes per number in compute dtype, and w a width, torch keeps for each token of a pack, in a decoder layer,
 
     norm            4 w (its input in float32) + 4 (its scale), and if its weight is trained b w: what that multiplies
-    linear          b w: its input, once for those that share it; nothing where neither it nor an adapter is trained
+    linear          b w: its input, once for those that share it; nothing if neither it nor an adapter is trained
     rotation        nothing: cosines and sines are shared by all layers
-    gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in all
+    gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in total
 
-and of each place in attention, where a prompt that samples share stands before each of them,
+and for each place in attention, where a shared prompt is repeated before each of its samples,
 
     attention       b (query + keys + values + output) + 4 heads (logsumexp)
 
-On CPUs sequences of like length are padded to the longest of them (by a quarter at most, mostly a few percent: not
+On CPUs sequences of similar length are padded to the longest of them (by a quarter at most, mostly a few percent: not
 counted). On GPUs the output is the next linear's input, and kept once.
-tests/unit/test_planner_activations.py holds this against what torch keeps, model by model.
+tests/unit/planner/test_planner_activations.py compares this with what torch keeps, model by model.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ INDEX = 8
 
 @dataclass(frozen=True)
 class Pack:
-    """What is passed through at once. tokens: of the pack, shared prompts once. places: in attention, where each sample
-    has its own. responses: of the tokens, those that are scored."""
+    """The tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample has its
+    own prompt. responses: the tokens that are scored."""
 
     tokens: float
     places: float
@@ -40,9 +40,9 @@ class Pack:
 
 @dataclass(frozen=True)
 class Pass:
-    """How. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all weights are
-    trained. checkpointing: only the input of each layer is kept, and the rest worked out again in the backward pass;
-    offload: and that input is in host memory."""
+    """How a pass runs. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all
+    weights are trained. checkpointing: only each layer's input is kept, and the rest recomputed in the backward pass;
+    offload: that input is in host memory."""
 
     bytes_each: int
     on_cpu: bool
@@ -53,7 +53,7 @@ class Pass:
 
 
 def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
-    """Kept of one decoder layer."""
+    """Bytes kept of one decoder layer."""
     adapted = {linear.name for linear in shape.adapted(run.lora_targets)} if run.lora_rank else set()
     inputs = sum(
         width * run.bytes_each for width, names in _inputs(shape) if not run.lora_rank or not adapted.isdisjoint(names)
@@ -64,7 +64,7 @@ def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
 
 
 def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
-    """Width of each tensor that goes into linear layers, and their names."""
+    """Width of each tensor that is input to linear layers, and their names."""
     return [
         (shape.hidden, {"q_proj", "k_proj", "v_proj", "qkv_proj"}),
         (shape.query, {"o_proj"}),
@@ -74,7 +74,7 @@ def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
 
 
 def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
-    # OLMo 2 multiplies in float32 and casts what comes out.
+    # OLMo 2 multiplies in float32 and casts the result.
     scaled = 0 if run.lora_rank else FLOAT if shape.kind == "olmo2" else run.bytes_each
     return FLOAT * width + FLOAT * scales + scaled * width
 
@@ -94,8 +94,8 @@ def _attention(shape: ModelShape, run: Pass) -> float:
 
 
 def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
-    """Kept outside the layers: rotations, the last norm and ids; of a response token the hidden state that the head
-    takes, its place and target, and the norm and entropy of its softmax."""
+    """Bytes kept outside the layers: rotations, the last norm and ids; for a response token the head's input hidden
+    state, its place and target, and the norm and entropy of its softmax."""
     kept = pack.tokens * (rotation_bytes(shape, run) + _norm(shape, shape.hidden, run))
     kept += pack.responses * (run.bytes_each * shape.hidden + 2 * INDEX + 2 * FLOAT)
     if not run.lora_rank:
@@ -105,12 +105,12 @@ def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
 
 
 def rotation_bytes(shape: ModelShape, run: Pass) -> float:
-    """Cosines and sines, a token."""
+    """Cosines and sines, per token."""
     return 2 * (FLOAT if shape.kind == "olmo2" else run.bytes_each) * shape.head_dim
 
 
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
-    """Kept of a whole forward pass until its backward pass, on the device."""
+    """Bytes kept of a whole forward pass until its backward pass, on the device."""
     if not run.checkpointing:
         return shape.layers * layer_bytes(shape, run, pack) + ends_bytes(shape, run, pack)
     inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden

@@ -1,4 +1,4 @@
-"""How fast this machine's CPUs are: a short measurement in place of the table that there is of GPUs."""
+"""Measure the speed of this machine's CPUs briefly; for GPUs there is a table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ TOKENS = 256
 REPEATS = 5
 COPIED = 32 << 20
 LOCAL_LINK = 2e9
-"""Bytes a second between two processes of one machine through gloo, as far as it matters: an assumption."""
+"""Bytes per second between two processes of one machine through gloo: an assumption."""
 
 
 def calibrated(device: Device, shape: ModelShape) -> Device:
-    """A GPU as it is; of this machine's CPUs what a product of the model's own widths and a copy reach, on the threads
-    that torch takes by itself. A quarter of a second; other work on the machine makes it slower."""
+    """A GPU unchanged; for this machine's CPUs the rates of a product with the model's widths and of a copy, on torch's
+    default threads. Takes a quarter of a second; other work on the machine lowers the rates."""
     if not device.is_cpu:
         return device
     import torch

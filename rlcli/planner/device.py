@@ -1,4 +1,4 @@
-"""The devices a run may be given, as --gpus writes them, and what each can do."""
+"""The devices that --gpus accepts, with their memory and rates."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a run. memory: bytes that a process finds there. flops: dense bfloat16 operations a second at most,
-    0 where they are unknown; read_rate: bytes a second of its memory; link_rate: bytes a second to each other device;
+    """One device of a run. memory: bytes available to a process. flops: peak dense bfloat16 operations per second,
+    0 if unknown; read_rate: bytes per second of its memory; link_rate: bytes per second to each other device;
     host_rate: to the host's memory."""
 
     name: str
@@ -34,7 +34,7 @@ class Device:
         return self.flops > 0
 
 
-# name: GiB as nvidia-smi tells them, dense bfloat16 TFLOP/s, memory GB/s, NVLink (or PCIe) GB/s one way, host GB/s.
+# name: GiB as nvidia-smi reports them, dense bfloat16 TFLOP/s, memory GB/s, NVLink (or PCIe) GB/s one way, host GB/s.
 # From NVIDIA's data sheets; sparse figures halved.
 TABLE = {
     "a10": (22.5, 125, 600, 25, 25),
@@ -61,7 +61,7 @@ _SIZED = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(gib|gb|g)")
 
 
 def parse_gpus(text: str) -> tuple[Device, int]:
-    """The device that `--gpus` names, and how many of it. Raises `ConfigError` for what it does not know.
+    """The device that `--gpus` names, and the count. Raises `ConfigError` for an unknown one.
 
     >>> [(device.name, count) for device, count in map(parse_gpus, ("h100:8", "8x80GB", "cpu"))]
     [('h100', 8), ('80GB', 8), ('cpu', 1)]
@@ -70,7 +70,7 @@ def parse_gpus(text: str) -> tuple[Device, int]:
     if found := _SIZED.fullmatch(said):
         count, size, unit = int(found[1] or 1), float(found[2]), found[3]
         _check_count(text, count)
-        # A card of 80 GB has 79.6 GiB and more for its processes: the makers count in GiB.
+        # A card of 80 GB has 79.6 GiB or more for its processes: vendors count in GiB.
         return Device(f"{found[2]}{unit.upper()}", size * GIB * (1.0 if unit == "gib" else 0.995)), count
     if found := _NAMED.fullmatch(said):
         name, count = found[1], int(found[2] or 1)
@@ -80,12 +80,12 @@ def parse_gpus(text: str) -> tuple[Device, int]:
         if name in TABLE:
             memory, flops, read, link, host = TABLE[name]
             return Device(name, memory * GIB, flops * 1e12, read * 1e9, link * 1e9, host * 1e9), count
-        raise ConfigError(f"--gpus {text}: no GPU named '{name}' is known", near(name, [*TABLE, "cpu"]))
-    raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write for instance h100:8, 8x80GB or cpu")
+        raise ConfigError(f"--gpus {text}: unknown GPU '{name}'", near(name, [*TABLE, "cpu"]))
+    raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write, for example, h100:8, 8x80GB or cpu")
 
 
 def of_machine(name: str, memory: float) -> Device:
-    """The GPU that nvidia-smi calls `name`, of `memory` bytes; without rates where the table does not have it.
+    """The GPU that nvidia-smi calls `name`, with `memory` bytes; without rates if it is not in the table.
 
     >>> [of_machine(name, 1.0).name for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA L40")]
     ['h100', 'a100-40gb', 'NVIDIA L40']
@@ -99,12 +99,12 @@ def of_machine(name: str, memory: float) -> Device:
 
 
 def cpu() -> Device:
-    """This machine's CPUs: its memory that is free for new processes. Their speed is measured where it is wanted."""
+    """This machine's CPUs, with the memory free for new processes. Their speed is measured when needed."""
     return Device("cpu", available_memory())
 
 
 def available_memory() -> float:
-    """Bytes that this process and its children may still take, by the machine and by the control group it is in."""
+    """Bytes that this process and its children may still allocate, by the machine and by its control group."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
@@ -126,4 +126,4 @@ def _number(path: str, otherwise: float = float("inf")) -> float:
 
 def _check_count(text: str, count: int) -> None:
     if count < 1:
-        raise ConfigError(f"--gpus {text} names no device", "give 1 or more")
+        raise ConfigError(f"--gpus {text} gives no device", "give 1 or more")

@@ -1,4 +1,4 @@
-"""What vLLM holds: weights, KV cache, CUDA graphs and what its forward passes take."""
+"""Memory that vLLM holds: weights, KV cache, CUDA graphs and the activations of its forward passes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rlcli.planner.setting import Setting
 MIB = 1 << 20
 
 GRAPHS, GRAPHS_PER_LAYER = 256 * MIB, 8 * MIB
-"""Of vLLM's CUDA graphs, which stay while it sleeps. An assumption, of the order that its log tells (`took … GiB`)."""
+"""vLLM's CUDA graphs, which stay while it sleeps. An assumption, of the size that its log reports (`took … GiB`)."""
 
 REST = 512 * MIB
-"""Beside the graphs: its buffers, its sampler's and the libraries that it has loaded onto the GPU. An assumption."""
+"""Besides the graphs: its buffers, its sampler's and the libraries that it loads onto the GPU. An assumption."""
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
-"""Tokens of a prefill at most, as `rlcli.rollout.vllm_engine` gives them."""
+"""Maximum tokens of a prefill, as set by `rlcli.rollout.vllm_engine`."""
 
 SAMPLER_COPIES = 3
 """Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
@@ -25,7 +25,7 @@ Parts = dict[str, float]
 
 
 def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
-    """Of one rank's engine. idle: awake, but generating nothing."""
+    """Memory of one rank's engine. idle: awake, but not generating."""
     parts = {"engine's weights": weights(setting), "KV cache": kv_cache(setting)}
     if not setting.device.is_cpu:
         parts["CUDA graphs"] = graphs(setting)
@@ -34,7 +34,7 @@ def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
 
 
 def asleep_bytes(setting: Setting) -> Parts:
-    """What it holds while others compute: on CPUs, where it does not sleep, everything."""
+    """Memory of the engine while the trainer computes: on CPUs, where it does not sleep, everything."""
     if not setting.engine_here:
         return {}
     if setting.device.is_cpu:
@@ -43,7 +43,7 @@ def asleep_bytes(setting: Setting) -> Parts:
 
 
 def weights(setting: Setting) -> float:
-    """Of a rank. On CPUs vLLM keeps the head in a layout of its own beside the plain one."""
+    """Weights of one rank. On CPUs vLLM keeps the head twice: plain and in its own layout."""
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
     if setting.device.is_cpu:
         return setting.bytes_each * (shape.parameters + shape.embedding_parameters) / shared
@@ -53,13 +53,13 @@ def weights(setting: Setting) -> float:
 
 
 def kv_per_token(setting: Setting) -> float:
-    """Bytes of a token on one rank."""
+    """KV cache bytes of a token on one rank."""
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
     return shape.kv_bytes_per_token(setting.bytes_each) * max(1 / shared, 1 / shape.kv_heads)
 
 
 def kv_cache(setting: Setting) -> float:
-    """Of a rank: given, or what gpu_memory_utilization leaves beside the rest."""
+    """KV cache of one rank: given, or what gpu_memory_utilization leaves besides the rest."""
     if setting.kv_cache_bytes is not None:
         return float(setting.kv_cache_bytes)
     taken = weights(setting) + activations(setting) + graphs(setting) + REST
@@ -73,7 +73,7 @@ def graphs(setting: Setting) -> float:
 
 
 def activations(setting: Setting) -> float:
-    """The larger of a prefill and of sampling for all requests at once."""
+    """The larger of a prefill and of sampling for all concurrent requests."""
     shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
     on_cpu = setting.device.is_cpu
     begun = math.ceil(rollout.prompts_per_step * rollout.oversample)
@@ -88,5 +88,5 @@ def activations(setting: Setting) -> float:
 
 
 def full_responses(setting: Setting) -> float:
-    """How many samples of the longest kind the KV cache of one engine holds at once."""
+    """How many samples of maximum length the KV cache of one engine holds at once."""
     return kv_cache(setting) / (kv_per_token(setting) * setting.max_length)

@@ -1,4 +1,4 @@
-"""All that is predicted of a run, put together."""
+"""The complete prediction of a run."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcli.planner.device import GIB
-from rlcli.planner.disk import disk
 from rlcli.planner.engine import full_responses
-from rlcli.planner.memory import PhaseMemory, critic_worker, engine_worker, host_bytes, phases
+from rlcli.planner.memory import PhaseMemory, checkpoint_bytes, critic_worker, engine_worker, host_bytes, phases
 from rlcli.planner.setting import Setting
 from rlcli.planner.solve import (
-    Mend,
+    Fix,
     all_phases,
     budget,
     fits,
+    fixes,
     largest_microbatch,
     largest_utilization,
-    mends,
     shortfall,
     solved,
 )
 from rlcli.planner.timing import PhaseTime, model_flops, step_seconds, times
 
+TOKEN_BYTES, SAMPLE_BYTES = 2.0, 300.0
+"""Size of samples as compressed parquet: text per token, and the other columns per sample."""
 TOKENS, UTILIZATION = "train.tokens_per_microbatch", "rollout.gpu_memory_utilization"
 
 
 @dataclass(frozen=True)
 class Forecast:
     """memory: of a worker that trains; apart: of one that only generates, and critic_apart: of one that only trains the
-    critic, where there are such. budget: bytes that a
-    worker may take. largest: key → the largest value that fits; empty where none does. seconds: by phase, empty where
-    the device's rates are unknown. mends: what makes it fit, where no sizes do."""
+    critic, if there are any. budget: bytes that a worker may use. largest: key → the largest value that fits; empty if
+    none does. seconds: by phase, empty if the device's rates are unknown. fixes: changes that make it fit if no sizes
+    do."""
 
     setting: Setting
     memory: list[PhaseMemory]
@@ -42,7 +43,7 @@ class Forecast:
     largest: dict[str, Any]
     seconds: list[PhaseTime]
     disk: dict[str, float]
-    mends: list[Mend]
+    fixes: list[Fix]
 
     @property
     def peak(self) -> PhaseMemory:
@@ -50,7 +51,7 @@ class Forecast:
 
     @property
     def step_seconds(self) -> float:
-        """Of a whole step; 0 where the device's rates are unknown."""
+        """Seconds of a whole step; 0 if the device's rates are unknown."""
         return step_seconds(self.setting, self.seconds)
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +72,7 @@ class Forecast:
             "update_flops": model_flops(setting),
             "disk_bytes": self.disk,
             "full_responses_at_once": full_responses(setting) if setting.has_engine else None,
-            "mends": [{"set": mend.keys, "cost": mend.cost, "seconds": mend.seconds or None} for mend in self.mends],
+            "mends": [{"set": hint.keys, "cost": hint.cost, "seconds": hint.seconds or None} for hint in self.fixes],
         }
 
 
@@ -80,7 +81,7 @@ def _in_gib(phase: PhaseMemory) -> dict[str, Any]:
 
 
 def forecast(setting: Setting) -> Forecast:
-    """Of a run as it is configured, and what would be the largest that fits."""
+    """The prediction for a run as configured, with the largest sizes that fit."""
     best = solved(setting)
     return Forecast(
         setting=setting,
@@ -92,12 +93,12 @@ def forecast(setting: Setting) -> Forecast:
         largest=sizes(best) if best else {},
         seconds=times(setting),
         disk=disk(setting),
-        mends=[] if best else mends(setting),
+        fixes=[] if best else fixes(setting),
     )
 
 
 def sizes(setting: Setting) -> dict[str, Any]:
-    """The two sizes that memory decides on, as they are; the second only where it decides anything."""
+    """The current values of the two sizes that memory limits; the second only if it has an effect."""
     found: dict[str, Any] = {TOKENS: setting.config.train.tokens_per_microbatch}
     if not setting.device.is_cpu and setting.has_engine and setting.kv_cache_bytes is None:
         found[UTILIZATION] = setting.config.rollout.gpu_memory_utilization
@@ -105,10 +106,27 @@ def sizes(setting: Setting) -> dict[str, Any]:
 
 
 def largest_of(setting: Setting, keys: set[str]) -> dict[str, Any]:
-    """Of `keys`, those two or one of them, the largest values that fit beside the others as they are."""
+    """The largest values that fit for `keys` (one or both sizes), with all other keys unchanged."""
     found: dict[str, Any] = {}
     if TOKENS in keys and (tokens := largest_microbatch(setting)) is not None:
         found[TOKENS] = tokens
     if UTILIZATION in keys and (share := largest_utilization(setting)) is not None:
         found[UTILIZATION] = share
     return found
+
+
+def disk(setting: Setting) -> dict[str, float]:
+    """Item → maximum bytes: the kept checkpoints (plus one that is written before the oldest is removed), the samples
+    of all steps with full-length responses, and one export of the model."""
+    config = setting.config
+    rules, steps = config.checkpoint, config.train.steps
+    made = steps // rules.every if rules.every else 0
+    made += 1 if not rules.every or steps % rules.every else 0
+    kept = rules.keep + rules.keep_best + (steps // rules.keep_every if rules.keep_every else 0)
+    found = {"checkpoints": min(made, kept + 1) * checkpoint_bytes(setting)}
+    if config.tracking.save_samples and not config.data.response:
+        rollout = config.rollout
+        a_step = rollout.prompts_per_step * rollout.samples_per_prompt
+        found["samples"] = steps * a_step * (setting.sample_tokens * TOKEN_BYTES + SAMPLE_BYTES)
+    exported = setting.trained_parameters() * 4 if config.lora.rank else setting.policy.parameters * setting.bytes_each
+    return found | {"an export": exported}

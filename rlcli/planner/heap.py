@@ -1,8 +1,8 @@
-"""What the heap of a worker on a CPU takes beside the tensors that are alive: holes, and room that it keeps.
+"""Memory that the heap of a CPU worker holds besides live tensors: fragmentation, and freed memory that it retains.
 
-Nothing that was taken is given back (`rlcli.workers.heap`), so that the most that ever passed through, in an update or
-as a checkpoint's copy, stays for the rest of the run, and later phases find room in it. The shares are fitted to runs
-of models of 1M to 100M parameters (docs/planning.md), with jemalloc.
+Freed memory is not returned to the system (`rlcli.cluster.process.malloc`): the peak of temporary memory, in an update
+or a checkpoint's copy, stays for the rest of the run, and later phases reuse it. The shares are fitted to runs of
+models of 1M to 100M parameters (docs/planning.md), with jemalloc.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
 PASSING, ROUNDED, MOMENTS, GATHERED = 0.115, 0.69, 0.17, 1.6
-"""Holes, as shares: of all that passes through; of what its tensors are rounded up by; of the optimizer's moments,
-which come when the first update has passed; of weights that are gathered for a moment."""
+"""Holes, as shares of: all temporary memory; the rounding of its tensors; the optimizer's moments, which are allocated
+after the first update; weights that are gathered temporarily."""
 
 ALWAYS = 31 << 20
 """Holes in any run."""
 
 CLASSES = 4
-"""jemalloc has so many sizes between two powers of two."""
+"""Number of jemalloc size classes between two powers of two."""
 
 
 def wasted(setting: Setting, shape: ModelShape, parts: dict[str, float], moments: float) -> float:
-    """Holes in an update of `shape`, in which `parts` come and go. moments: bytes of the optimizer's."""
+    """Holes in an update of `shape` with the temporary `parts`. moments: bytes of the optimizer's moments."""
     gathered = GATHERED * parts.get("gathered weights", 0.0)
     return PASSING * sum(parts.values()) + ROUNDED * _rounded(setting, shape) + MOMENTS * moments + gathered + ALWAYS
 
 
 def _rounded(setting: Setting, shape: ModelShape) -> float:
-    """What the activations of a pass are rounded up by: as if the model were so much wider."""
+    """Rounding of a pass's activations: computed as if the model were wider by it."""
     pack, run = setting.pack, setting.passing(trained_whole=shape != setting.policy)
 
     def width(own: int, tokens: float) -> float:
@@ -48,11 +48,11 @@ def _rounded(setting: Setting, shape: ModelShape) -> float:
 
 
 def size_class(size: float) -> int:
-    """What jemalloc takes for a large tensor of `size` bytes.
+    """Bytes that jemalloc allocates for a large tensor of `size` bytes.
 
     >>> size_class(5 << 20) / (1 << 20), size_class((5 << 20) + 1) / (1 << 20)
     (5.0, 6.0)
     """
-    power = (math.ceil(size) - 1).bit_length()  # of two that is no smaller
+    power = (math.ceil(size) - 1).bit_length()  # the exponent of the next power of two
     step = max(1, (1 << power) // 2 // CLASSES)
     return -(-math.ceil(size) // step) * step

@@ -1,4 +1,4 @@
-"""Peak memory of a worker, phase by phase and part by part, in bytes: what `memory/PHASE_gb` of a run then measures."""
+"""Peak memory of a worker in bytes, by phase and part: what `memory/PHASE_gb` measures in a run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlcli.planner.setting import Setting
 MIB, GIB = 1 << 20, 1 << 30
 
 CPU_BASE_WITH_ENGINE, CPU_BASE = 636 * MIB, 515 * MIB
-"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32:
-then the middle of two machines, which had 32 MiB more and less, else of one of them. Of other versions it is another; a
-run tells its own as `memory/base_gb`."""
+"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32.
+With an engine: the middle of two machines, which had 32 MiB more and less; without: one of them. Other versions differ;
+a run reports its own value as `memory/base_gb`."""
 
 CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
-"""What comes in when things are first used, by the end of the first step: more of the libraries' code, and their
-buffers. Measured with a model of 0.5M parameters, whose own share is nothing."""
+"""Memory added on first use, by the end of the first step: more of the libraries' code, and their buffers. Measured
+with a model of 0.5M parameters, whose own share is negligible."""
 
 GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
-"""On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and between ranks NCCL's buffers."""
+"""On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and with several ranks NCCL's buffers."""
 
 ADAM_MOMENTS = 2
 
@@ -35,15 +35,15 @@ COMING_AND_GOING = {
     "engine's activations",
     "checkpoint's copy",
 }
-"""Parts of a phase that are gone after it, and find their room in what the heap has retained."""
+"""Temporary parts of a phase, which reuse memory that the heap has retained."""
 
 Parts = dict[str, float]
-"""What takes memory → bytes."""
+"""Name of a part → bytes."""
 
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """One phase of a worker at its peak."""
+    """Peak memory of one phase of a worker."""
 
     name: str
     parts: Parts
@@ -54,8 +54,7 @@ class PhaseMemory:
 
 
 def phases(setting: Setting) -> list[PhaseMemory]:
-    """Of a worker that trains, in the order of a step, as far as the run has them; then, where engines have workers of
-    their own, that of one of those."""
+    """The phases of a worker that trains that occur in the run, in the order of a step."""
     found = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.engine_here else []
     if setting.algorithm.needs_old_log_probs(setting.updates):
         parts = passes.without_gradient(setting, setting.policy)
@@ -78,13 +77,13 @@ def phases(setting: Setting) -> list[PhaseMemory]:
 
 
 def _with_heap(phase: PhaseMemory, taken: float) -> PhaseMemory:
-    """On CPUs: with what the heap holds beyond the phase's own, once there has been an update and a checkpoint."""
+    """On CPUs: the phase plus what the heap holds beyond it, after an update and a checkpoint."""
     own = sum(size for part, size in phase.parts.items() if part in COMING_AND_GOING)
     return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
 
 
 def _heap_taken(setting: Setting) -> float:
-    """By all that comes and goes. The checkpoint's copy finds room in what an update took, or the other way round."""
+    """Memory of all temporary parts. The checkpoint's copy reuses the memory of an update, or the other way round."""
     passing, held = _passes(setting), _trainer(setting, "update")
     copied = _copied(setting) if setting.config.checkpoint.every else {}
     moments = held["optimizer"] + held.get("critic", 0.0) * ADAM_MOMENTS / (1 + ADAM_MOMENTS)
@@ -92,7 +91,7 @@ def _heap_taken(setting: Setting) -> float:
 
 
 def engine_worker(setting: Setting) -> PhaseMemory | None:
-    """Of a worker that only generates, where there are such."""
+    """Memory of a worker that only generates, if there are any."""
     if not setting.config.rollout.workers or not setting.has_engine:
         return None
     held = {"base": base_bytes(setting, True), "first use": first_use_bytes(setting, True)}
@@ -100,7 +99,7 @@ def engine_worker(setting: Setting) -> PhaseMemory | None:
 
 
 def critic_worker(setting: Setting) -> PhaseMemory | None:
-    """Of a worker that only trains the value model, where there are such."""
+    """Memory of a worker that only trains the value model, if there are any."""
     workers, critic = setting.config.critic.workers, setting.critic
     if not workers or critic is None:
         return None
@@ -116,7 +115,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
 
 
 def _phase(name: str, *parts: Parts) -> PhaseMemory:
-    """Of parts that several name the sum."""
+    """Sum parts of the same name."""
     summed: Parts = {}
     for some in parts:
         for part, size in some.items():
@@ -125,25 +124,25 @@ def _phase(name: str, *parts: Parts) -> PhaseMemory:
 
 
 def base_bytes(setting: Setting, with_engine: bool) -> float:
-    """Of a process before the first weight."""
+    """Memory of a process before the first weight."""
     if setting.device.is_cpu:
         return CPU_BASE_WITH_ENGINE if with_engine else CPU_BASE
     return GPU_CONTEXT + (NCCL if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
 
 
 def first_use_bytes(setting: Setting, with_engine: bool) -> float:
-    """On CPUs; on GPUs it is host memory, and of no account."""
+    """Memory added on first use on CPUs; on GPUs it is host memory and does not count."""
     if not setting.device.is_cpu:
         return 0.0
     return CPU_FIRST_USE_WITH_ENGINE if with_engine else CPU_FIRST_USE
 
 
 def _trainer(setting: Setting, doing: str) -> Parts:
-    """What the models that train, and those beside them, hold. doing: the phase, which `train.offload` looks at."""
+    """Memory of the trained models and the reference. doing: the phase, on which `train.offload` depends."""
     away = "none" if setting.device.is_cpu else setting.config.train.offload
     ranks = setting.ranks
     updating = doing == "update"
-    # Offloaded to the memory of a CPU's own process nothing is gained, and so nothing goes.
+    # On CPUs offloading within the same process gains nothing, so nothing is offloaded.
     models = {
         "policy": away != "all" or doing not in ("generate", "checkpoint"),
         "reference": away != "all" or doing == "reference",
@@ -167,7 +166,7 @@ def _update(setting: Setting) -> tuple[Parts, Parts]:
 
 
 def _passes(setting: Setting) -> Parts:
-    """The larger of forward with backward pass and the optimizer's step, of policy and critic."""
+    """The largest of forward and backward pass or optimizer step, of policy and critic."""
     candidates = [passes.with_gradient(setting, setting.policy), passes.stepping(setting, setting.policy)]
     if setting.critic_here and setting.critic is not None:
         critic = setting.critic
@@ -176,12 +175,12 @@ def _passes(setting: Setting) -> Parts:
 
 
 def _copied(setting: Setting) -> Parts:
-    """The checkpoint's copy, which lies in host memory."""
+    """The checkpoint's copy, which is in host memory."""
     return {"checkpoint's copy": checkpoint_bytes(setting) / setting.ranks} if setting.device.is_cpu else {}
 
 
 def checkpoint_bytes(setting: Setting) -> float:
-    """Of one checkpoint: what is trained, and its two moments, in float32."""
+    """Size of one checkpoint: the trained weights and their two moments, in float32."""
     trained = setting.trained_parameters() + (setting.critic.parameters if setting.critic else 0)
     return (1 + ADAM_MOMENTS) * FLOAT * trained
 
@@ -191,7 +190,7 @@ def _engine_beside(setting: Setting) -> Parts:
 
 
 def host_bytes(setting: Setting) -> float:
-    """Of a worker's own memory on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
+    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
     base = CPU_BASE_WITH_ENGINE if setting.engine_here else CPU_BASE
     kept = passes.offloaded_activations(setting)
     sleeping = setting.policy.parameters * setting.bytes_each if setting.adapter_apart and setting.engine_here else 0
@@ -199,8 +198,8 @@ def host_bytes(setting: Setting) -> float:
 
 
 def _sent_away(setting: Setting) -> float:
-    """Of a worker, what `train.offload` has room for in host memory: moments; or weights too, frozen ones of an
-    adapter's base and of a reference with them."""
+    """Host memory of a worker for `train.offload`: moments, or also weights, including the frozen ones of an adapter's
+    base and of a reference."""
     offload = setting.config.train.offload
     if offload == "none":
         return 0.0

@@ -1,14 +1,13 @@
-"""What passes through a sharded model take beside what is always there: gathered layers, activations, logits,
-gradients, and the optimizer's step.
+"""Temporary memory of passes through a sharded model: gathered layers, activations, logits, gradients, and the
+optimizer's step.
 
-FSDP2 gathers a small model whole: then all of it is there until its gradients, all of them too, are reduced in one go.
-A larger one it gathers layer by layer: what came in from other ranks stays until the next one comes in, beside the
-weights that are made of it, so that two layers are there, and three for the moment in which the next one is made; on
-GPUs the next one comes in while one computes. One rank on a CPU gathers nothing from others, and in float32 it is not
-sharded at all. The root (embedding and head) stays from the first use to the end of the backward pass. In that pass
-layer j from the end holds, beside what the layers before it have kept: its own gathered weights and their gradients,
-the float32 copy of the gradients of the layer after it that is being reduced, and the reduced gradients of all layers
-after it.
+FSDP2 gathers a small model whole: all of it stays until all its gradients are reduced at once. A larger model is
+gathered layer by layer: what was received from other ranks stays until the next layer arrives, beside the weights built
+from it, so two layers are in memory, and three while the next one is built; on GPUs the next one arrives while one
+computes. One rank on a CPU gathers nothing from others, and in float32 it is not sharded at all. The root (embedding
+and head) stays from the first use to the end of the backward pass. In that pass layer j from the end holds, beside what
+the layers before it have kept: its own gathered weights and their gradients, the float32 copy of the gradients of the
+layer after it that is being reduced, and the reduced gradients of all layers after it.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
 BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
-"""Of `rlcli.model.buckets` and `rlcli.model.sharding`, which would bring half of torch along."""
+"""As in `rlcli.model.parallel.buckets` and `rlcli.model.parallel.fsdp`, whose import would load torch."""
 
 Parts = dict[str, float]
 
 
 def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
-    """A forward pass that nothing is kept of."""
+    """A forward pass without gradients: nothing is kept."""
     pack, each = setting.pack, setting.bytes_each
-    # Of the layer at work: gate, its activation, their product; and four hidden states (what came in, the embedding,
-    # the residual, what the norm gave).
+    # Of the current layer: gate, its activation, their product; and four hidden states (the input, the embedding, the
+    # residual, the norm's output).
     working = pack.tokens * each * (3 * shape.intermediate + 4 * shape.hidden + 2 * shape.head_dim)
     if setting.config.lora.rank and shape == setting.policy:
         working += pack.tokens * each * setting.config.lora.rank
@@ -40,7 +39,7 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
 
 
 def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
-    """A forward and a backward pass at their highest point."""
+    """The peak of a forward and a backward pass."""
     whole = shape != setting.policy
     run = setting.passing(trained_whole=whole)
     trained = _trained_per_layer(setting, shape, run)
@@ -66,8 +65,8 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
 
 
 def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
-    """The same of a model that is gathered whole: within each layer of the backward pass, and where all gradients are
-    laid end to end to be reduced, by when nothing else is left."""
+    """The same for a model that is gathered whole: within each layer of the backward pass, and when all gradients are
+    concatenated for the reduction; by then nothing else is left."""
     each = setting.bytes_each
     own = FLOAT * _trained(setting, shape, run) / setting.ranks
     before = own * setting.accumulates
@@ -84,12 +83,12 @@ def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, r
 
 
 def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root: float) -> list[Parts]:
-    """The highest point within each layer of the backward pass, from the last layer on."""
+    """The peak within each layer of the backward pass, starting at the last layer."""
     each = setting.bytes_each
     found = []
     for done, activations in enumerate(_left_by_layer(setting, shape, run, trained)):
         reducing = FLOAT * trained if done and setting.sharded else 0
-        # From the second micro-batch on there are gradients of all layers, and new ones until they are added.
+        # From the second micro-batch on there are gradients of all layers, plus new ones until they are added.
         there = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
         reduced = there * FLOAT * trained / setting.ranks
         found.append(
@@ -103,15 +102,15 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
 
 
 def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass, trained: float) -> list[float]:
-    """Activations and the gradients of weights that take their place, at the highest point within each layer of the
-    backward pass, from the last on."""
+    """Activations and the weight gradients that replace them, at the peak within each layer of the backward pass,
+    starting at the last layer."""
     tokens, each = setting.pack.tokens, setting.bytes_each
     whole = layer_bytes(shape, run, setting.pack)
-    # A hidden state's gradient comes down in place of what the head had kept.
+    # The gradient of a hidden state replaces what the head had kept.
     ends = tokens * (each * shape.hidden + rotation_bytes(shape, run))
     inputs = 0.0 if run.offload else tokens * each * shape.hidden
-    # While the gated unit is passed back, two tensors of its width come on top and little has a gradient yet; at the
-    # layer's end all of it has, and nothing is left of what was kept.
+    # In the backward pass of the gated unit there are two more tensors of its width, and few gradients yet; at the
+    # layer's end all gradients exist, and no kept activations are left.
     early = tokens * each * 2 * shape.intermediate + each * _largest_linear(shape) * bool(not run.lora_rank)
     late = each * trained - whole
     kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
@@ -119,19 +118,19 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass, trained: floa
 
 
 def _largest_linear(shape: ModelShape) -> int:
-    """The last linear layer's weight: the first of a layer that has a gradient."""
+    """The last linear layer's weight: the first one of a layer to get a gradient."""
     return shape.hidden * shape.intermediate
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
-    """The optimizer's step, fused: all gradients, and nothing besides."""
+    """The fused optimizer step: only all gradients."""
     run = setting.passing(trained_whole=shape != setting.policy)
     return {"gradients": FLOAT * _trained(setting, shape, run) / setting.ranks}
 
 
 def sending(setting: Setting) -> Parts:
-    """The weight sync: the buckets that are gathered, or of one rank the largest parameter that is copied; and on CPUs
-    what the engine packs anew, a layer as it came, as it is packed, and as it was."""
+    """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and on CPUs what the engine
+    repacks: a layer as received, as packed, and its old version."""
     if setting.adapter_apart:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
     shape, each = setting.policy, setting.bytes_each
@@ -139,8 +138,8 @@ def sending(setting: Setting) -> Parts:
     packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.engine_here
     if setting.ranks == 1:
         return {"sync": largest + packing}
-    # One bucket is copied out of what was gathered while the next one is under way, for which gloo has memory of its
-    # own; each with its rank's own part.
+    # One bucket is copied out of the gathered data while the next one is in transit, for which gloo has its own memory;
+    # each with its rank's own part.
     total = shape.parameters * each
     one = min(max(BUCKET_BYTES, largest), total)
     other = min(one, total - one)
@@ -149,15 +148,14 @@ def sending(setting: Setting) -> Parts:
 
 
 def offloaded_activations(setting: Setting) -> float:
-    """In host memory: the input of each layer, where checkpointing offloads it."""
+    """Host memory for the input of each layer, if checkpointing offloads it."""
     if not setting.passing().offload or setting.device.is_cpu:
         return 0.0
     return setting.pack.tokens * setting.bytes_each * setting.policy.layers * setting.policy.hidden
 
 
 def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = False) -> float:
-    """The root and the layers that are whole at one time, in compute dtype; while_gathering: in the moment in which
-    one is put together."""
+    """The root and the layers that are whole at once, in compute dtype; while_gathering: while one is being built."""
     if not setting.sharded:
         return 0.0
     together = setting.ranks > 1 or not setting.device.is_cpu
@@ -178,11 +176,11 @@ def _whole(setting: Setting, shape: ModelShape) -> float:
 
 
 LOGIT_BYTES = {"infer": (4, 6), "forward": (8, 8), "backward": (4, 6), "backward with entropy": (8, 10)}
-"""What the head's loop over chunks holds of a logit (`rlcli.model.logprobs`), in float32 and in bfloat16."""
+"""Bytes per logit in the head's loop over chunks (`rlcli.model.logprobs`), in float32 and in bfloat16."""
 
 
 def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
-    """Of a chunk of logits."""
+    """Bytes of a chunk of logits."""
     if shape.value:
         return 0.0
     chunk, responses = chunk_tokens(shape.vocab, not setting.device.is_cpu), setting.pack.responses
@@ -191,7 +189,7 @@ def _logits(setting: Setting, shape: ModelShape, doing: str) -> float:
 
 
 def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
-    """Logits, the hidden states' gradient and, of a trained head in bfloat16, the product that is added to its own."""
+    """Logits, the hidden states' gradient and, for a trained head in bfloat16, the product added to its gradient."""
     doing = "backward with entropy" if setting.config.algorithm.entropy_coef else "backward"
     taken = _logits(setting, shape, doing) + setting.bytes_each * setting.pack.responses * shape.hidden
     half = setting.bytes_each < FLOAT and not setting.config.lora.rank

@@ -1,4 +1,4 @@
-"""A run as the planner sees it: what is configured, the shapes of its models, and the device of each worker."""
+"""The planner's input for a run: its configuration, the shapes of its models, and the device of each worker."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rlcli.algorithms.algorithm import Algorithm
 
 SHARED_FROM = 1 / 16
-"""`rlcli.model.packed.WORTH_SHARING`, which would bring transformers along."""
+"""As `rlcli.model.packed.WORTH_SHARING`, whose import would load transformers."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """policy, critic: shapes; critic is None where there is none, and of a process reward model it is a policy's.
-    prompt_tokens: mean of a prompt, where the data was read; else the most that a prompt may have. kv_cache_bytes: of
-    one engine, where it is given or sized to the workload; None: gpu_memory_utilization leaves it."""
+    """policy, critic: shapes; critic is None if there is none; for a process reward model it has a policy's shape.
+    prompt_tokens: mean length of a prompt if the data was read, else the maximum. kv_cache_bytes: of one engine, if it
+    is given or sized to the workload; None: determined by gpu_memory_utilization."""
 
     config: RunConfig
     device: Device
@@ -41,12 +41,12 @@ class Setting:
 
     @property
     def adapter_apart(self) -> bool:
-        """Whether the engine gets an adapter by itself; in float32 it gets weights that it has been added to."""
+        """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
         return bool(self.config.lora.rank) and self.bytes_each < 4
 
     @property
     def bytes_each(self) -> int:
-        """Of a number in compute dtype."""
+        """Bytes of a number in compute dtype."""
         wanted = self.config.model.dtype
         if wanted == "auto":
             return 4 if self.device.is_cpu else 2
@@ -59,12 +59,12 @@ class Setting:
 
     @property
     def sharded(self) -> bool:
-        """Whether FSDP2 divides what trains: one rank in float32 has nothing to gather, to cast or to reduce."""
+        """Whether FSDP2 shards the trained model: one rank in float32 has nothing to gather, cast or reduce."""
         return self.ranks > 1 or self.bytes_each < FLOAT
 
     @property
     def engine_here(self) -> bool:
-        """Whether the workers that train host an engine too."""
+        """Whether the workers that train also host an engine."""
         return self.has_engine and not self.config.rollout.workers
 
     @property
@@ -81,7 +81,7 @@ class Setting:
 
     @property
     def reference_copy(self) -> bool:
-        """Whether a second, frozen copy of the model is held: with LoRA the policy without its adapter serves."""
+        """Whether a second, frozen copy of the model is held: with LoRA the policy without its adapter is used."""
         return self.algorithm.needs_reference and not self.config.lora.rank
 
     @property
@@ -95,7 +95,7 @@ class Setting:
 
     @property
     def samples(self) -> int:
-        """That a step trains on, at most."""
+        """The maximum number of samples that a step trains on."""
         rollout = self.config.rollout
         if self.config.algorithm.select == "pairs":
             return 2 * rollout.prompts_per_step
@@ -103,14 +103,14 @@ class Setting:
 
     @property
     def sample_tokens(self) -> float:
-        """Prompt and response of a sample whose response is as long as it may be."""
+        """Prompt and response tokens of a sample with a response of maximum length."""
         return self.prompt_tokens + self.config.rollout.max_response_tokens
 
     @cached_property
     def pack(self) -> Pack:
-        """The most that a rank forwards at once: as many samples as train.tokens_per_microbatch takes and a minibatch
-        has for a rank, every response as long as it may be. Those of one prompt lie together, and it counts once.
-        (Where all are that long micro-batches may be less than full; with some shorter ones they are.)"""
+        """The largest micro-batch of a rank: as many samples as fit train.tokens_per_microbatch and as a minibatch has
+        for a rank, every response of maximum length. Samples of one prompt are packed together and share it. (If all
+        are that long, micro-batches may not be full; with some shorter ones they are.)"""
         train, longest = self.config.train, self.config.rollout.max_response_tokens
         room, prompt = train.tokens_per_microbatch, self.prompt_tokens
         a_rank = self.samples / train.minibatches / self.ranks
@@ -123,11 +123,11 @@ class Setting:
 
     @property
     def accumulates(self) -> bool:
-        """Whether a minibatch takes several micro-batches: their gradients add up."""
+        """Whether a minibatch has several micro-batches, whose gradients accumulate."""
         return self.pack.places < self.samples / self.config.train.minibatches / self.ranks * self.sample_tokens
 
     def passing(self, *, trained_whole: bool = False) -> Pass:
-        """How the policy is passed through; trained_whole: the critic, which has no adapter."""
+        """How a pass through the policy runs; trained_whole: through the critic, which has no adapter."""
         config = self.config
         checkpointing = config.model.gradient_checkpointing
         return Pass(
@@ -140,14 +140,14 @@ class Setting:
         )
 
     def trained_parameters(self) -> int:
-        """Of the policy: all, or its adapter's."""
+        """Trained parameters of the policy: all, or its adapter's."""
         lora = self.config.lora
         if not lora.rank:
             return self.policy.parameters
         return self.policy.layers * self.policy.adapter_layer_parameters(lora.rank, lora.targets)
 
     def weight_bytes(self) -> float:
-        """Of the policy on all ranks together: what is trained in float32, a frozen base in compute dtype."""
+        """Weight bytes of the policy on all ranks together: trained ones in float32, a frozen base in compute dtype."""
         trained = FLOAT * self.trained_parameters()
         return trained + (self.policy.parameters * self.bytes_each if self.config.lora.rank else 0)
 
@@ -160,11 +160,11 @@ def setting_of(
     kv_cache_bytes: int | None = None,
     read: Callable[..., ModelShape] = read_shape,
 ) -> Setting:
-    """Raises the RlcliError that names a model or an algorithm that cannot be used."""
+    """The setting of a run. Raises an RlcliError that names a model or an algorithm that cannot be used."""
     policy = read(config.model.path)
-    from rlcli.algorithms.algorithm import Algorithm
+    from rlcli.algorithms.build import build_algorithm
 
-    algorithm = Algorithm.build(**config.algorithm.model_dump(), tried=False)
+    algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
     critic = None
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         critic = read(config.critic.path, "critic.path") if config.critic.path else policy

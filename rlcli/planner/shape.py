@@ -1,4 +1,4 @@
-"""A model as its config.json describes it: the sizes from which all else is worked out."""
+"""The sizes of a model from its config.json, from which all else is computed."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ class ModelShape:
 
     @property
     def head_parameters(self) -> int:
-        """Of the output layer, where it is not the embedding's own weight."""
+        """Parameters of the output layer, if it is not tied to the embedding."""
         if self.value:
             return self.hidden
         return 0 if self.tied else self.vocab * self.hidden
 
     @property
     def root_parameters(self) -> int:
-        """What lies outside the decoder layers: embedding, last norm and head."""
+        """Parameters outside the decoder layers: embedding, last norm and head."""
         return self.embedding_parameters + self.hidden + self.head_parameters
 
     @property
@@ -83,11 +83,11 @@ class ModelShape:
 
     @property
     def matrix_parameters(self) -> int:
-        """What each token is multiplied with in a forward pass, without the head: 2 operations each."""
+        """Weights that each token is multiplied with in a forward pass, without the head: 2 operations each."""
         return self.layers * sum(linear.inputs * linear.outputs for linear in self.linears)
 
     def adapter_layer_parameters(self, rank: int, targets: str) -> int:
-        """Of a LoRA adapter on one layer."""
+        """Parameters of a LoRA adapter on one layer."""
         return rank * sum(linear.inputs + linear.outputs for linear in self.adapted(targets))
 
     def adapted(self, targets: str) -> list[Linear]:
@@ -96,7 +96,7 @@ class ModelShape:
         return [linear for linear in self.linears if "all-linear" in names or linear.name in names]
 
     def kv_bytes_per_token(self, bytes_each: float) -> float:
-        """Of vLLM's KV cache, over all layers."""
+        """Bytes per token of vLLM's KV cache, over all layers."""
         return 2 * self.layers * self.key * bytes_each
 
     def as_value_model(self) -> ModelShape:
@@ -104,7 +104,7 @@ class ModelShape:
 
 
 def shape_of(config: Any) -> ModelShape:
-    """The shape of a model from its config, as `rlcli.model.facts.read_config` gives it."""
+    """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""
     heads = config.num_attention_heads
     shape = ModelShape(
         kind=config.model_type,
@@ -125,9 +125,9 @@ def shape_of(config: Any) -> ModelShape:
 
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
     """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
-    `ModelError` where there is none or it could not be trained. key: where the path was given."""
-    from rlcli.model.facts import check_place, check_sizes, read_config
-    from rlcli.model.plain_config import plain_config
+    `ModelError` if there is none or it cannot be trained. key: the config key that gives the path."""
+    from rlcli.model.io.config import check_place, check_sizes, read_config
+    from rlcli.model.io.plain_config import plain_config
 
     if not path:
         raise ModelError("no model is given", "name a folder or hub id with --model")

@@ -1,4 +1,4 @@
-"""The largest sizes that fit, and what would make a run fit that does not."""
+"""Find the largest sizes that fit, and changes with which a run would fit."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ from rlcli.planner.setting import Setting
 from rlcli.planner.timing import step_seconds, times
 
 GPU_SHARE, CPU_SHARE = 0.95, 0.9
-"""Of a device's memory that a plan may fill: the rest is for what allocators leave unused and for the account's own
-error."""
+"""Share of a device's memory that a plan may use: the rest covers what allocators leave unused and the error of the
+prediction."""
 OUTSIDE = 1.5 * GIB
-"""On CPUs, beside the workers: the driver, Ray's daemons and its object store, the scoring service and its
-processes."""
+"""On CPUs, besides the workers: the driver, Ray's daemons and object store, the scoring service and its processes."""
 STEP = 128
 USEFUL_ON_GPU, USEFUL_ON_CPU = 32768, 8192
-"""Tokens of a micro-batch beyond which it is no faster: kernels are full long before."""
+"""Tokens of a micro-batch beyond which it is not faster: kernels are saturated long before."""
 HIGHEST_UTILIZATION = 0.95
 
 
 def budget(setting: Setting) -> float:
-    """Bytes that one worker may take."""
+    """Bytes that one worker may use."""
     if not setting.device.is_cpu:
         return GPU_SHARE * setting.device.memory
     return max(CPU_SHARE * setting.device.memory - OUTSIDE, 0.0) / setting.config.all_workers
 
 
 def all_phases(setting: Setting) -> list[PhaseMemory]:
-    """Of a training worker, of one that only generates, and of one that only trains the critic."""
+    """Phases of a training worker, of one that only generates, and of one that only trains the critic."""
     return phases(setting) + [apart for apart in (engine_worker(setting), critic_worker(setting)) if apart]
 
 
@@ -43,7 +42,7 @@ def fits(setting: Setting) -> bool:
 
 
 def _engine_works(setting: Setting) -> bool:
-    """Whether the KV cache holds one sample of the longest kind, at least."""
+    """Whether the KV cache holds at least one sample of maximum length."""
     return not setting.has_engine or full_responses(setting) >= 1
 
 
@@ -53,12 +52,12 @@ def shortfall(setting: Setting) -> str:
     if peak.total <= budget(setting):
         key = "gpu_memory_utilization" if setting.kv_cache_bytes is None else "kv_cache_mb"
         return (
-            f"an engine's KV cache holds {full_responses(setting):.2g} of a sample of {setting.max_length} tokens, and "
-            f"has to hold one (rollout.{key})"
+            f"an engine's KV cache holds {full_responses(setting):.2g} of a sample of {setting.max_length} tokens, but "
+            f"must hold one (rollout.{key})"
         )
     most = max(peak.parts, key=lambda part: peak.parts[part])
     return (
-        f"{peak.name} takes {peak.total / GIB:.1f} GiB, {most} most of it, and a worker may take "
+        f"{peak.name} needs {peak.total / GIB:.1f} GiB (mostly {most}), but a worker may use "
         f"{budget(setting) / GIB:.1f} GiB"
     )
 
@@ -70,7 +69,7 @@ def smallest_microbatch(config: RunConfig) -> int:
 
 
 def largest_microbatch(setting: Setting) -> int | None:
-    """The largest train.tokens_per_microbatch that fits and is of use; None where none fits."""
+    """The largest useful train.tokens_per_microbatch that fits; None if none fits."""
     least = smallest_microbatch(setting.config)
     a_rank = setting.samples / setting.config.train.minibatches / setting.ranks
     useful = USEFUL_ON_CPU if setting.device.is_cpu else USEFUL_ON_GPU
@@ -85,8 +84,8 @@ def largest_microbatch(setting: Setting) -> int | None:
 
 
 def largest_utilization(setting: Setting) -> float | None:
-    """The largest rollout.gpu_memory_utilization that fits; None where none does, or where there is nothing to choose
-    (on CPUs, and with a KV cache of a given size)."""
+    """The largest rollout.gpu_memory_utilization that fits; None if none does, or if it has no effect (on CPUs, and
+    with a KV cache of a given size)."""
     if setting.device.is_cpu or not setting.has_engine or setting.kv_cache_bytes is not None:
         return None
 
@@ -102,7 +101,7 @@ def largest_utilization(setting: Setting) -> float | None:
 
 
 def _largest(least: int, most: int, step: int, holds: Callable[[int], bool]) -> int | None:
-    """The largest of `least`, `least + step`, … and `most` that holds, where all smaller ones hold too."""
+    """The largest of `least`, `least + step`, … and `most` that holds, given that all smaller ones hold too."""
     if not holds(least):
         return None
     if holds(most):
@@ -115,7 +114,7 @@ def _largest(least: int, most: int, step: int, holds: Callable[[int], bool]) -> 
 
 
 def solved(setting: Setting) -> Setting | None:
-    """With the largest sizes that fit; None where no sizes do."""
+    """The setting with the largest sizes that fit; None if no sizes fit."""
     tokens, utilization = largest_microbatch(setting), largest_utilization(setting)
     if tokens is None:
         return None
@@ -126,17 +125,17 @@ def solved(setting: Setting) -> Setting | None:
 
 
 @dataclass(frozen=True)
-class Mend:
-    """A change with which the run fits. keys: what to set. seconds: of a step then; 0 where unknown. cost: in words."""
+class Fix:
+    """A change with which the run fits. keys: what to set. seconds: of a step with it; 0 if unknown. cost: in words."""
 
     keys: dict[str, Any]
     cost: str
     seconds: float
 
 
-def mends(setting: Setting) -> list[Mend]:
-    """What makes a run fit that does not: first what only costs time, the fastest first, then what changes what is
-    trained or takes more devices."""
+def fixes(setting: Setting) -> list[Fix]:
+    """Changes that make a run fit: first those that only cost time, the fastest first, then those that change what is
+    trained or need more devices."""
     if larger := _larger_cache(setting):
         return [larger]
     on_gpu = not setting.device.is_cpu
@@ -146,19 +145,19 @@ def mends(setting: Setting) -> list[Mend]:
     if on_gpu:
         moments, everything = {"train": {"offload": "optimizer"}}, {"train": {"offload": "all"}}
         tried += [
-            (moments, "moves the optimizer's states to the host and back"),
-            (recompute | moments, "recomputes each layer, and moves the optimizer's states"),
-            (recompute | everything, "recomputes each layer, and moves weights and optimizer"),
+            (moments, "offloads optimizer states to the host"),
+            (recompute | moments, "recomputes each layer, and offloads optimizer states"),
+            (recompute | everything, "recomputes each layer, and offloads weights and optimizer"),
             (
                 offload_inputs | everything,
-                "recomputes each layer from inputs in host memory, and moves weights and optimizer",
+                "recomputes each layer from inputs in host memory, and offloads weights and optimizer",
             ),
         ]
     within = [found for change, cost in tried if (found := _mend(setting, change, cost))]
-    within.sort(key=lambda mend: mend.seconds)
-    beyond: list[Mend | None] = []
+    within.sort(key=lambda hint: hint.seconds)
+    beyond: list[Fix | None] = []
     adapter = recompute if setting.config.lora.rank else recompute | {"lora": {"rank": 32}}
-    alone = "trains an adapter alone" if adapter != recompute else "recomputes each layer"
+    alone = "trains only an adapter" if adapter != recompute else "recomputes each layer"
     if adapter != recompute:
         beyond.append(_mend(setting, adapter, alone))
     if on_gpu:
@@ -166,30 +165,30 @@ def mends(setting: Setting) -> list[Mend]:
         if not any(beyond) and adapter != recompute:
             beyond.append(_shared_engine(setting, adapter, alone))
         beyond.append(_more_devices(setting, recompute))
-    return within + [mend for mend in beyond if mend]
+    return within + [hint for hint in beyond if hint]
 
 
-def _mend(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Mend | None:
+def _mend(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Fix | None:
     found = solved(setting.with_keys(**change))
     if found is None:
         return None
     keys = {f"{section}.{key}": value for section, values in change.items() for key, value in values.items()}
-    return Mend(keys, cost, step_seconds(found, times(found)))
+    return Fix(keys, cost, step_seconds(found, times(found)))
 
 
-def _larger_cache(setting: Setting) -> Mend | None:
-    """The KV cache that holds a sample, where it is set to less."""
+def _larger_cache(setting: Setting) -> Fix | None:
+    """The KV cache size that holds a sample, if it is set to less."""
     if setting.config.rollout.kv_cache_mb is None or _engine_works(setting):
         return None
     size = math.ceil(kv_per_token(setting) * setting.max_length / MIB)
     found = solved(replace(setting.with_keys(rollout={"kv_cache_mb": size}), kv_cache_bytes=size * MIB))
     if found is None:
         return None
-    return Mend({"rollout.kv_cache_mb": size}, "the least that holds a sample", step_seconds(found, times(found)))
+    return Fix({"rollout.kv_cache_mb": size}, "the minimum for one sample", step_seconds(found, times(found)))
 
 
-def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend | None:
-    """The least number of devices, by doubling, with which it fits."""
+def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Fix | None:
+    """The smallest number of devices, by doubling, with which it fits."""
     workers = setting.ranks
     for _ in range(6):
         workers *= 2
@@ -199,8 +198,8 @@ def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Mend |
     return None
 
 
-def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Mend | None:
-    """The least tensor_parallel with which it fits on the devices that there are."""
+def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Fix | None:
+    """The smallest tensor_parallel with which it fits on the current devices."""
     shared = setting.config.rollout.tensor_parallel * 2
     while shared <= setting.config.engine_workers:
         if setting.policy.heads % shared == 0 and setting.config.engine_workers % shared == 0:

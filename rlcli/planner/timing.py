@@ -1,6 +1,6 @@
-"""Seconds of a step by phase, every response as long as it may be: operations and bytes over what a device does.
+"""Estimate the seconds of a step by phase, for full-length responses: operations and bytes divided by device rates.
 
-The device's own figures are peaks; the shares below say what of them is reached. They are round numbers of what good
+The device's figures are peaks; the shares below are the fractions reached. They are round numbers from what good
 implementations report, not measurements of yours: expect the order of magnitude, and trust comparisons more.
 """
 
@@ -15,19 +15,19 @@ from rlcli.planner.memory import checkpoint_bytes
 from rlcli.planner.setting import Setting
 
 OF_FLOPS = 0.45
-"""Of the matrix rate, in training and prefill."""
+"""Reached share of the matrix rate, in training and prefill."""
 OF_READING = 0.6
-"""Of the memory's rate, in decoding and in the optimizer's step."""
+"""Reached share of the memory rate, in decoding and in the optimizer's step."""
 OF_LINKS = 0.6
 DECODE_STEP_S = 0.002
-"""Of each token's step beside what it computes: scheduling and sampling; on CPUs and without CUDA graphs tenfold."""
+"""Overhead of each decoding step: scheduling and sampling; tenfold on CPUs and without CUDA graphs."""
 ADAM_TRAFFIC = 7 * FLOAT
-"""Bytes a parameter that a step reads and writes: weight, gradient and two moments."""
+"""Bytes per parameter that a step reads and writes: weight, gradient and two moments."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """seconds of a phase at most, and what bounds it."""
+    """Maximum seconds of a phase, and what bounds it."""
 
     name: str
     seconds: float
@@ -35,7 +35,7 @@ class PhaseTime:
 
 
 def times(setting: Setting) -> list[PhaseTime]:
-    """In the order of a step; nothing where the device's rates are unknown."""
+    """The phases in the order of a step; empty if the device's rates are unknown."""
     if not setting.device.has_rates:
         return []
     found = []
@@ -60,7 +60,7 @@ def times(setting: Setting) -> list[PhaseTime]:
 
 
 def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
-    """Of a whole step, of which `phases` are the times; 0 where they are unknown."""
+    """Seconds of a whole step with the times `phases`; 0 if they are unknown."""
     total = sum(phase.seconds for phase in phases)
     if not setting.config.async_.staleness:
         return total
@@ -69,7 +69,7 @@ def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
 
 
 def _as_critic(setting: Setting) -> Setting | None:
-    """The critic in the policy's place, on the workers that it is on."""
+    """The setting with the critic in place of the policy, on the critic's workers."""
     if setting.critic is None:
         return None
     workers = setting.config.critic.workers or setting.ranks
@@ -85,7 +85,7 @@ def model_flops(setting: Setting) -> float:
 
 
 def _step_tokens(setting: Setting) -> tuple[float, float, float]:
-    """Of all ranks in one pass: tokens of the packs, places in attention, responses."""
+    """Totals over all ranks in one pass: tokens of the packs, places in attention, response tokens."""
     pack, config = setting.pack, setting.config
     packs = setting.samples * setting.sample_tokens / pack.places
     return pack.tokens * packs, pack.places * packs, setting.samples * config.rollout.max_response_tokens
@@ -115,7 +115,7 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
 def _update(setting: Setting) -> PhaseTime:
     config = setting.config
     checkpointing = bool(config.model.gradient_checkpointing)
-    # The head is always worked out twice; with an adapter the weights have no gradient of their own.
+    # The head is always computed twice; with an adapter the base weights have no gradient.
     backward = 1 if config.lora.rank else 2
     seconds, bound = _pass_seconds(setting, passes=1 + checkpointing + backward, head=2 + backward)
     stepping = _stepping(setting, setting.trained_parameters())
@@ -131,12 +131,12 @@ def _update(setting: Setting) -> PhaseTime:
 
 
 def _stepping(setting: Setting, parameters: float) -> float:
-    """Of the optimizer's step."""
+    """Seconds of the optimizer's step."""
     return parameters / setting.ranks * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
 
 
 def _generate(setting: Setting) -> PhaseTime:
-    """Decoding, in as many rounds as the requests at once make necessary, and the prompts' prefill."""
+    """Decoding, in as many rounds as concurrent requests require, and the prompts' prefill."""
     config, shape, device = setting.config, setting.policy, setting.device
     rollout, shared = config.rollout, config.rollout.tensor_parallel
     kept = config.dynamic_sampling

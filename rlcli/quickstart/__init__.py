@@ -1,0 +1,1 @@
+"""The task and warm start of `rlcli quickstart`."""

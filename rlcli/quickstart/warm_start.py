@@ -1,7 +1,7 @@
-"""Supervised learning that gives a tiny model something for reinforcement learning to lift.
+"""Supervised warm-up of a tiny model, so that reinforcement learning has something to improve.
 
-Of the demonstrations, 40% work a sum digit by digit and 60% guess its answer without working. The model learns that it
-can show its work, but mostly does not: rewards then teach it to.
+40% of the demonstrations work a sum digit by digit, and 60% guess its answer without working. The model learns that it
+can show its work, but mostly does not; the rewards then teach it to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.data.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
 from rlcli.errors import DataError, ModelError
 from rlcli.types import Prompt
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIZES = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
 RECIPE: dict[str, Any] = {
-    "version": 1,  # raise it when the code below changes what comes out
+    "version": 1,  # raise it when the code below changes the result
     "batch": 32,
     "lr": 3e-3,
     "final_lr_fraction": 0.1,
@@ -39,15 +39,15 @@ RECIPE: dict[str, Any] = {
 }
 NOTE = "warm-start.json"
 THREADS = 1
-"""Two are hardly faster at this size, and several times slower where something else uses the cores."""
+"""Two are hardly faster at this size, and several times slower if something else uses the cores."""
 IGNORED = -100
-"""The label of tokens that bear no loss, as torch's cross entropy has it."""
+"""The label of tokens without a loss, as in torch's cross entropy."""
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """path: the model's folder. seconds: what its training took, in an earlier call when `cached`. loss: nats per token
-    of the answers, the mean of the last tenth of the steps."""
+    """path: the model's folder. seconds: training time, in an earlier call if `cached`. loss: nats per answer token,
+    averaged over the last tenth of the steps."""
 
     path: Path
     seconds: float
@@ -57,7 +57,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """prompt: token ids with the chat template. worked: those of the worked answer. answer: the sum."""
+    """prompt: token ids with the chat template. worked: token ids of the worked answer. answer: the sum."""
 
     prompt: list[int]
     worked: list[int]
@@ -71,11 +71,11 @@ def warm_start(
     steps: int = 1000,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> WarmStart:
-    """The warmed-up tiny model in a folder of its own under `out`; made now unless an equal one is there already.
+    """The warmed-up tiny model in a separate folder under `out`; trained now unless an equal one exists.
 
-    data: what `rlcli prep arithmetic` made. The folder's name holds a hash of all that shapes the model. `on_progress`
-    gets (steps done, steps). Raises `DataError` for data without worked solutions, `ModelError` when `out` cannot be
-    written.
+    data: output of `rlcli prep arithmetic`. The folder's name holds a hash of everything that affects the model.
+    `on_progress` gets (steps done, steps). Raises `DataError` for data without worked solutions, `ModelError` if `out`
+    cannot be written.
     """
     prompts = read_prompts(data, "train")
     path = Path(out) / f"warm-start-{_key(prompts, seed, steps)}"
@@ -92,14 +92,14 @@ def warm_start(
 
 
 def _writable(path: Path) -> None:
-    """Know that the model can be kept before a minute goes into it."""
+    """Check that the model can be saved before a minute is spent on it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         raise ModelError(
-            f"cannot write {path}: {error.strerror or error}", "give another place with --cache"
+            f"cannot write {path}: {error.strerror or error}", "give another folder with --cache"
         ) from error
 
 
@@ -122,7 +122,7 @@ def _train(
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from rlcli.model.tiny import tiny_config, tiny_tokenizer
+    from rlcli.model.io.tiny import tiny_config, tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     demonstrations = _demonstrations(prompts, tokenizer)
@@ -166,7 +166,7 @@ def _ids(tokenizer: Any, answer: str) -> list[int]:
 def _batches(
     demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Token ids and labels of one step: guesses and worked answers apart, as their lengths differ by half."""
+    """Token ids and labels of one step: guesses and worked answers separately, as their lengths differ by half."""
     guessed, worked = [], []
     for drawn in rng.choices(demonstrations, k=RECIPE["batch"]):
         if rng.random() < RECIPE["guesses"]:
@@ -203,7 +203,7 @@ def _lr(step: int, steps: int) -> float:
 
 @contextmanager
 def _own_torch_state(seed: int) -> Iterator[None]:
-    """Seeded, on `THREADS` threads; the caller's random state and thread count come back afterwards."""
+    """Seed torch and use `THREADS` threads; restores the caller's random state and thread count afterwards."""
     import torch
 
     threads = torch.get_num_threads()
@@ -217,7 +217,7 @@ def _own_torch_state(seed: int) -> Iterator[None]:
 
 
 def _save(model: Any, path: Path, note: dict[str, Any]) -> None:
-    from rlcli.model.tiny import save_model
+    from rlcli.model.io.tiny import save_model
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ def _save(model: Any, path: Path, note: dict[str, Any]) -> None:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
-        # Another process may have made the same model meanwhile: a folder that is there is whole.
+        # Another process may have made the same model meanwhile: an existing folder is complete.
         if not path.is_dir():
-            mend = "free some disk, or give another place"
-            raise ModelError(f"cannot write {path}: {error.strerror or error}", mend) from error
+            hint = "free some disk space, or give another folder"
+            raise ModelError(f"cannot write {path}: {error.strerror or error}", hint) from error

@@ -1,0 +1,1 @@
+"""Generation: the engine protocol, vLLM, clients of served models, and sampling."""

@@ -1,4 +1,4 @@
-"""Where a base model's tensors lie in an engine that reads them from a checkpoint itself, beside an adapter."""
+"""Locations of a base model's tensors in an engine that reads them from a checkpoint itself, besides an adapter."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlcli.model.held import Layout
+    from rlcli.model.weight_check.engine_weights import Layout
 
 
 @contextmanager
 def recorded() -> Iterator[list[Layout]]:
-    """Of each model that vLLM loads inside the block, its layout; none of one that a special loader reads. The names
-    are those of before vLLM puts LoRA's layers around the model's."""
+    """The layout of each model that vLLM loads inside the block; none for a model that a special loader reads. The
+    names are those before vLLM wraps the model's layers in LoRA's."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    from rlcli.model.held import Recorder
+    from rlcli.model.weight_check.engine_weights import Recorder
 
     load, read, found = DefaultModelLoader.load_weights, DefaultModelLoader.get_all_weights, list[Any]()
 

@@ -1,7 +1,7 @@
-"""On CPUs: the norm and the gated unit of vLLM's models, which it leaves to a compiler that is off there.
+"""CPU kernels for the norm and the gated unit of vLLM's models, which expect torch.compile, which is off there.
 
-vLLM writes both as a handful of torch calls that torch.compile is to fuse. For the norm a kernel is in its CPU build
-all the same; the gated unit needs but two calls.
+vLLM writes both as several torch calls for torch.compile to fuse. Its CPU build still has a kernel for the norm; the
+gated unit needs only two calls.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ KERNELS = ("rms_norm", "fused_add_rms_norm")
 
 
 def install(model: Any) -> int:
-    """Have the layers of `model` that fit run these; how many do. Called in the worker through `apply_model`.
-    0 where this build of vLLM has no such kernels or its layers no such seam."""
+    """Make the matching layers of `model` use these; returns how many do. Called in the worker through `apply_model`.
+    0 if this build of vLLM has no such kernels or its layers no such hook."""
     import torch
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.layernorm import RMSNorm
@@ -34,7 +34,7 @@ def _norm(layer: Any, x: Any, residual: Any = None) -> Any:
     """As `RMSNorm.forward`: the norm of x, or of x + residual and that sum, both in place."""
     import torch
 
-    # Weights are looked up at every call: a sync may have put others in their place.
+    # Weights are looked up at every call: a sync may have replaced them.
     fits = layer.variance_size_override is None and layer.has_weight and layer.weight.dtype == x.dtype
     if not fits or not (residual is None or (x.is_contiguous() and residual.is_contiguous())):
         return layer.forward_native(x, residual)
@@ -49,8 +49,8 @@ def _norm(layer: Any, x: Any, residual: Any = None) -> Any:
 
 
 def _silu_and_mul(layer: Any, x: Any) -> Any:
-    """x [..., 2 · D] → silu of its first half times its second, [..., D]. By torch, whose silu computes several numbers
-    at once, where vLLM's kernel takes one by one; in place, where vLLM's own way takes a tensor more."""
+    """x [..., 2 · D] → silu of its first half times its second, [..., D]. With torch, whose silu is vectorized, while
+    vLLM's kernel is not; in place, while vLLM's own code allocates another tensor."""
     import torch
 
     width = x.shape[-1] // 2

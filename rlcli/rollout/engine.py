@@ -1,4 +1,4 @@
-"""The seam between the trainer and whatever generates: one protocol, tokens in, tokens and log-probs out."""
+"""The interface between the trainer and an inference engine: one protocol, tokens in, tokens and log-probs out."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlcli.types import FinishReason
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlcli.model.checksum import Sent
-    from rlcli.model.held import Verified
+    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.engine_weights import Verified
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a batch of responses is drawn. temperature 0 is greedy; max_tokens bounds the response, end token
-    included; top_p: from the fewest likeliest tokens that hold this probability (1: from all)."""
+    """Sampling parameters of a batch of responses. temperature 0 is greedy; max_tokens limits the response, end token
+    included; top_p: sample from the smallest set of most likely tokens with this total probability (1: from all)."""
 
     temperature: float
     max_tokens: int
@@ -30,9 +30,9 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
-    that what it draws does not depend on what else is in the batch. greedy: take the likeliest token each time,
-    whatever the temperature of the batch. begun: int32 ids of the response so far, where it was broken off: what comes
-    back is what follows them, and they count towards `Sampling.max_tokens`."""
+    that its samples do not depend on what else is in the batch. greedy: take the most likely token each time, whatever
+    the temperature of the batch. begun: int32 ids of the response so far, if it was aborted: only what follows them is
+    returned, and they count towards `Sampling.max_tokens`."""
 
     key: int
     prompt: np.ndarray
@@ -43,10 +43,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One response. tokens: int32 `[n]`, the end token included where there is one. log_probs: float32 `[n]`, of those
-    tokens under the distribution that was sampled from: after temperature (at 1 where the response is greedy) and after
-    top-p, which gives the tokens that it leaves a higher probability than the model does. finish_reason: None where it
-    was broken off."""
+    """One response. tokens: int32 `[n]`, including the end token if there is one. log_probs: float32 `[n]`, of those
+    tokens under the distribution that was sampled from: after temperature (at 1 if the response is greedy) and after
+    top-p, which gives the tokens that it keeps a higher probability than the model does. finish_reason: None if it was
+    aborted."""
 
     key: int
     tokens: np.ndarray
@@ -55,21 +55,21 @@ class Generation:
 
 
 def shared_memory_prefix(group_id: str) -> str:
-    """How the names of all that a run leaves in /dev/shm begin, so that it can be told from other runs' and removed."""
+    """Prefix of everything that a run leaves in /dev/shm, to distinguish it from other runs' and to remove it."""
     return f"rlcli-{group_id}-"
 
 
 class RolloutEngine(Protocol):
-    """What the worker asks of an engine. Workers that share one engine (tensor parallel) make the same calls in the
+    """Interface of an engine to its worker. Workers that share one engine (tensor parallel) make the same calls in the
     same order with the same arguments.
 
-    The life of a step: `begin`, `add` and `step` until nothing is `unfinished`, or `abort` → `sleep` (the trainer takes
-    the memory) → `wake_weights` → `load_weights` or `load_adapter` → `verify` → `wake_cache` → `probe`.
+    One step: `begin`, `add` and `step` until nothing is `unfinished`, or `abort` → `sleep` (the trainer uses the
+    memory) → `wake_weights` → `load_weights` or `load_adapter` → `verify` → `wake_cache` → `probe`.
     """
 
     @property
     def unfinished(self) -> int:
-        """Responses that were added and have not come back."""
+        """Responses that were added and have not been returned."""
         ...
 
     @property
@@ -78,7 +78,7 @@ class RolloutEngine(Protocol):
         ...
 
     def begin(self, sampling: Sampling) -> None:
-        """Start a generation: what is added from now on is drawn like this."""
+        """Start a generation with these sampling parameters for all responses added from now on."""
         ...
 
     def add(self, request: GenerationRequest) -> None:
@@ -86,15 +86,15 @@ class RolloutEngine(Protocol):
         ...
 
     def step(self) -> Sequence[Generation]:
-        """Draw a token or more of each response under way; those that this finished, in any order."""
+        """Generate one token or more for each running response; returns those that finished, in any order."""
         ...
 
     def abort(self) -> Sequence[Generation]:
-        """Break off all that is unfinished: what there is of each, which may be nothing."""
+        """Abort everything unfinished; returns the tokens so far of each, possibly none."""
         ...
 
     def agree(self, value: T) -> T:
-        """Of the workers that share this engine, the first one's value."""
+        """The value of the first of the workers that share this engine."""
         ...
 
     def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
@@ -106,21 +106,21 @@ class RolloutEngine(Protocol):
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Take full tensors in checkpoint names, as they come, and forget all cached prefixes."""
+        """Load full tensors under checkpoint names, in any order, and forget all cached prefixes."""
         ...
 
     def load_adapter(self, folder: str) -> None:
-        """Take a LoRA adapter from a folder in peft's format; later calls replace it."""
+        """Load a LoRA adapter from a folder in peft's format; later calls replace it."""
         ...
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
-        """Compare what the engine computes with to what was sent: all weights, or the adapter's. After a load; by all
+        """Compare the weights in use with what was sent: all weights, or the adapter's. Called after a load, by all
         workers that share the engine."""
         ...
 
     def cached_tokens(self, prompt: np.ndarray) -> int:
-        """Have the prefix cache hold one block, which is `prompt` over and over; how many tokens of it were there
-        already. 0 where the engine sleeps."""
+        """Make the prefix cache hold one block, which repeats `prompt`; returns how many of its tokens were cached
+        already. 0 if the engine sleeps."""
         ...
 
     def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
@@ -128,15 +128,15 @@ class RolloutEngine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Give the accelerator's memory back. A no-op on CPUs."""
+        """Release the accelerator's memory. A no-op on CPUs."""
         ...
 
     def wake_weights(self) -> None:
-        """Take back the memory of the weights."""
+        """Allocate the memory of the weights again."""
         ...
 
     def wake_cache(self) -> None:
-        """Take back the memory of the KV cache."""
+        """Allocate the memory of the KV cache again."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Responses from a served model that speaks the OpenAI chat protocol (vLLM, SGLang, llama.cpp, a hosted service)."""
+"""A client of served models with the OpenAI chat protocol (vLLM, SGLang, llama.cpp, a hosted service)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LONGEST_WAIT_S = 30.0
 CONNECT_S = 10.0
 LISTING_S = 30.0
 PASSING = frozenset({408, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses that may pass if asked again."""
+"""HTTP statuses that are retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One response wanted. `key` is the caller's own and comes back with the result; a seed of None sends none; extra:
-    further fields of the request, which not every server knows.
+    """One requested response. `key` is the caller's own and is returned with the result; a seed of None sends none;
+    extra: further fields of the request, which not every server supports.
 
     >>> request = ChatRequest(key="gsm8k:0/1", messages=[{"role": "user", "content": "2+2?"}], max_tokens=64, seed=1)
     """
@@ -49,8 +49,8 @@ class ChatRequest:
 class ChatResult:
     """One response.
 
-    finish_reason: as the server says it (`stop`, `length`, …). completion_tokens: None where the server does not count.
-    latency_s: seconds from the request that succeeded to its answer; failed tries and the waits between are left out.
+    finish_reason: as reported by the server (`stop`, `length`, …). completion_tokens: None if the server sends none.
+    latency_s: seconds from the successful request to its answer; failed tries and the waits between are excluded.
     """
 
     key: str
@@ -61,16 +61,16 @@ class ChatResult:
 
 
 class ChatClient:
-    """A client of one endpoint for a caller that is not asynchronous.
+    """A synchronous client of one endpoint.
 
-    base_url: `http://host:8000` or `http://host:8000/v1`. model: unset takes the only one that the endpoint serves.
-    api_key: unset takes OPENAI_API_KEY; it appears in no message. timeout_s: the longest that one response may take.
-    concurrency: requests under way at once.
+    base_url: `http://host:8000` or `http://host:8000/v1`. model: if unset, the only one that the endpoint serves.
+    api_key: if unset, OPENAI_API_KEY; it appears in no message. timeout_s: the longest time for one response.
+    concurrency: concurrent requests.
 
         for result in ChatClient("http://localhost:8000").generate(requests):
             print(result.key, result.text)
 
-    Raises `EndpointError` for an address that is none, an endpoint that does not answer, refuses, does not serve the
+    Raises `EndpointError` for an invalid address, an endpoint that does not answer, refuses, does not serve the
     model, or answers out of protocol. An endpoint that keeps failing is an error, never an empty response.
     """
 
@@ -88,14 +88,14 @@ class ChatClient:
         self.concurrency = concurrency
         self._api_key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
         if not self._api_key.isascii() or not self._api_key.isprintable():
-            raise EndpointError("OPENAI_API_KEY holds characters that no key has", "set it again")
+            raise EndpointError("OPENAI_API_KEY holds characters that no API key has", "set it again")
         self._reached = False
 
     def generate(self, requests: Iterable[ChatRequest]) -> Iterator[ChatResult]:
         """The results, each as it finishes, in any order.
 
-        Requests run on a thread of their own, so they go on while the caller works on a result, and `requests` is read
-        there, no further ahead than `concurrency`. Leaving the loop early, or an error, cancels those under way.
+        Requests run in a separate thread, so they continue while the caller processes a result, and `requests` is read
+        there, at most `concurrency` ahead. Leaving the loop early, or an error, cancels running requests.
         """
         results: queue.SimpleQueue[ChatResult | None] = queue.SimpleQueue()
         with start_blocking_portal(name="rlcli-endpoint") as portal:
@@ -108,7 +108,7 @@ class ChatClient:
     async def _run(self, requests: Iterator[ChatRequest], results: queue.SimpleQueue[ChatResult | None]) -> None:
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        # `timeout_s` bounds a whole request (see `_send`); httpx would bound each read of it.
+        # `timeout_s` limits a whole request (see `_send`); httpx would limit each read of it.
         timeout = httpx.Timeout(None, connect=CONNECT_S)
 
         async def work(http: httpx.AsyncClient) -> None:
@@ -165,7 +165,7 @@ class ChatClient:
     async def _send(
         self, http: httpx.AsyncClient, method: str, path: str, body: dict[str, Any] | None = None
     ) -> tuple[Any, float]:
-        """The JSON that the endpoint answers and the seconds it took; what may pass is tried again."""
+        """The endpoint's JSON answer and the seconds it took; temporary failures are retried."""
         limit_s = min(self.timeout_s, LISTING_S) if method == "GET" else self.timeout_s
         tries, left = 0, TRIES
         while True:
@@ -183,16 +183,16 @@ class ChatClient:
                 trouble = f"answers {response.status_code} {self._detail(response)}".rstrip()
                 asked_s = _seconds(response.headers.get("retry-after", ""))
             except TimeoutError:
-                left -= TRIES // 2  # what was too slow once will rarely be faster: one more try
+                left -= TRIES // 2  # a request that was too slow once will rarely be faster: one more try
                 trouble = f"gave no answer in {limit_s:g} s"
             except httpx.RequestError as error:
-                # Where nothing has answered yet, nothing is there: do not keep the user waiting.
+                # No answer so far means no server: do not keep the user waiting.
                 left = left - 1 if self._reached else 0
                 trouble = f"cannot be reached ({self._line(str(error) or type(error).__name__)})"
             if left <= 0:
                 times = f" ({tries} tries)" if tries > 1 else ""
                 raise EndpointError(
-                    f"endpoint {self.base_url} {trouble}{times}", "see that the server runs and keeps up"
+                    f"endpoint {self.base_url} {trouble}{times}", "check that the server runs and is not overloaded"
                 )
             await asyncio.sleep(_wait_s(tries, asked_s))
 
@@ -200,8 +200,8 @@ class ChatClient:
         status, detail = response.status_code, self._detail(response)
         where = f"endpoint {self.base_url}"
         if status in (401, 403):
-            had, mend = ("the API key", "check OPENAI_API_KEY") if self._api_key else ("access", "set OPENAI_API_KEY")
-            return EndpointError(f"{where} refuses {had} ({status} {detail})", mend)
+            had, hint = ("the API key", "check OPENAI_API_KEY") if self._api_key else ("access", "set OPENAI_API_KEY")
+            return EndpointError(f"{where} refuses {had} ({status} {detail})", hint)
         if status == 404 and path == "chat/completions":
             try:
                 names = await self._models(http)
@@ -210,23 +210,23 @@ class ChatClient:
             return EndpointError(
                 f"{where} serves no model '{self._line(str(self.model))}'", self._line(near(str(self.model), names))
             )
-        mend = "give --endpoint up to and with /v1" if status == 404 else "change the request or the server accordingly"
-        return EndpointError(f"{where} answers {status} to /{path}: {detail}", mend)
+        hint = "give --endpoint up to and with /v1" if status == 404 else "change the request or the server"
+        return EndpointError(f"{where} answers {status} to /{path}: {detail}", hint)
 
     def _json(self, path: str, response: httpx.Response) -> Any:
         try:
             return response.json()
-        except ValueError:  # JSON's and Unicode's errors both
+        except ValueError:  # JSON and Unicode errors
             raise self._out_of_protocol(path, response.text) from None
 
     def _out_of_protocol(self, path: str, answer: str) -> EndpointError:
         return EndpointError(
             f"endpoint {self.base_url} answers /{path} out of protocol: {self._line(answer) or '(nothing)'}",
-            "see that it is an OpenAI-compatible server",
+            "check that it is an OpenAI-compatible server",
         )
 
     def _detail(self, response: httpx.Response) -> str:
-        """What the server says of an error, in the shapes that servers use."""
+        """The server's error message, in any of the usual formats."""
         try:
             answer = response.json()
             error = answer.get("error", answer)
@@ -236,7 +236,7 @@ class ChatClient:
         return self._line(str(text))
 
     def _line(self, text: str) -> str:
-        """Text from the server as one short printable line, without the key should the server repeat it."""
+        """Text from the server as one short printable line, without the API key if the server repeats it."""
         if self._api_key:
             text = text.replace(self._api_key, "…")
         line = "".join(character if character.isprintable() else " " for character in text)
@@ -250,9 +250,9 @@ def _versioned(base_url: str) -> str:
     except httpx.InvalidURL:
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host:
-        raise EndpointError(f"endpoint '{base_url}' is no address", "give one like http://localhost:8000/v1")
+        raise EndpointError(f"endpoint '{base_url}' is not a URL", "give one like http://localhost:8000/v1")
     if url.userinfo:
-        raise EndpointError("the endpoint's address holds a password", "give the key in OPENAI_API_KEY instead")
+        raise EndpointError("the endpoint's address holds a password", "set the key in OPENAI_API_KEY instead")
     address = base_url.rstrip("/")
     return address if url.path.rstrip("/") else f"{address}/v1"
 
@@ -263,11 +263,11 @@ def _seconds(retry_after: str) -> float:
 
 
 def _wait_s(tries: int, asked_s: float) -> float:
-    """Seconds before the next try: doubling, or what the server asks for; jittered so that requests spread out."""
+    """Seconds before the next try: doubling, or the server's value; with jitter, so that requests spread out."""
     return min(max(asked_s, BACKOFF_S * 2.0 ** (tries - 1)), LONGEST_WAIT_S) * random.uniform(1.0, 1.25)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Of the failures of a group of tasks, one that tells the cause."""
+    """From the failures of a group of tasks, one that shows the cause."""
     first = failures.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,10 +1,10 @@
-"""Sampling by counter: what a response draws for a token is a function of its seed and of the token's place alone.
+"""Counter-based sampling: the noise of each token is a function of the response's seed and the token's position only.
 
-vLLM's first model runner keeps a torch generator for each seeded request and asks each of them in turn, token by token:
-as long a loop of tiny calls as there are responses at once. Here the noise of a whole batch comes from one hash of
-(seed, position in the sequence, index in the vocabulary), so nothing is kept between tokens: a response that was cut
-off and goes on from its tokens draws what it would have drawn, whatever else is in the batch. The second model runner
-does the like by itself and is left alone.
+vLLM's first model runner keeps a torch generator for each seeded request and calls each of them in turn, token by
+token: a loop of tiny calls, one per concurrent response. Here the noise of a whole batch comes from one hash of (seed,
+position in the sequence, index in the vocabulary), so nothing is kept between tokens: an aborted response that resumes
+from its tokens draws what it would have drawn, whatever else is in the batch. The second model runner does the same by
+itself and is not changed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SEED = "rlcli_seed"
-"""The key under which a request's `extra_args` hold its seed; vLLM's own `seed` would make it a generator."""
+"""The key of a request's `extra_args` that holds its seed; with vLLM's own `seed` vLLM would create a generator."""
 
 GOLDEN = 0x9E3779B97F4A7C15
 
 
 def draw_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """A 63-bit key for each (seed, position), all independent: int64, from int64 arrays of one shape. Where a response
-    is drawn with a key, the key stands for all its noise at that position."""
+    """A 63-bit key for each (seed, position), all independent: int64, from int64 arrays of one shape. A key determines
+    all noise of a response at that position."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴
         mixed = _mixed(seeds.astype(np.uint64) + np.uint64(GOLDEN))
         keys: np.ndarray = _mixed(mixed + positions.astype(np.uint64) * np.uint64(GOLDEN)) >> np.uint64(1)
@@ -33,7 +33,7 @@ def draw_keys(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 
 
 def _mixed(state: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every bit of the result hangs on every bit given."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     last: np.ndarray = state ^ (state >> np.uint64(31))
@@ -41,10 +41,10 @@ def _mixed(state: np.ndarray) -> np.ndarray:
 
 
 def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
-    """One draw from softmax(logits) a row, `[B]` int64: the largest of logits `[B, V]` plus Gumbel noise, which is a
+    """One draw from softmax(logits) per row, `[B]` int64: the largest of logits `[B, V]` plus Gumbel noise, which is a
     function of (key, index). keys: `[B]` int64. A logit of −inf is never drawn.
 
-    Integer arithmetic wraps, and shifts of signed numbers bring in copies of the sign, which the masks take off.
+    Integer arithmetic wraps, and shifts of signed numbers extend the sign, which the masks remove.
     """
     import torch
 
@@ -53,16 +53,16 @@ def gumbel_argmax(logits: Tensor, keys: Tensor) -> Tensor:
     state = (state ^ ((state >> 30) & 0x3FFFFFFFF)) * _signed(0xBF58476D1CE4E5B9)
     state = (state ^ ((state >> 27) & 0x1FFFFFFFFF)) * _signed(0x94D049BB133111EB)
     bits = (state ^ ((state >> 31) & 0x1FFFFFFFF)) & 0xFFFFFFFF
-    # Small numbers keep all 32 bits in float32, and they are the ones that win; 1 itself would be infinite.
+    # Small numbers keep all 32 bits in float32, and they are the ones that win; exactly 1 would be infinite.
     uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
     return (logits.float() - (-torch.log1p(-uniform)).log()).argmax(-1)
 
 
 def uses_whole_keys(draw: Callable[[Tensor, Tensor], Tensor]) -> bool:
-    """Whether the noise of `draw`, which takes what `gumbel_argmax` does, hangs on all bits of a key.
+    """Whether the noise of `draw`, which takes the arguments of `gumbel_argmax`, depends on all bits of a key.
 
-    vLLM's first kernel for CPUs takes 20 of them, as the place in a table where a row's noise begins: rows that begin
-    side by side share it, and rare tokens are out of the table's reach (vllm-project/vllm#59786).
+    vLLM's first kernel for CPUs uses 20 of them, as the index in a table where a row's noise begins: rows with
+    neighbouring indexes share noise, and rare tokens are never reached (vllm-project/vllm#59786).
     """
     import torch
 
@@ -76,10 +76,10 @@ def _signed(value: int) -> int:
 
 
 def install(worker: Any) -> bool:
-    """Have this vLLM worker's sampler draw by counter; False where it has no such seam, and then requests bear `seed`.
+    """Make this vLLM worker's sampler draw by counter; False if it has no such hook: then requests carry `seed`.
 
-    Called in the worker through `collective_rpc`. What vLLM does before (temperature, top-p) and after (greedy
-    requests, log-probs) stays.
+    Called in the worker through `collective_rpc`. vLLM's processing before (temperature, top-p) and after (greedy
+    requests, log-probs) is unchanged.
     """
     runner: Any = getattr(worker, "model_runner", None)
     sampler: Any = getattr(getattr(runner, "sampler", None), "topk_topp_sampler", None)
@@ -92,12 +92,12 @@ def install(worker: Any) -> bool:
 
 
 def draws_by_place(worker: Any) -> bool:
-    """Whether this vLLM worker's own draws hang on (seed, place) alone, as those of its second model runner do."""
+    """Whether this vLLM worker's own draws depend only on (seed, position), as in its second model runner."""
     return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
 
 
 class _Sampler:
-    """In the place of `TopKTopPSampler.forward`: the same arguments, the same results."""
+    """Replaces `TopKTopPSampler.forward`: the same arguments, the same results."""
 
     def __init__(self, runner: Any, original: Any, logprobs_mode: str) -> None:
         import torch
@@ -106,7 +106,7 @@ class _Sampler:
         self._runner, self._original, self._mode = runner, original, logprobs_mode
         self._filter = apply_top_k_top_p
         cpu = runner.device.type == "cpu"
-        # One pass over the logits, without the [B, V] numbers in between.
+        # One pass over the logits, without an intermediate [B, V] tensor.
         self._draw = gumbel_argmax if cpu else torch.compile(gumbel_argmax, dynamic=True)
         fused = getattr(torch.ops._C, "fused_gumbel_argmax", None) if cpu else None
         if fused is not None and uses_whole_keys(fused):
@@ -130,7 +130,7 @@ class _Sampler:
         return self._draw(logits, torch.from_numpy(keys).to(logits.device, non_blocking=True)), returned
 
     def _keys(self, rows: int) -> np.ndarray | None:
-        """Of the requests in the batch, in its order; None where it is none of ours (vLLM's own warm-up)."""
+        """Keys of the requests in the batch, in its order; None if none of them is ours (vLLM's own warm-up)."""
         batch, requests = self._runner.input_batch, self._runner.requests
         names = batch.req_ids
         if not rows or len(names) != rows:
@@ -141,5 +141,5 @@ class _Sampler:
             if not extra or SEED not in extra:
                 return None
             seeds.append(extra[SEED])
-        # The tokens that a sequence has are the position of the one that is drawn.
+        # The number of tokens in a sequence is the position of the next one.
         return draw_keys(np.array(seeds, dtype=np.int64), batch.num_tokens_no_spec[:rows])

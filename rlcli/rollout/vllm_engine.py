@@ -16,36 +16,36 @@ from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
 
 if TYPE_CHECKING:
-    from rlcli.model.checksum import Sent
-    from rlcli.model.held import Layout, Verified
+    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.engine_weights import Layout, Verified
 
 T = TypeVar("T")
 
 SUPPORTED = ((0, 24), (0, 33))
-"""vLLM releases this file was written for: at least the first, below the second."""
+"""Supported vLLM releases: at least the first, below the second."""
 
 QUANTIZED = {"fp8": "fp8_per_tensor"}
-"""What vLLM calls the methods that quantise whole weights as they are loaded, at each sync too. (Its `fp8` is for
-checkpoints that are quantised already: releases before 0.32 take it for this too, later ones refuse.)"""
+"""vLLM's names of the methods that quantise whole weights as they are loaded, at each sync too. (Its `fp8` is for
+checkpoints that are quantised already: releases before 0.32 accept it for this too, later ones refuse.)"""
 
 ADAPTER_ID = 1
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
-"""Tokens of a prefill at most. vLLM's own number hangs on the GPU; a given one is what `rlcli plan` counts on."""
+"""Most tokens of a prefill. vLLM's own default depends on the GPU; `rlcli plan` needs a fixed one."""
 
 NO_SHARE = 0.01
-"""Of the GPU's memory, where the cache's size is given: vLLM would begin only where the whole share is free."""
+"""Share of the GPU's memory if the cache's size is given: vLLM would start only if the whole share is free."""
 
 CPU_BLOCK = 32
-"""Tokens in a block of the KV cache on CPUs, where vLLM's own default is 128: each response takes whole blocks, and
-only whole blocks of a prompt are shared by its samples."""
+"""Tokens in a block of the KV cache on CPUs. vLLM's default is 128, but each response takes whole blocks, and only
+whole blocks of a prompt are shared by its samples."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What the engine needs to know. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets
-    vLLM take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before
-    the first use, so the checkpoint need not be read. quantization: a key of QUANTIZED, or nothing."""
+    """The engine's settings. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets vLLM take
+    its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the first
+    use, so the checkpoint need not be read. quantization: a key of QUANTIZED, or nothing."""
 
     model: str
     dtype: str
@@ -102,7 +102,7 @@ class VllmEngine:
                 seed=0,
                 disable_log_stats=True,
             )
-        # All ranks of the engine have joined it by now; without its name it goes when they do, however they end.
+        # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
             segment.unlink(missing_ok=True)
         self._engine = self._llm.llm_engine
@@ -127,7 +127,7 @@ class VllmEngine:
 
     def begin(self, sampling: Sampling) -> None:
         assert not self._keys, "the last generation is not over"
-        # What an earlier one has left there would be history: a run that goes on from a checkpoint has none.
+        # Remove the state of an earlier generation: a run that resumes from a checkpoint does not have it.
         self._llm.reset_prefix_cache()
         self._sampling = sampling
 
@@ -143,7 +143,7 @@ class VllmEngine:
         return [_generation(self._keys.pop(output.request_id), output.outputs[0]) for output in finished]
 
     def abort(self) -> list[Generation]:
-        # vLLM forgets a request that is aborted; until then its state holds what it would give out in the end.
+        # vLLM forgets a request that is aborted; until then its state holds what it would return at the end.
         states = self._engine.output_processor.request_states.values()
         broken_off = [
             _generation(self._keys[state.external_req_id], state._new_completion_output([], None, None))
@@ -155,7 +155,7 @@ class VllmEngine:
         if self.spec.device == "cuda":
             import torch
 
-            torch.cuda.synchronize()  # A step may be under way, and what follows takes its memory away.
+            torch.cuda.synchronize()  # A step may still be running, and the next phase takes its memory.
         return broken_off
 
     def agree(self, value: T) -> T:
@@ -177,7 +177,7 @@ class VllmEngine:
         return _prompt_log_probs(tokens, output)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        from rlcli.model.held import Recorder
+        from rlcli.model.weight_check.engine_weights import Recorder
 
         if self._layout is not None:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
@@ -186,14 +186,14 @@ class VllmEngine:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorder.given(weights)})
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
-            # A tied head was repacked at load time into a layout of its own, and the reload leaves that copy stale.
+            # A tied head was repacked at load time into a separate layout, and the reload leaves that copy stale.
             self._llm.apply_model(_repack_head)
         self._llm.reset_prefix_cache()
 
     def load_adapter(self, folder: str) -> None:
         from vllm.lora.request import LoRARequest
 
-        from rlcli.model.held import AdapterRecorder
+        from rlcli.model.weight_check.engine_weights import AdapterRecorder
 
         request = LoRARequest("policy", ADAPTER_ID, folder, load_inplace=True)
         if self._layout is not None:
@@ -202,7 +202,7 @@ class VllmEngine:
             with AdapterRecorder(self._model.lora_manager, ADAPTER_ID) as recorder:
                 self._engine.add_lora(request)
             self._layout = recorder.layout()
-        # Requests name the adapter that is loaded; asking for load_inplace again would read it anew for each of them.
+        # Requests name the loaded adapter; load_inplace would read it again for each of them.
         self._adapter = LoRARequest("policy", ADAPTER_ID, folder)
         self._llm.reset_prefix_cache()
 
@@ -210,7 +210,14 @@ class VllmEngine:
         import torch.distributed as dist
         from vllm.distributed.parallel_state import get_tp_group
 
-        from rlcli.model.held import PEFT_PREFIX, Layout, adapter_slots, base_parts, compare, weights_of
+        from rlcli.model.weight_check.engine_weights import (
+            PEFT_PREFIX,
+            Layout,
+            adapter_slots,
+            base_parts,
+            compare,
+            weights_of,
+        )
 
         layout, model = self._layout or Layout(), self._model
         if self.spec.lora_rank:
@@ -234,7 +241,7 @@ class VllmEngine:
         return output.num_cached_tokens or 0
 
     def probe(self, tokens: Any) -> tuple[int, Any]:
-        # The first that was added is the first that is scheduled: the other one cannot have cached its block before.
+        # The first one added is scheduled first: the other one cannot have cached its block before.
         names = [self._ask(self._block(tokens)), self._ask(tokens, prompt_logprobs=0)]
         block, scored = self._finished(names)
         return block.num_cached_tokens or 0, _prompt_log_probs(tokens, scored)
@@ -243,9 +250,9 @@ class VllmEngine:
         if self.spec.device == "cuda" and not self._engine.is_sleeping():
             import torch
 
-            # vLLM schedules a step ahead: one may be under way whose responses have all ended, in memory that is taken.
+            # vLLM schedules a step ahead: one may be running whose responses have all ended, in memory that is freed.
             torch.cuda.synchronize()
-            # Level 2 drops the weights too, since the next sync brings all of them. With LoRA the base must survive.
+            # Level 2 drops the weights too, since the next sync sends all of them. With LoRA the base must be kept.
             self._llm.sleep(level=2 if self.spec.weights_follow else 1)
 
     def wake_weights(self) -> None:
@@ -267,24 +274,24 @@ class VllmEngine:
         if self.spec.device == "cuda" and self._engine.is_sleeping():
             import torch
 
-            # What the trainer's tensors leave in torch's cache is memory that the engine could not map.
+            # Memory that torch's cache keeps from the trainer's tensors could not be mapped by the engine.
             torch.cuda.empty_cache()
             self._llm.wake_up(tags=[what])
 
     def _block(self, prompt: Any) -> Any:
-        """A prompt of one block of the prefix cache, `prompt` over and over, and the token that is computed."""
+        """A prompt of one block of the prefix cache, `prompt` repeated, and the token that is computed."""
         import numpy as np
 
         return np.resize(prompt, min(self._engine.vllm_config.cache_config.block_size, self.spec.max_length - 2) + 1)
 
     def _ask(self, prompt: Any, **params: Any) -> str:
-        """Add a prompt for which one token is drawn."""
+        """Add a prompt to generate one token for."""
         from vllm import SamplingParams
 
         return self._add(prompt, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **params))
 
     def _finished(self, names: Sequence[str]) -> list[Any]:
-        """What the engine gives out of these requests, which are all that it has."""
+        """The engine's outputs of these requests, which are all that it has."""
         outputs: dict[str, Any] = {}
         while self._engine.has_unfinished_requests():
             outputs |= {output.request_id: output for output in self._engine.step() if output.finished}
@@ -312,7 +319,7 @@ class VllmEngine:
         seed: dict[str, Any] = {"extra_args": {own_sampling.SEED: request.seed}}
         if not self._by_counter:
             seed = {"seed": request.seed}
-            if begun and not self._by_place:  # A generator would begin anew: what goes on gets a stream of its own.
+            if begun and not self._by_place:  # A generator would restart: the continuation gets a separate stream.
                 seed = {"seed": int(own_sampling.draw_keys(np.array([request.seed]), np.array([begun]))[0])}
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
@@ -336,7 +343,7 @@ def _prompt_log_probs(tokens: Any, output: Any) -> Any:
 
 
 def _generation(key: int, output: Any) -> Generation:
-    """What vLLM gives out of a response; without an end where it has none."""
+    """vLLM's output of a response; without a finish reason if it has none."""
     import numpy as np
 
     reason = output.finish_reason
@@ -349,7 +356,7 @@ def _generation(key: int, output: Any) -> Generation:
 
 
 def import_vllm() -> None:
-    """What the first engine would import, now."""
+    """Import now what the first engine would import."""
     with _global_state_kept():
         import vllm
 
@@ -357,33 +364,33 @@ def import_vllm() -> None:
 
 
 def check_version() -> str:
-    """The installed vLLM's version; SetupError where this file was not written for it."""
+    """The installed vLLM's version; SetupError if this file does not support it."""
     import vllm
 
     version = vllm.__version__
     parts = version.split(".")
     numbers = (int(parts[0]), int(parts[1])) if parts[0].isdigit() and parts[1].isdigit() else None
-    # A development build may say "dev"; it is let through.
+    # A development build may report "dev", which is accepted.
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
     return str(version)
 
 
 def check_trains_beside(capability: tuple[int, int]) -> None:
-    """SetupError where nothing could be trained in a process whose vLLM is in its batch-invariant mode.
+    """SetupError if no model could be trained in a process whose vLLM is in its batch-invariant mode.
 
-    On GPUs of compute capability 8.x it gives the whole process its own kernels for `aten::linear` and `aten::matmul`.
-    With a kernel in their place torch asks for `aten::linear_backward`, which there is none of on GPUs."""
+    On GPUs of compute capability 8.x that mode replaces `aten::linear` and `aten::matmul` in the whole process. For
+    such a replacement torch needs `aten::linear_backward`, which does not exist on GPUs."""
     if capability[0] == 8 and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
         raise SetupError(
             "train.deterministic: on GPUs of compute capability 8.x (A100, A10, L4 and the like) vLLM's kernels for it "
-            "take the place of torch's in the whole process, and have no derivative by which a model could be trained",
-            "give the engines workers of their own (--set rollout.workers=1), or leave it out",
+            "replace torch's in the whole process, and have no derivative, so no model could be trained",
+            "give the engines separate workers (--set rollout.workers=1), or leave train.deterministic out",
         )
 
 
 def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
-    """No prompt is prefilled in pieces: for each unfinished piece vLLM takes a random number back, which the CPU's
+    """No prompt is prefilled in pieces: for each unfinished piece vLLM rewinds the random generator, which CPU
     generators cannot do (`CPU Generator does not use offset`)."""
     return {
         "enable_chunked_prefill": False,
@@ -394,8 +401,8 @@ def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
-    """Ray shows each worker its own GPU alone. vLLM's all-reduces that write into each other's memory look for the
-    others' GPUs among those that this process sees, and fail: NCCL does it."""
+    """Ray shows each worker only its own GPU. vLLM's all-reduces that write into each other's memory look for the
+    others' GPUs among those that this process sees, and fail: NCCL is used instead."""
     if spec.tensor_parallel > 1:
         os.environ |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return {
@@ -407,7 +414,7 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _allowed_rank(rank: int) -> int:
-    """The least rank that vLLM's LoRA kernels are built for and that holds `rank`."""
+    """The smallest rank that vLLM's LoRA kernels are built for and that is at least `rank`."""
     return next((size for size in (8, 16, 32, 64, 128, 256, 320, 512) if size >= rank), rank)
 
 
@@ -434,14 +441,14 @@ def _unique_shared_memory_names(group_id: str) -> None:
 
 
 def _sockets_in(folder: Path) -> None:
-    """vLLM's workers of one engine talk through sockets, which it would leave in the temporary folder."""
+    """vLLM's workers of one engine communicate through sockets, which it would leave in the temporary folder."""
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
 
 
 @contextlib.contextmanager
 def _global_state_kept() -> Iterator[None]:
-    """vLLM reseeds the global generators and sets LD_PRELOAD, which children would inherit: put both back."""
+    """vLLM reseeds the global generators and sets LD_PRELOAD, which children would inherit: restore both."""
     import torch
 
     state, torch_state, preload = random.getstate(), torch.get_rng_state(), os.environ.get("LD_PRELOAD")

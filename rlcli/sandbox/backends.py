@@ -1,4 +1,4 @@
-"""Which sandbox it is: the one that is asked for, or the best that this machine has."""
+"""Select the sandbox backend: the requested one, or the best that this machine supports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAMES = ("auto", "bwrap", "landlock", "unsafe")
 
 
 def backend_name(backend: str | None = None) -> str:
-    """The backend that is asked for: `backend`, else the environment variable RLCLI_SANDBOX, else "auto".
+    """The name of the requested backend: `backend`, else the environment variable RLCLI_SANDBOX, else "auto".
 
-    Raises `SetupError` where none is called so, or an address holds a password.
+    Raises `SetupError` for an unknown name, or an address that contains a password.
     """
     name = backend or os.environ.get("RLCLI_SANDBOX") or "auto"
-    if "://" in name and "@" in name.partition("://")[2].partition("/")[0]:  # it is recorded with the run
-        raise SetupError("the sandbox's address holds a password", "give one without (verifier.sandbox, RLCLI_SANDBOX)")
+    if "://" in name and "@" in name.partition("://")[2].partition("/")[0]:  # the address is recorded with the run
+        raise SetupError("the sandbox's address holds a password", "remove it (verifier.sandbox, RLCLI_SANDBOX)")
     if name not in NAMES and not name.startswith(("http://", "https://")):
         where = "" if backend else "RLCLI_SANDBOX: "
         raise SetupError(
@@ -35,9 +35,9 @@ def backend_name(backend: str | None = None) -> str:
 
 
 def open_sandbox(backend: str | None = None) -> Sandbox:
-    """The backend of that name (see `backend_name`), proven to work by one trial a process.
+    """The backend of that name (see `backend_name`), tested by one trial per process.
 
-    auto: bubblewrap, or else Landlock, and never anything less. Raises `SetupError` with what to install or to allow.
+    auto: bubblewrap, or else Landlock, and never anything less. Raises `SetupError` with what to install or to enable.
     """
     name = backend_name(backend)
     if name == "auto":
@@ -47,7 +47,7 @@ def open_sandbox(backend: str | None = None) -> Sandbox:
     if name in ("landlock", "unsafe"):
         return fenced(fence=name == "landlock")
     raise SetupError(
-        f"sandbox {name!r} is an endpoint, which starts no program of ours", "use auto, bwrap or landlock here"
+        f"sandbox {name!r} is a remote server, which cannot start a local program", "use auto, bwrap or landlock here"
     )
 
 
@@ -61,5 +61,6 @@ def _automatic(bwrap: str | None) -> Sandbox:
         return fenced(fence=True)
     except SetupError as no_landlock:
         raise SetupError(
-            f"code cannot be locked in here: {no_bwrap.message}; {no_landlock.message}", f"{no_bwrap.mend}; {_UNSAFE}"
+            f"programs cannot be isolated here: {no_bwrap.message}; {no_landlock.message}",
+            f"{no_bwrap.hint}; {_UNSAFE}",
         ) from None

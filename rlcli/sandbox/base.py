@@ -1,4 +1,4 @@
-"""What all backends have in common: how a program is started, and what its interpreter is told."""
+"""Common parts of all backends: how a program is started, and the settings of its interpreter."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
-from rlcli.sandbox import places, seccomp
+from rlcli.sandbox import places
 from rlcli.sandbox.child import Child, Launch
+from rlcli.sandbox.kernel import seccomp
 from rlcli.sandbox.limits import Limits
 
 _HELLO = "print('hello', end='')"
 _ADDRESS_SLACK = 256 << 20
-"""Bytes of address space over the limit of memory: libraries and threads reserve more than they use."""
+"""Bytes of address space above the memory limit: libraries and threads reserve more than they use."""
 _OPEN_FILES = 128
 _STACK_BYTES = 64 << 20
 
@@ -31,20 +32,20 @@ class Sandbox(ABC):
 
     @abstractmethod
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
-        """How to start `main`, with all that it needs made."""
+        """How to start `main`, after everything it needs is created."""
 
     def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child:
-        """Start the Python source `main`, locked in before its first line runs.
+        """Start the Python source `main`, isolated before its first line runs.
 
-        `main` is trusted code that then reads what is not; it finds an isolated interpreter of this process's version
-        and packages, an empty working directory, and the descriptors `pass_fds` under their numbers.
-        Raises `SetupError` when the sandbox does not come up; never runs anything outside of it.
+        `main` is trusted code that then reads untrusted input; it runs in an isolated interpreter of this process's
+        version with its packages, an empty working directory, and the descriptors `pass_fds` under their numbers.
+        Raises `SetupError` if the sandbox does not start; never runs anything outside of it.
         """
         launch = self.launch(main, limits, pass_fds)
         try:
             return Child(launch, limits)
         except SetupError as error:
-            raise SetupError(f"{self.name}: {error.message}", error.mend) from None
+            raise SetupError(f"{self.name}: {error.message}", error.hint) from None
 
     def prove(self) -> None:
         """Run one program. Raises `SetupError` when that fails."""
@@ -56,22 +57,22 @@ class Sandbox(ABC):
 
 def interpreter() -> list[str]:
     """The command that runs `inside.py` in a bare interpreter; `{fd}` as in `Launch`."""
-    # Not -I, which would ignore the seed of hashes: a program's verdict must not depend on the order of a set.
+    # Not -I, which would ignore the hash seed: a program's verdict must not depend on the order of a set.
     return [places.interpreter(), "-s", "-P", "-S", "-B", "-X", "utf8", "-c", _inside(), "{fd}"]
 
 
 def environment(home: str) -> dict[str, str]:
-    """All of a program's environment. Numeric libraries keep to one thread, and malloc to two arenas of 64 MiB."""
+    """A program's whole environment. Numeric libraries use one thread, and malloc two arenas of 64 MiB."""
     one_thread = dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1")
     names = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
     return names | one_thread
 
 
 def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landlock_fd: int = -1) -> Mapping[str, Any]:
-    """What `inside.py` is told.
+    """The settings sent to `inside.py`.
 
-    keep_metadata: see `seccomp.program`. bare: nothing stands between the program and its owner that would kill it with
-    its owner. landlock_fd: the ruleset to enter, -1: none.
+    keep_metadata: see `seccomp.program`. bare: no process between the program and its owner kills the program when the
+    owner dies. landlock_fd: the ruleset to enter, -1: none.
     """
     return {
         "main": main,
@@ -82,7 +83,7 @@ def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landloc
         "own_pid": seccomp.OWN_PID,
         "limits": {
             "RLIMIT_AS": limits.memory_bytes + _ADDRESS_SLACK,
-            # The owner looks at its clocks; this is for an owner that has been stopped.
+            # The owner checks the time limits; this is for an owner that has been stopped.
             "RLIMIT_CPU": 4 * math.ceil(min(limits.cpu_s, limits.wall_s)) + 4,
             "RLIMIT_FSIZE": limits.disk_bytes,
             "RLIMIT_NOFILE": _OPEN_FILES,

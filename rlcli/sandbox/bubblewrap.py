@@ -1,4 +1,4 @@
-"""The first choice: bubblewrap, which gives a program namespaces of its own."""
+"""The preferred backend: bubblewrap, which runs a program in separate namespaces."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ALLOW_NAMESPACES = (
 
 @dataclass(frozen=True)
 class Bubblewrap(base.Sandbox):
-    """Nothing of the machine exists inside but libraries to read: no network, no other process, nobody's files."""
+    """Inside, nothing of the machine exists except libraries to read: no network, no other process, no user files."""
 
     options: tuple[str, ...]
-    """bubblewrap's command line but for what a single program adds to it."""
+    """bubblewrap's command line without the arguments of a single program."""
     sized_tmpfs: bool
-    """Whether this version bounds the size of a tmpfs; else the working directory is a folder that is watched."""
+    """Whether this version can limit the size of a tmpfs; else the working directory is a folder that is monitored."""
 
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
         folder = None if self.sized_tmpfs else PrivateFolder()
@@ -57,7 +57,7 @@ class Bubblewrap(base.Sandbox):
 
 @cache
 def bubblewrap(path: str | None) -> Bubblewrap:
-    """The backend by the program at `path`, proven to work. Raises `SetupError`; None: not installed."""
+    """The backend with the program at `path`, tested. Raises `SetupError`; None: not installed."""
     if path is None:
         raise SetupError("bwrap is not installed", _INSTALL)
     offered = set(re.findall(r"--[a-z0-9-]+", _said(path, "--help")))
@@ -77,10 +77,10 @@ def bubblewrap(path: str | None) -> Bubblewrap:
 
 
 def _variants(offered: set[str]) -> list[list[str]]:
-    """Options to do without in the end, most first.
+    """Sets of optional options to try, largest first.
 
-    Inside a container the kernel may refuse the write to its settings by which further user namespaces are disabled. No
-    promise hangs on it: the system-call filter refuses namespaces.
+    Inside a container the kernel may refuse the write to its settings that disables further user namespaces. No
+    guarantee depends on it: the system-call filter refuses namespaces.
     """
     clear = [option for option in ("--clearenv",) if option in offered]
     return [[*clear, "--disable-userns"], clear] if "--disable-userns" in offered else [clear]
@@ -99,14 +99,14 @@ def _options(optional: Sequence[str]) -> list[str]:
             options += ["--ro-bind", path, path]
     for path in places.DEVICES:
         options += ["--dev-bind", path, path]
-    # No /proc: by it, the memory of bubblewrap's own first process, which has no filter, could be reached.
-    # The root is a tmpfs without a bound; the working directory is mounted on it afterwards.
+    # No /proc: it would expose the memory of bubblewrap's own first process, which has no filter.
+    # The root is a tmpfs without a size limit; the working directory is mounted on it afterwards.
     return [*options, "--dir", working_directory(), "--remount-ro", "/"]
 
 
 @cache
 def working_directory() -> str:
-    """/tmp, which programs expect to write to; another where packages lie beneath it, which it would hide."""
+    """/tmp, which programs expect to write to; another folder if packages are below /tmp, which it would hide."""
     return "/box" if any(path.startswith("/tmp/") for path in places.libraries()) else "/tmp"
 
 

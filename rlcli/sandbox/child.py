@@ -1,4 +1,4 @@
-"""The owner's side of one sandboxed program: it is started, watched and killed from a thread of its own."""
+"""The owner's side of one sandboxed program: a separate thread starts, monitors and kills it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rlcli.sandbox import orphans
 from rlcli.sandbox.limits import Excess, Exit, Limits, cpu_seconds
 
 TICK_S = 0.02
-"""How often a program's memory, threads and files are looked at."""
+"""Interval between checks of a program's memory, threads and files."""
 START_WITHIN_S = 30.0
-"""A sandbox that is not up by then is broken, however busy the machine."""
+"""Maximum time for a sandbox to start; after that it is broken, however busy the machine."""
 MAX_THREADS = 256
-"""A program that starts more is ended as one that eats memory: the kernel's memory for them has no other bound."""
+"""A program that starts more threads is ended as if it exceeded its memory: nothing else limits their kernel memory."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _READ_BYTES = 1 << 16
 
@@ -39,11 +39,11 @@ _living: set[Child] = set()
 class Launch:
     """How a backend starts one program.
 
-    command: `{fd}` in it becomes the number of the socket by which `inside.py` talks to its owner. order: what it is
-    told there.
-    cwd, environment, pass_fds: of the process that is started. status: what `Exit` shows of that process's status.
-    exceeds_disk: whether the program with this process id has used up the disk. close: frees what was made for it.
-    leaves_parent: whether a process between the program and this one outlives the one that is started here.
+    command: `{fd}` in it becomes the number of the socket by which `inside.py` talks to its owner. order: the settings
+    sent there.
+    cwd, environment, pass_fds: of the started process. status: how `Exit` represents that process's status.
+    exceeds_disk: whether the program with this process id has used up the disk. close: frees all resources made for it.
+    leaves_parent: whether a process between the program and this one outlives the started one.
     """
 
     command: Sequence[str]
@@ -58,14 +58,14 @@ class Launch:
 
 
 class Child:
-    """A program in a sandbox, from when it may begin. Its limits hold whether or not anybody waits for it.
+    """A program in a sandbox, from when it may begin. Its limits hold whether or not any thread waits for it.
 
-    stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; `wait` returns what is
-    not read from them, and a program that nobody reads from blocks. pid: the program's id as its owner sees it.
-    cpu_s: CPU seconds that it has used, as they were looked at last.
+    stdin: buffered for writing; flush it, or let `wait` close it. stdout, stderr: unbuffered; `wait` returns their
+    unread data, and a program whose output is not read blocks. pid: the program's id in the owner's namespace.
+    cpu_s: CPU seconds that it has used, as of the last check.
 
-    The thread that starts it lives as long as the program does: "kill me when my parent dies" means to the kernel the
-    parent's *thread*, and the caller's may end early.
+    The thread that starts it lives as long as the program does: to the kernel, the parent in "kill me when my parent
+    dies" is the *thread*, and the caller's may end early.
     """
 
     pid: int
@@ -90,7 +90,7 @@ class Child:
         _living.add(self)
         try:
             self._thread.start()
-        except RuntimeError as error:  # the owner may have no more threads
+        except RuntimeError as error:  # the owner may be out of threads
             _living.discard(self)
             launch.close()
             raise SetupError(f"the sandbox did not start: {error}") from None
@@ -100,15 +100,15 @@ class Child:
             raise self._failure
 
     def kill(self) -> None:
-        """End the program, if it runs still; when this returns nothing of it is left. Idempotent."""
+        """End the program if it is still running; nothing of it is left when this returns. Idempotent."""
         self._kill("")
         self._thread.join()
 
     def wait(self) -> Exit:
-        """Close its standard input, take its output, and return when nothing of it is left, within its limits.
+        """Close its standard input, read its output, and return when nothing of it is left, within its limits.
 
         A second call returns the same. All three pipes are closed afterwards. Write no more than the program reads
-        before it writes, or read meanwhile: two full pipes wait for each other until its time is up.
+        before it writes, or read meanwhile: two full pipes deadlock until its time is up.
         """
         with self._waiting:
             if self._exit is None:
@@ -135,16 +135,16 @@ class Child:
                 pipe.close()
 
     def _drain(self) -> tuple[bytes, bytes]:
-        """What the two output pipes hold until they end or the program has, `output_bytes` together at most."""
+        """Read the two output pipes until they end or the program has, `output_bytes` together at most."""
         pipes = [pipe for pipe in (self.stdout, self.stderr) if not pipe.closed]
         taken = {pipe.fileno(): bytearray() for pipe in pipes}
         room = self._limits.output_bytes
-        poll = select.poll()  # not select.select, which knows no descriptor above 1023
+        poll = select.poll()  # not select.select, which supports no descriptor above 1023
         for fd in taken:
             poll.register(fd, select.POLLIN)
         left = len(taken)
         while left:
-            # A process forked elsewhere in the owner may hold a pipe open: the program's own end is an end too.
+            # A process forked elsewhere in the owner may hold a pipe open: stop when the program has ended, too.
             ended = not self._thread.is_alive()
             ready = poll.poll(0 if ended else TICK_S * 1000)
             for fd, _ in ready:
@@ -202,7 +202,7 @@ class Child:
             _living.discard(self)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """The started process, locked in and let go; `pid` and the pipes are set. Raises `SetupError`."""
+        """The started process, isolated and released; `pid` and the pipes are set. Raises `SetupError`."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -233,17 +233,17 @@ class Child:
         said, ancillary, _, _ = ours.recvmsg(1000, socket.CMSG_SPACE(12))
         if said != b"ready":
             raise OSError(said.decode(errors="replace"))
-        # The id as the kernel translates it to the owner's namespace.
+        # The id, translated by the kernel to the owner's namespace.
         self.pid = next(struct.unpack("iII", data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS)
         self._pidfd = os.pidfd_open(self.pid)
         if self._launch.leaves_parent:
             self._parent = orphans.parent_of(self.pid)
         with contextlib.suppress(OSError), open(f"/proc/{self.pid}/oom_score_adj", "w") as score:
-            score.write("1000")  # where the machine runs out of memory, this goes first
+            score.write("1000")  # if the machine runs out of memory, this is killed first
         ours.sendall(b"!")
 
     def _not_up(self, error: BaseException) -> SetupError:
-        """Why the sandbox did not come up: what `inside.py` said, or the last words before it. Closes the pipes."""
+        """Why the sandbox did not start: the report of `inside.py`, or its last output. Closes the pipes."""
         os.set_blocking(self.stderr.fileno(), False)
         last = (self.stderr.read(_READ_BYTES) or b"").decode(errors="replace").strip().splitlines()[-1:]
         self._close_pipes()
@@ -251,7 +251,7 @@ class Child:
         return SetupError(f"the sandbox did not start: {said or ''.join(last) or repr(error)}")
 
     def _watch(self) -> None:
-        """Return when the program has ended; kill it when it breaks a limit."""
+        """Return when the program has ended; kill it if it exceeds a limit."""
         begun, begun_cpu = time.monotonic(), cpu_seconds(self.pid)
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
@@ -271,10 +271,10 @@ class Child:
             elif now >= look_at_disk:
                 if self._launch.exceeds_disk(self.pid):
                     self._kill("disk")
-                # Looking takes half of the time at most, however many files there are.
+                # Checks take at most half of the time, however many files there are.
                 look_at_disk = 2 * time.monotonic() - now
             if self._killed:
-                self._end()  # the order may have come before there was anything to kill
+                self._end()  # the kill may have been requested before the process existed
                 poll.poll()
                 break
         self._seconds = time.monotonic() - begun
@@ -290,7 +290,7 @@ class Child:
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[io.BufferedWriter, io.FileIO, io.FileIO]:
-    """Standard input, output and error; the last two unbuffered: a buffer hides from `select` what is ready."""
+    """Standard input, output and error; the last two unbuffered: a buffer would hide available data from `select`."""
     stdout = cast(io.BufferedReader, process.stdout).detach()
     stderr = cast(io.BufferedReader, process.stderr).detach()
     return cast(io.BufferedWriter, process.stdin), cast(io.FileIO, stdout), cast(io.FileIO, stderr)
@@ -298,7 +298,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> tuple[io.BufferedWriter, io.File
 
 @atexit.register
 def _end_all() -> None:
-    """An owner that leaves takes its programs along, and their folders. One that is killed leaves these to `sweep`."""
+    """When an owner exits, end its programs and remove their folders. If it is killed, `sweep` removes them later."""
     for child in list(_living):
         with contextlib.suppress(RuntimeError):  # its thread has not started
             child.kill()
@@ -308,4 +308,4 @@ def _forget_all() -> None:
     _living.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)  # a forked process owns none of them
+os.register_at_fork(after_in_child=_forget_all)  # a forked process owns none of the programs

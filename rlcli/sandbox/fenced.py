@@ -1,4 +1,4 @@
-"""A program as a bare process of the owner's own user: fenced in by Landlock, or (unsafe) hardly at all."""
+"""A program as a bare process of the owner's user: restricted by Landlock, or (unsafe) hardly at all."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from rlcli.sandbox import base, landlock
+from rlcli.sandbox import base
 from rlcli.sandbox.child import Launch
+from rlcli.sandbox.kernel import landlock
 from rlcli.sandbox.limits import Limits
 from rlcli.sandbox.private import PrivateFolder, sweep
 
 
 @dataclass(frozen=True)
 class Fenced(base.Sandbox):
-    """One process with a folder of its own. The filter alone keeps it from other processes and from files' modes."""
+    """One process with its own folder. Only the filter keeps it from other processes and from files' modes."""
 
     fence: bool
-    """Whether Landlock keeps it in its folder. Without, it reads and writes all that its user may."""
+    """Whether Landlock confines it to its folder. If not, it reads and writes all that its user may."""
 
     def launch(self, main: str, limits: Limits, pass_fds: Sequence[int]) -> Launch:
         folder = PrivateFolder()
@@ -47,7 +48,7 @@ class Fenced(base.Sandbox):
 
 @cache
 def fenced(fence: bool) -> Fenced:
-    """The backend, proven to work. Raises `SetupError`."""
+    """The backend, tested. Raises `SetupError`."""
     sandbox = Fenced("landlock", f"ABI {landlock.version()}", True) if fence else Fenced("unsafe", "", False)
     sandbox.prove()
     sweep()

@@ -1,16 +1,16 @@
-"""A remote SandboxFusion as the place where programs run: RLCLI_SANDBOX=http://host:port.
+"""Run programs on a remote SandboxFusion server: RLCLI_SANDBOX=http://host:port.
 
-What is sent is one POST to /run_code for each verification by calls, and one for each case of standard input.
+Each verification by calls sends one POST to /run_code; verification by standard input sends one for each case.
 
-It promises less than a sandbox of this machine:
+It guarantees less than a sandbox of this machine:
 
 - Standard input and output: the same. Expected outputs stay here, and the program's output is compared here.
 - Calls and asserts: two processes as here, over the same typed JSON, so that frame walks, patched builtins, `sys.exit`
-  or an `__eq__` forge nothing. But both run as one user in one remote sandbox: a program that goes for the tests'
+  or an `__eq__` forge nothing. But both run as one user in one remote sandbox: a program that attacks the tests'
   process or files there (by /proc, ptrace, a signal) can read them and forge a pass.
-- Files, network, processes and leftovers are bounded by how that server is set up, and not by us.
-- Memory is bounded for calls only; time is, for both, plus what the network takes: wall-clock seconds, where a
-  sandbox of this machine counts CPU seconds.
+- Files, network, processes and leftovers are limited by that server's configuration, and not by us.
+- Memory is limited for calls only; time is, for both, plus the network time: wall-clock seconds, whereas a sandbox of
+  this machine counts CPU seconds.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ with tempfile.TemporaryDirectory() as root:
 
 
 def _on_the_wall(limits: Limits) -> Limits:
-    """With one bound of time: nobody here sees the clocks of processes there."""
+    """With one time limit: the CPU time of remote processes is not visible here."""
     return dataclasses.replace(limits, wall_s=min(limits.wall_s, limits.cpu_s), cpu_s=math.inf)
 
 
 class FusionJudge:
-    """Judges programs on a SandboxFusion server; see `judge_calls` and `judge_scripts`."""
+    """Tests programs on a SandboxFusion server; see `judge_calls` and `judge_scripts`."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/") + "/run_code"
@@ -96,7 +96,7 @@ class FusionJudge:
         return Judgement.of(passed, len(cases), detail)
 
     def _run(self, code: str, stdin: str, timeout_s: float) -> dict[str, Any]:
-        """A program's `run_result`. Raises `SetupError` where nobody answers, `RuntimeError` for a failure there."""
+        """A program's `run_result`. Raises `SetupError` if no server answers, `RuntimeError` for a failure there."""
         body = {"code": code, "language": "python", "stdin": stdin, "run_timeout": timeout_s, "compile_timeout": 10}
         request = urllib.request.Request(
             self._url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
@@ -107,9 +107,7 @@ class FusionJudge:
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{self._url}: HTTP {error.code} {error.reason}") from None
         except (OSError, ValueError) as error:
-            raise SetupError(
-                f"RLCLI_SANDBOX: nothing that speaks SandboxFusion at {self._url}: {error}", _MEND
-            ) from None
+            raise SetupError(f"RLCLI_SANDBOX: no SandboxFusion server at {self._url}: {error}", _MEND) from None
         ran = reply.get("run_result") if isinstance(reply, dict) else None
         if not isinstance(ran, dict) or reply.get("status") == "SandboxError" or ran.get("status") == "Error":
             said = reply.get("message") if isinstance(reply, dict) else reply
@@ -138,7 +136,7 @@ def _answer(ran: Mapping[str, Any], nonce: str) -> dict[str, Any] | None:
 
 @cache
 def _driver() -> str:
-    """The source text of a program that judges: it unpacks our modules and runs `remote.main`."""
+    """The source text of a program that runs the tests: it unpacks our modules and runs `remote.main`."""
     here = Path(__file__).parent
     names = ["limits.py", *(f"judge/{name}.py" for name in _MODULES)]
     files = {f"rlcli/sandbox/{name}": (here / name).read_text(encoding="utf-8") for name in names}

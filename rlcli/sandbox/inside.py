@@ -1,9 +1,9 @@
-"""The first code that runs in a sandboxed interpreter: it locks the process in, says so, and becomes `main`.
+"""The first code in a sandboxed interpreter: it isolates the process, reports that, and becomes `main`.
 
-Nobody imports this file: its text is handed to a bare interpreter (`-S`: no site-packages yet) whose only argument
-is the number of a socket to the owner. Down the socket come four bytes of length and a marshalled dictionary (the
-owner's own, so it is trusted); up goes b"ready", or what went wrong. The owner then lets go with one byte. If the owner
-died meanwhile, that byte never comes, and nothing runs.
+No module imports this file: its text is passed to a bare interpreter (`-S`: no site-packages yet) whose only argument
+is the number of a socket to the owner. The owner sends four bytes of length and a marshalled dictionary (the owner's
+own, so it is trusted); this side answers b"ready", or the error. The owner then sends one byte to start `main`. If the
+owner has died meanwhile, that byte never comes, and nothing runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def limit(what: int, value: int) -> None:
 
 
 def drop_capabilities(libc: ctypes.CDLL) -> None:
-    """All of them, and for good. Only root has any; bubblewrap has dropped them already."""
+    """Drop all capabilities, permanently. Only root has any; bubblewrap has dropped them already."""
     for capability in range(64):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -79,7 +79,7 @@ def lock_in(order: dict[str, Any]) -> None:
 
 
 def enter() -> types.CodeType:
-    """The code of `main`, once the owner has let go."""
+    """The code of `main`, once the owner has sent the start byte."""
     fd = int(sys.argv[1])
     order = marshal.loads(take(fd, struct.unpack("<I", take(fd, 4))[0]))
     try:
@@ -97,7 +97,7 @@ def enter() -> types.CodeType:
 
 
 def become(main: types.CodeType) -> None:
-    """Run `main` as the module `__main__`, with nothing in it of this one."""
+    """Run `main` as the module `__main__`, without any names of this one."""
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module

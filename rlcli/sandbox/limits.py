@@ -1,4 +1,4 @@
-"""What a sandboxed program may use, and how it ended."""
+"""The limits of a sandboxed program, and how it ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Excess = Literal["", "cpu", "time", "memory", "output", "disk"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one program; past any of them all of it is killed.
+    """Limits of one program; past any of them all of it is killed.
 
     >>> Limits(wall_s=1.5).memory_bytes == 2**30
     True
@@ -21,7 +21,7 @@ class Limits:
     wall_s: float = 4.0
     """Wall-clock seconds from when `main` may begin: the start of the sandbox itself does not count."""
     memory_bytes: int = 1 << 30
-    """Resident memory. Files in the working directory are bounded by `disk_bytes` and come on top."""
+    """Resident memory. Files in the working directory come in addition, limited by `disk_bytes`."""
     disk_bytes: int = 64 << 20
     """All files of the working directory together; 1,024 of them at most, of which 256 may be folders."""
     output_bytes: int = 1 << 20
@@ -40,10 +40,10 @@ class Limits:
 class Exit:
     """The end of a program, of which nothing is left.
 
-    status: its exit status, or minus the number of the signal that ended it (bubblewrap tells `exit(128 + n)` and
-    signal n apart no better than a shell does). killed_for: the limit that it broke, "" when it ended by itself or by
-    `Child.kill`. stdout, stderr: what its pipes still held, `Limits.output_bytes` together at most.
-    seconds: wall-clock time from when `main` might begin to the end. cpu_s: CPU time, as it was looked at last.
+    status: its exit status, or minus the number of the signal that ended it (bubblewrap, like a shell, does not
+    distinguish `exit(128 + n)` from signal n). killed_for: the limit that it exceeded, "" if it ended by itself or by
+    `Child.kill`. stdout, stderr: unread data of its pipes, `Limits.output_bytes` together at most.
+    seconds: wall-clock time from when `main` might begin to the end. cpu_s: CPU time as of the last check.
     """
 
     status: int
@@ -55,7 +55,7 @@ class Exit:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, all its threads included, ended ones too; 0 where it is gone."""
+    """CPU time of a process, all its threads included, ended ones too; 0 if it no longer exists."""
     try:
         return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3): CPUCLOCK_SCHED of the whole process
     except OSError:

@@ -1,7 +1,7 @@
-"""Processes that a backend leaves behind: they are adopted and reaped, for not every machine's first process does that.
+"""Adopt and reap processes that a backend leaves behind, because not every machine's first process does that.
 
-bubblewrap puts a process of its own above the program and does not wait for it. The kernel hands it to the nearest
-subreaper, else to process 1; where that one reaps nothing (many containers), it would be a zombie for good.
+bubblewrap puts a separate process above the program and does not wait for it. The kernel reparents it to the nearest
+subreaper, else to process 1; if that one reaps nothing (many containers), it would remain a zombie.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _was_subreaper = False
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """While any thread is in here, this process adopts what its descendants leave behind."""
+    """While any thread is in this context, this process adopts orphaned descendants."""
     global _adopting, _was_subreaper
     with _lock:
         _adopting += 1
@@ -40,7 +40,7 @@ def adopting() -> Iterator[None]:
 
 
 def parent_of(pid: int) -> int:
-    """A pidfd of a process's parent, to be closed by `reap`; -1 where that is this process or cannot be told."""
+    """A pidfd of a process's parent, to be closed by `reap`; -1 if that is this process or cannot be determined."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat:
         parent = int(stat.read().rpartition(b")")[2].split()[1])
         if parent > 1 and parent != os.getpid():

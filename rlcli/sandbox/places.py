@@ -1,4 +1,4 @@
-"""What of this machine a sandboxed interpreter may read: the system's and Python's libraries, and nothing else."""
+"""The folders that a sandboxed interpreter may read: the system's and Python's libraries, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 from functools import cache
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Folders or, where /usr is merged, links into it."""
+"""Folders or, if /usr is merged, links into it."""
 SETTINGS = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
-"""All of /etc that libraries are found by. Nothing in them is secret."""
+"""The files of /etc needed to find libraries. Nothing in them is secret."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 

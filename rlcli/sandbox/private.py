@@ -1,4 +1,4 @@
-"""A folder of a sandboxed program's own: made, measured while the program runs, and removed whatever is in it."""
+"""The private folder of a sandboxed program: created, measured while the program runs, and removed with its content."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 PREFIX = "rlcli-sandbox-"
 MAX_FILES, MAX_FOLDERS = 1024, 256
-"""A program that makes more is ended as one that fills the disk. Removing them costs its owner the time: a folder takes
-some file systems milliseconds."""
+"""A program that makes more is ended as if it filled the disk. The owner needs the time to remove them: some file
+systems take milliseconds for a folder."""
 _LOCKED_WITHIN_S = 60.0
 
 
@@ -28,8 +28,8 @@ class PrivateFolder:
     def exceeds(self, disk_bytes: int, pid: int) -> bool:
         """Whether it holds more than `disk_bytes`, `MAX_FILES` or `MAX_FOLDERS`.
 
-        Files that `pid` holds open without a name count. A folder made so that it cannot be looked into (too deep, or
-        closed to its owner) is more than is allowed.
+        Files that `pid` holds open without a name count. A folder that cannot be read (too deep, or closed to its
+        owner) exceeds the limit.
         """
         size = files = folders = 0
         try:
@@ -44,7 +44,7 @@ class PrivateFolder:
         return size + _nameless(pid) > disk_bytes
 
     def remove(self) -> None:
-        """Delete it and all that is in it; nobody else may be using it any more. Idempotent."""
+        """Delete it and all its content; it must no longer be in use. Idempotent."""
         if self._fd >= 0:
             _empty(self._fd)
             with contextlib.suppress(FileNotFoundError):
@@ -71,7 +71,7 @@ def sweep() -> None:
 
 
 def _abandoned(status: os.stat_result) -> bool:
-    """Whether this may be the folder of a dead owner: a living one's is locked, but not in its first moment."""
+    """Whether this may be the folder of a dead owner: a live one's is locked, except in its first moment."""
     return status.st_uid == os.geteuid() and time.time() - status.st_mtime > _LOCKED_WITHIN_S
 
 
@@ -106,7 +106,7 @@ def _is_folder(name: str, folder: int) -> bool:
 
 
 def _walk(path: str) -> Iterator[os.stat_result]:
-    """The status of each entry beneath `path`. Raises OSError at a folder that its owner can neither read nor name."""
+    """The status of each entry below `path`. Raises OSError at a folder that its owner can neither read nor name."""
     folders = [path]
     while folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as entries:

@@ -1,0 +1,1 @@
+"""Verifiers: finding, combining and calling them."""

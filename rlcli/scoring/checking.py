@@ -1,4 +1,4 @@
-"""What loaded verifiers need before they score: a deadline that lets them speak, and a sandbox for programs."""
+"""Check loaded verifiers before they score: the deadline must exceed their own timeouts, and the sandbox must work."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 from rlcli.errors import ConfigError, SetupError
 from rlcli.sandbox import Limits, backend_name, open_sandbox
-from rlcli.scoring.nursery import Facts
-from rlcli.scoring.worker import wall_bound
+from rlcli.scoring.processes.fork_server import Facts
+from rlcli.scoring.processes.worker import wall_bound
 
 SPARE_S = 0.5
-"""What a verifier needs beside its own `timeout_s`, to start a program and to report how it ended."""
+"""Time that a verifier needs beyond its own `timeout_s`, to start a program and to report how it ended."""
 
 
 def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, setting: str) -> str:
-    """The name of the sandbox's backend, seen to run a program here; empty where no expression of `loaded` needs one.
+    """Return the name of the sandbox backend, after a test run here; empty if no expression of `loaded` needs one.
 
-    A verifier that runs programs counts its `timeout_s` in CPU seconds, as the deadline does; others wait by the clock.
-    sandbox: the backend that is asked for; empty: as the environment says. setting: what the user calls the deadline.
-    Raises `ConfigError` for a `timeout_s` that the deadline cuts short, `SetupError` where the sandbox cannot be had.
+    A verifier that runs programs counts its `timeout_s` in CPU seconds, as the deadline does; others use wall time.
+    sandbox: the requested backend; empty: from the environment. setting: the user's name for the deadline.
+    Raises `ConfigError` for a `timeout_s` that the deadline cuts short, `SetupError` if the sandbox is not available.
     """
     for expression, one in loaded.items():
         needed_s = one.patience_s + SPARE_S
@@ -32,12 +32,12 @@ def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, s
 
 
 def _opened(backend: str) -> str:
-    """The name of the backend that `backend` leads to, once it has run a program."""
+    """The name of the backend that `backend` selects, once it has run a program."""
     if not backend.startswith(("http://", "https://")):
         return open_sandbox(backend).name
     from rlcli.sandbox.fusion import FusionJudge
 
     hello = FusionJudge(backend).scripts("print('hello')", [{"input": "", "output": "hello"}], Limits(), False)
     if not hello.right:
-        raise SetupError(f"the sandbox {backend} does not run a program: {hello.detail}", "see its own log")
+        raise SetupError(f"the sandbox {backend} cannot run a program: {hello.detail}", "see its log")
     return backend

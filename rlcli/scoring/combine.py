@@ -1,4 +1,4 @@
-"""How what several verifiers say of one response becomes one verdict."""
+"""Combine the verdicts of several verifiers on one response into one verdict."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from rlcli.types import Outcome, Verdict
 
 Verified = Verdict | BaseException | None
-"""What one verifier made of one request: its verdict, what it raised, or None where the row is none of its business."""
+"""The result of one verifier on one request: its verdict, the exception it raised, or None if it skips the row."""
 
 
 def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequence[Verified]) -> Verified:
-    """The verdict of an expression out of those of its terms, or what one of them raised.
+    """The verdict of an expression from those of its terms, or the exception that one of them raised.
 
-    weights: by the name of each term's part, in order; None where the only term's verdict is the whole. The outcome,
-    the answer and the detail are those of the first term that takes the row; terms that do not are left out. A term
-    that says of itself that it crashed or timed out speaks for the whole.
+    weights: by the name of each term's part, in order; None if the only term's verdict is the result. The outcome,
+    the answer and the detail are those of the first term that accepts the row; terms that skip it are left out. A term
+    that reports a crash or a timeout sets the outcome of the whole.
 
     >>> right, long = Verdict(1.0, Outcome.OK, answer="42"), Verdict(0.5, Outcome.WRONG)
     >>> both = combine("math - 0.5 * length", {"math": 1.0, "length": -0.5}, [right, long])
@@ -33,7 +33,7 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
         return TypeError(f"the verifier returned {odd!r:.200}, not a Verdict")
     there = [(name, one) for name, one in zip(weights or [""], verified, strict=True) if isinstance(one, Verdict)]
     if not there:
-        return Verdict(0.0, Outcome.NO_ANSWER, detail=f"no verifier of {expression} takes this row")
+        return Verdict(0.0, Outcome.NO_ANSWER, detail=f"no verifier of {expression} applies to this row")
     _, first = there[0]
     if weights is None:
         return first

@@ -1,4 +1,4 @@
-"""A verifier that runs another on the row's own answer, in a scoring process and within its deadline."""
+"""A verifier that runs another on the row's reference answer, in a scoring process and within its deadline."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from rlcli.scoring.expression import Composition, Term
 from rlcli.scoring.load import Part, Scorer, find, load
-from rlcli.scoring.spec import Composition, Term
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 TRIED, STATED = "tried", "stated"
-"""Beginnings of a verdict's detail: whether the verifier's module has written the response that must score (`gold`), or
-the ground truth itself was tried, of which all there is to learn is whether the verifier crashes."""
+"""Prefixes of a verdict's detail: either the verifier's module has written the response that must score (`gold`), or
+the ground truth itself was tried, which only shows whether the verifier crashes."""
 
 
 def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
-    """What the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) says of the row's own answer.
-    options: its own, as JSON. Raises what it raises."""
+    """The verdict of the verifier at `target` (`module:attribute` or `/path/file.py:attribute`) on the row's reference
+    answer. options: the verifier's, as JSON. Raises what it raises."""
     gold, scorer = _loaded(target, options)
     completion = gold(request) if gold else request.ground_truth
-    # No tokenizer is here; verifiers that count tokens find one a word.
+    # There is no tokenizer here: verifiers that count tokens get one token per word.
     ids = tuple(range(len(completion.split())))
     (found,) = scorer.verify([replace(request, completion=completion, completion_ids=ids, finish_reason="stop")])
     if isinstance(found, BaseException):
@@ -33,7 +33,7 @@ def by_gold(request: VerifyRequest, *, target: str, options: str) -> Verdict:
 
 
 def gold_expression(target: str, term: Term) -> str:
-    """The expression that has `by_gold` try the verifier of `term`, which is defined at `target`."""
+    """The expression with which `by_gold` tries the verifier of `term`, which is defined at `target`."""
     options = {"target": target, "options": json.dumps(dict(term.options))}
     return str(Composition((Term("rlcli.scoring.golds:by_gold", options),)))
 

@@ -1,4 +1,4 @@
-"""From a reference and its options to something that verifies; in scoring processes only, as it runs others' code."""
+"""Load a verifier from its reference and options; only in scoring processes, because it runs untrusted code."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 
 from rlcli.importing import run_file
 from rlcli.registry import near
-from rlcli.scoring.adapters import adapt, is_rubric, options_of
 from rlcli.scoring.combine import Verified, combine
+from rlcli.scoring.conventions.adapters import adapt, is_rubric, options_of
 from rlcli.types import VerifyRequest
 
 AT_ONCE = 32
-"""Most requests that a verifier which takes many, or awaits, is given at once."""
+"""Maximum number of requests in one call of a verifier that takes batches or is async."""
 
 
 class WrongOption(Exception):
-    """An option that a verifier does not take, or not so: the text says which."""
+    """An option that a verifier does not take, or not with this value: the text names it."""
 
 
 class NotLoaded(Exception):
-    """The verifier number `index` of an expression does not load; the cause says why."""
+    """The verifier number `index` of an expression does not load; the cause is the reason."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -37,7 +37,7 @@ class NotLoaded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A term of an expression as scoring processes are told of it. name: of its part. target: where it is defined."""
+    """A term of an expression as sent to scoring processes. name: of its part. target: where it is defined."""
 
     name: str
     target: str
@@ -47,9 +47,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Scorer:
-    """What an expression has become. verify: the verdict, or what was raised, of each request. at_once: most requests
-    that it is given at once. needs_sandbox: whether one of its verifiers runs programs. patience_s: how long its
-    verifiers themselves wait, all together, by their option `timeout_s`."""
+    """A loaded expression. verify: returns the verdict or the exception for each request. at_once: maximum number of
+    requests in one call. needs_sandbox: whether one of its verifiers runs programs. patience_s: how long its
+    verifiers wait in total, by their option `timeout_s`."""
 
     verify: Callable[[Sequence[VerifyRequest]], list[Verified]]
     at_once: int
@@ -60,8 +60,8 @@ class Scorer:
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     """Import the verifiers of an expression, check their options and run their modules' `preload()`.
 
-    is_sum: whether scores are weighted or added, so that each verifier's is a part of its own. Raises `WrongOption`,
-    and `NotLoaded` for whatever the modules raise and for what is no verifier.
+    is_sum: whether scores are weighted or added, so that each verifier's is a separate part. Raises `WrongOption`, and
+    `NotLoaded` for any exception of the modules and for an object that is not a verifier.
     """
     loaded, sandbox, patience_s = [], False, 0.0
     for index, part in enumerate(parts):
@@ -73,7 +73,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
                 preload()
         except WrongOption:
             raise
-        except (Exception, SystemExit) as error:  # a module may end its interpreter when it is imported
+        except (Exception, SystemExit) as error:  # a module may call sys.exit at import
             raise NotLoaded(index) from error
         sandbox = sandbox or bool(getattr(module, "NEEDS_SANDBOX", False))
         patience_s += _patience_s(function, options)
@@ -87,7 +87,7 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
 
 
 def _patience_s(function: Any, options: Mapping[str, Any]) -> float:
-    """The `timeout_s` that a verifier was given, or else has as its default; 0 where it has no such option."""
+    """The `timeout_s` that a verifier was given, else its default; 0 if it has no such option."""
     declared = {} if is_rubric(function) else options_of(function)[0]
     value = options.get("timeout_s", declared["timeout_s"].default if "timeout_s" in declared else 0)
     return float(value) if isinstance(value, int | float) else 0.0
@@ -105,7 +105,7 @@ def find(target: str) -> tuple[ModuleType, Any]:
 
 
 def _run_file(file: Path) -> ModuleType:
-    """The Python file as a module, once; what lies beside it can be imported, after all that is installed."""
+    """Import the Python file as a module, once; its folder is importable too, after all installed packages."""
     name = f"rlcli_verifier_{file.stem}_{abs(hash(str(file))):x}"
     if name in sys.modules:
         return sys.modules[name]
@@ -115,7 +115,7 @@ def _run_file(file: Path) -> ModuleType:
 
 
 def _options(function: Any, part: Part) -> dict[str, Any]:
-    """The options of a term, each checked against the function's signature, and as its annotation wants it."""
+    """The options of a term, each checked against the function's signature and converted to its annotation."""
     given = dict(part.options)
     if is_rubric(function):
         if given:
@@ -141,12 +141,12 @@ def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
 
     try:
         return get_type_hints(function, include_extras=True)
-    except Exception:  # annotations that name what is not there: nothing can be told of the types
+    except Exception:  # annotations with undefined names: the types are unknown
         return {}
 
 
 def _checked(verifier: str, name: str, value: Any, annotation: Any, default: Any) -> Any:
-    """`value` as the option's annotation, or else the type of its default, wants it."""
+    """`value` converted to the option's annotation, or else to the type of its default."""
     from pydantic import TypeAdapter, ValidationError
     from pydantic.errors import PydanticUserError
 
@@ -155,9 +155,9 @@ def _checked(verifier: str, name: str, value: Any, annotation: Any, default: Any
     if annotation is None:
         return value
     try:
-        # Strict, so that `true` is no 1; as JSON, where a list may stand for a tuple and an integer for a float.
+        # Strict, so that `true` is not 1; as JSON, where a list may be a tuple and an integer a float.
         return TypeAdapter(annotation).validate_json(json.dumps(value), strict=True)
-    except PydanticUserError:  # a type that pydantic does not know
+    except PydanticUserError:  # a type unknown to pydantic
         return value
     except ValidationError as error:
         wants = error.errors()[0]["msg"].removeprefix("Input should be ")

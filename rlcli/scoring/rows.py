@@ -1,4 +1,4 @@
-"""Responses in a JSON Lines file, verified: what `rlcli verifiers run` does."""
+"""Verify the responses in a JSON Lines file (`rlcli verifiers run`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
 from rlcli.files import replacing
-from rlcli.scoring.pool import ScoringPool
-from rlcli.scoring.worker import FAILED
+from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.scoring.processes.worker import FAILED
 from rlcli.types import Message, Verdict, VerifyRequest
 
 STANDARD = "-"
-"""The path that stands for standard input or output."""
+"""The path for standard input or output."""
 
 IN_FLIGHT = 512
 REQUIRED = {"completion": "the response, as text", "ground_truth": "the right answer, as text"}
@@ -31,7 +31,7 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: what it holds, and what is asked about it."""
+    """One line: its fields, and the request made from them."""
 
     fields: Mapping[str, Any]
     request: VerifyRequest
@@ -39,8 +39,8 @@ class Row:
 
 @dataclass
 class Summary:
-    """What came of many verifications. score: their sum. parts: of each part, its sum and how many rows have it.
-    seconds: of each one. failures: the details of the first that timed out or crashed."""
+    """Totals of many verifications. score: their sum. parts: of each part, its sum and its number of rows.
+    seconds: of each verification. failures: the details of the first that timed out or crashed."""
 
     rows: int = 0
     score: float = 0.0
@@ -67,8 +67,8 @@ def read_rows(path: str, skip_bad: bool = False) -> tuple[list[Row], int]:
 
     A row is an object with `completion` and `ground_truth`, and may have `prompt` (text or chat messages),
     `data_source`, `extra_info`, `finish_reason` ("stop" or "length") and `thinking` (true: the prompt ended within an
-    open <think>); whatever else it holds is kept. Empty lines are passed over.
-    Raises `DataError` with file, line and mend, unless `skip_bad`; always for a file that cannot be read or has no row.
+    open <think>); all other fields are kept. Empty lines are skipped.
+    Raises `DataError` with file, line and hint, unless `skip_bad`; always for a file that cannot be read or has no row.
     """
     rows, skipped = [], 0
     for number, line in _lines(path):
@@ -77,11 +77,11 @@ def read_rows(path: str, skip_bad: bool = False) -> tuple[list[Row], int]:
         except ValueError as error:
             if not skip_bad:
                 raise DataError(
-                    f"{_name(path)}, line {number}: {error}", "mend that line, or leave such lines out with --skip-bad"
+                    f"{_name(path)}, line {number}: {error}", "fix that line, or skip such lines with --skip-bad"
                 ) from error
             skipped += 1
     if not rows:
-        raise DataError(f"{_name(path)} has no row to verify", "give one JSON object a line")
+        raise DataError(f"{_name(path)} has no row to verify", "give one JSON object per line")
     return rows, skipped
 
 
@@ -101,7 +101,7 @@ def verify_rows(
 
 
 def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
-    """An output row: the input, and what the verifier says of it."""
+    """An output row: the input and its verdict."""
     said: dict[str, Any] = {
         "score": verdict.score,
         "outcome": str(verdict.outcome),
@@ -117,7 +117,7 @@ def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
 
 @contextmanager
 def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A function that writes one row to `path` (`-`: standard output; .gz: packed). A file appears whole or not."""
+    """A function that writes one row to `path` (`-`: standard output; .gz: packed). The file is written atomically."""
     if path == STANDARD:
         sys.stdout.flush()
         yield lambda fields: _write(sys.stdout.buffer, fields)
@@ -134,26 +134,26 @@ def writing(path: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
                 yield lambda fields: _write(raw, fields)
     except OSError as error:
         raise DataError(
-            f"cannot write {path}: {error.strerror or error}", "give a folder that you may write and that has room"
+            f"cannot write {path}: {error.strerror or error}", "give a writable folder with free space"
         ) from error
 
 
 def _write(stream: BinaryIO | gzip.GzipFile, fields: Mapping[str, Any]) -> None:
     try:
         line = json.dumps(fields, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
+    except UnicodeEncodeError:  # a lone surrogate: only an escape can represent it
         line = json.dumps(fields).encode()
     stream.write(line + b"\n")
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, counted from 1."""
+    """The non-empty lines, counted from 1."""
     try:
         with _open(path) as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield number, line
-    except (OSError, EOFError) as error:  # a .gz that is cut off, or none
+    except (OSError, EOFError) as error:  # a .gz that is truncated, or not a .gz
         why = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read {_name(path)}: {why}", "give a JSON Lines file (.jsonl or .jsonl.gz)") from error
 
@@ -165,7 +165,7 @@ def _open(path: str) -> Any:
 
 
 def _row(line: bytes) -> Row:
-    """Raises `ValueError` that says what is wrong with the line."""
+    """Raises `ValueError` that describes the error in the line."""
     try:
         fields = json.loads(line.decode("utf-8-sig"), parse_constant=_refuse)
     except RecursionError as error:
@@ -175,7 +175,7 @@ def _row(line: bytes) -> Row:
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise ValueError(f"it is no JSON object but {_kind(fields)}")
+        raise ValueError(f"it is not a JSON object but {_kind(fields)}")
     for name, what in REQUIRED.items():
         if not isinstance(fields.get(name), str):
             found = f"is {_kind(fields[name])}" if name in fields else "is missing"
@@ -188,7 +188,7 @@ def _row(line: bytes) -> Row:
         _messages(fields),
         source,
         extra,
-        finish_reason="length" if reason == "length" else "stop" if reason else "",  # servers have further words
+        finish_reason="length" if reason == "length" else "stop" if reason else "",  # servers have further values
         thinking=thinking,
     )
     return Row(fields, request)
@@ -213,12 +213,12 @@ def _messages(fields: Mapping[str, Any]) -> tuple[Message, ...]:
         for message in prompt
     )
     if not right:
-        raise ValueError("'prompt' is neither text nor a list of messages with role and content as text")
+        raise ValueError("'prompt' must be text or a list of messages with role and content as text")
     return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _kind(value: Any) -> str:

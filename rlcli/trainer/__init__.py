@@ -1,0 +1,1 @@
+"""The training loop: the step, checkpoints, the update guard, metrics and warnings."""

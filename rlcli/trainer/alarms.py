@@ -1,7 +1,7 @@
-"""What a run warns of, step by step, by name: it continues all the same.
+"""Warnings (alarms), checked after every step by name. They do not stop the run.
 
-Each alarm is one function from a step's metrics to a text, or None. It goes to the terminal and, as the event `alarm`
-with its name, to events.jsonl. docs/checks.md lists them.
+Each alarm is one function from a step's metrics to a text, or None. The text is printed in the terminal and written to
+events.jsonl as the event `alarm` with its name. docs/checks.md lists them.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 IDLE_STEPS = 3
-"""Steps in a row that something must last before the run warns."""
+"""Number of steps in a row that a condition must hold before the run warns."""
 FIRST_STEPS = 3
-"""Steps at the beginning in which a response must have ended, and the policy moved away from its reference."""
+"""Number of first steps in which some response must have ended, and the policy moved away from its reference."""
 REPEAT_EVERY = 50
-"""Steps until the same alarm is reported again."""
+"""Number of steps until the same alarm is reported again."""
 FEW_GROUPS, GROUPS = 24, 256
-"""Groups in a row that teach nothing before the run warns: where they should teach something; and where their rewards
-are equal, of which a task that is too hard, or nearly solved, has many in a row."""
+"""Groups in a row without a learning signal before the run warns. The first number applies where groups should teach
+something, the second where their rewards are equal: a task that is too hard, or nearly solved, has many such groups."""
 RESPONSES = 1024
-"""Responses in a row with one reward before the run warns, where a hard task could do that: all wrong since the run
+"""Responses in a row with one reward before the run warns, if a hard task could cause that: all wrong since the run
 began, or after rewards have differed."""
 FEW_RESPONSES = 96
-"""Responses, all of them cut off, before the run warns."""
+"""Number of responses, all of them cut off, before the run warns."""
 RECENT = 0.95
-"""What an earlier step counts for when shares are measured: about the last 20 steps count."""
+"""Decay per step of the weight of earlier steps in measured shares: about the last 20 steps count."""
 FEW = 8
-"""Responses among those that such a share has to be made of: of 8 samples a step, one is 12%."""
+"""Least number of responses behind such a share: of 8 samples a step, one is 12%."""
 MOST_UNVERIFIED = 0.05
 """Share of the verifications that used up their CPU time, or timed out or crashed, above which the run warns."""
 TRUNCATED, REWARDED = 0.1, 0.25
-"""The run warns where more than the first share of the responses is cut off, and their mean score is above the second
-and above half of the mean of all."""
+"""The run warns if more than the first share of the responses is cut off, and their mean score is above the second
+and above half of the overall mean."""
 DROP = 0.2
-"""Rewards that are all equal and lie so far below the mean of the steps before are suspicious."""
+"""Equal rewards that are this far below the mean of the previous steps are suspicious."""
 SCALE = 1.05
-"""Largest `update/loss_scale`, and 1 ÷ the least, besides what clipping takes away."""
+"""Largest `update/loss_scale`, and 1 ÷ the smallest, apart from the effect of clipping."""
 WARMED_UP = 2.0
-"""Learning rates of all updates, ÷ the peak, after which the policy must differ from its reference: the first steps of
-a warm-up are lost in the rounding of bfloat16."""
+"""Sum of the learning rates of all updates ÷ the peak, after which the policy must differ from its reference: bfloat16
+rounds the first steps of a warm-up away."""
 LEAST_LR = 1e-3
 """Learning rate ÷ the peak below which an update may change nothing that is sent: a schedule ends near 0."""
 
@@ -48,17 +48,17 @@ REMEMBERED = (
     *("reward_sum", "best_reward", "last_reward", "rewards_differed"),
     *("responses", "failed", "overran", "cut_off", "cut_off_reward"),
 )
-"""What `Alarms` keeps from step to step, and in checkpoints."""
+"""State that `Alarms` keeps between steps and in checkpoints."""
 
 Metrics = Mapping[str, float]
 
 
 class Alarms:
-    """Checks the metrics of each step, and reports what is wrong with them.
+    """Checks the metrics of each step and reports problems.
 
     mismatch_alarm: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
     and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. given: the dataset gives the
-    responses, all of them right. What it remembers goes into checkpoints (`state`).
+    responses, all of them right. Its state goes into checkpoints (`state`).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Alarms:
     ) -> None:
         self.mismatch_alarm, self.note, self.event = mismatch_alarm, note, event
         self.prompts, self.samples, self.lr, self.given = prompts, samples, lr, given
-        # Sampling from a nucleus of mass p makes up to −ln p of the KL by itself.
+        # Top-p sampling with p < 1 alone causes a KL of up to −ln p.
         self.by_design = -math.log(top_p)
         self.steps = self.idle_steps = self.equal_steps = self.endless_steps = 0
         self.mismatch_steps = self.scale_steps = 0
@@ -83,7 +83,7 @@ class Alarms:
         self.best_reward = -math.inf
         self.rewards_differed = False
         self.last_reward: float | None = None
-        # Of the last steps, earlier ones with less weight (see RECENT).
+        # Over the last steps, earlier ones with less weight (see RECENT).
         self.responses = self.failed = self.overran = self.cut_off = self.cut_off_reward = 0.0
         self._reported: dict[str, int] = {}
 
@@ -98,7 +98,7 @@ class Alarms:
             self.reward_sum += metrics["reward/mean"]
 
     def _count(self, metrics: Metrics) -> None:
-        """Add a step to the sums over the last ones, and to those over all."""
+        """Add a step to the sums over the last steps and over all steps."""
         truncated = metrics["response_tokens/truncated"]
         shares = {
             "responses": 1.0,
@@ -113,7 +113,7 @@ class Alarms:
             self.best_reward = max(self.best_reward, metrics["reward/mean"])
 
     def check_sync(self, step: int, metrics: Metrics) -> None:
-        """Check what the engines were sent after the updates of a step. metrics: of the whole step."""
+        """Check what was sent to the engines after the updates of a step. metrics: of the whole step."""
         self._report(step, "weights_unchanged", self._weights_unchanged(metrics))
         if metrics["update/count"]:
             self.lr_sum += metrics["update/lr"]
@@ -133,7 +133,7 @@ class Alarms:
             setattr(self, "_reported" if name == "reported" else name, value)
 
     def _no_gradient(self, metrics: Metrics) -> str | None:
-        """Step after step teaches nothing. Where rewards never differed, `_constant_reward` reports that."""
+        """Several steps without a learning signal. If rewards never differed, `_constant_reward` reports that."""
         trained = metrics.get("critic/grad_norm") or (metrics["update/count"] and metrics["update/grad_norm"] > 0)
         solved = metrics["reward/std"] == 0 and metrics["reward/mean"] >= self.best_reward
         if trained or solved:
@@ -152,8 +152,8 @@ class Alarms:
         return f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}"
 
     def _mismatch(self, metrics: Metrics) -> str | None:
-        """Engine and trainer drift apart. Samples of an older policy differ from the trainer's by design."""
-        # Log-probs in another order have the same mean, and so the same `kl`: k3 sees each token.
+        """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design."""
+        # Log-probs in another order have the same mean, and so the same `kl`: k3 compares each token.
         mismatch = max(metrics.get("mismatch/kl", 0.0), metrics.get("mismatch/k3", 0.0))
         if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_alarm:
             self.mismatch_steps = 0
@@ -163,7 +163,7 @@ class Alarms:
             return None
         return (
             f"engine and trainer disagree: mismatch/kl or mismatch/k3 = {mismatch:.3g} is above "
-            f"algorithm.mismatch_alarm = {self.mismatch_alarm:g}; look at mismatch/outliers and at model.dtype"
+            f"algorithm.mismatch_alarm = {self.mismatch_alarm:g}; check mismatch/outliers and model.dtype"
         )
 
     def _constant_reward(self, metrics: Metrics) -> str | None:
@@ -184,12 +184,12 @@ class Alarms:
         if self.equal_steps < IDLE_STEPS or not enough or (self.rewards_differed and not fell):
             return None
         return (
-            f"all rewards were {metrics['reward/mean']:.3g} in the last {self.equal_steps} steps; see whether the "
+            f"all rewards were {metrics['reward/mean']:.3g} in the last {self.equal_steps} steps; check that the "
             "verifier fits the data: rlcli verifiers audit"
         )
 
     def _verifier_failures(self, metrics: Metrics) -> str | None:
-        """Verifications fail by the verifier's own fault."""
+        """Verifications fail because of the verifier."""
         if not self._many(self.failed):
             return None
         failed = {name: metrics[f"outcome/{name}"] for name in ("timeout", "crash")}
@@ -206,38 +206,38 @@ class Alarms:
             return None
         return (
             f"{self.overran / self.responses:.0%} of the last responses scored 0 because their verification used up "
-            "its CPU time twice: see their answers in samples/, or raise verifier.deadline_s"
+            "its CPU time twice: check their answers in samples/, or raise verifier.deadline_s"
         )
 
     def _many(self, count: float) -> bool:
-        """Whether so many of the last verifications are too many."""
+        """Whether `count` of the last verifications is too many."""
         return count >= FEW and count > MOST_UNVERIFIED * self.responses
 
     def _reference_is_policy(self, metrics: Metrics) -> str | None:
-        """A reference that moves with the policy holds nothing back. Before the first update it is the policy."""
+        """A reference that moves with the policy has no effect. Before the first update it equals the policy."""
         moved = self.steps >= FIRST_STEPS and self.lr_sum >= WARMED_UP * self.lr
         if not moved or metrics.get("update/kl_start") != 0.0:
             return None
         return "the KL to the reference is 0 after updates (update/kl_start): the reference is the policy itself"
 
     def _weights_unchanged(self, metrics: Metrics) -> str | None:
-        """Updates have changed nothing that the engines were sent after them."""
+        """Updates did not change any tensor sent to the engines after them."""
         moved = metrics["update/count"] and metrics.get("update/grad_norm", 0.0) > 0
         if not moved or metrics["update/lr"] <= LEAST_LR * self.lr or metrics.get("sync/changed_tensors") != 0:
             return None
         return (
-            f"{metrics['update/count']:.0f} updates at update/lr = {metrics['update/lr']:.3g} left every tensor that "
-            "the engine was sent as it was; the optimizer does not step, or model.dtype rounds its steps away"
+            f"{metrics['update/count']:.0f} updates at update/lr = {metrics['update/lr']:.3g} changed no tensor that "
+            "was sent to the engine; the optimizer does not step, or model.dtype rounds its steps away"
         )
 
     def _no_response_ends(self, metrics: Metrics) -> str | None:
-        """The end of a response is never sampled: the stop tokens are wrong, or the limit is too low."""
+        """No response ends: the stop tokens are wrong, or the limit is too low."""
         responses = self.steps * self.prompts * self.samples
         if not self.endless_steps == self.steps >= FIRST_STEPS or responses < FEW_RESPONSES:
             return None
         return (
-            f"every response of {self.steps} steps was cut off at rollout.max_response_tokens; see the stop tokens of "
-            "--dry-run, and the limit"
+            f"every response of {self.steps} steps was cut off at rollout.max_response_tokens; check the stop tokens "
+            "in --dry-run, and the limit"
         )
 
     def _truncated_rewarded(self, metrics: Metrics) -> str | None:
@@ -248,12 +248,12 @@ class Alarms:
         if not reward > max(REWARDED, metrics["reward/mean"] / 2):
             return None
         return (
-            f"{share:.0%} of the last responses were cut off, and their mean score is {reward:.3g}: a model is "
-            "rewarded for not ending; give train.truncated = zero_reward or mask, or a higher limit"
+            f"{share:.0%} of the last responses were cut off, and their mean score is {reward:.3g}: the model is "
+            "rewarded for not ending; set train.truncated = zero_reward or mask, or raise the limit"
         )
 
     def _loss_scale(self, metrics: Metrics) -> str | None:
-        """The loss pulls along the advantages, as hard as they say. Clipped tokens do not pull."""
+        """Compare the gradient of the loss along the advantages with its expected size. Clipped tokens have none."""
         scale = metrics.get("update/loss_scale", 1.0)
         clipped = metrics.get("update/clip_low", 0.0) + metrics.get("update/clip_high", 0.0)
         if 1 / SCALE - 2 * clipped <= scale <= SCALE:
@@ -280,4 +280,4 @@ _ALARMS: dict[str, Callable[[Alarms, Metrics], str | None]] = {
     "loss_scale": Alarms._loss_scale,
 }
 NAMES = (*_ALARMS, "weights_unchanged")
-"""Of all alarms, as docs/checks.md lists them."""
+"""Names of all alarms, as in docs/checks.md."""

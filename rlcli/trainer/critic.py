@@ -1,6 +1,6 @@
-"""The critic, wherever it is placed: beside the policy in its workers, or in workers of its own.
+"""The critic: in the policy's workers, or in separate workers.
 
-In workers of its own it has a batch of its own, planned for its ranks. Values and returns cross by reference, through
+Separate workers have their own batch, planned for their ranks. Values and returns are passed by reference, through
 the object store, from the ranks that made them to the ranks that need them.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcli.algorithms.algorithm import Algorithm
+from rlcli.cluster.dispatch import Shared
+from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
-from rlcli.trainer.choose import Chosen, plan_step, rank_work, step_work
+from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work, step_work
 from rlcli.trainer.metrics import process_reward_metrics, value_metrics
-from rlcli.workers.dispatch import Shared
-from rlcli.workers.group import WorkerGroup
 
 
 class Critic:
-    """A value model (gae, vapo), a process reward model (prime), or nothing. own: its workers, if it has any."""
+    """A value model (gae, vapo), a process reward model (prime), or nothing. own: its separate workers, if any."""
 
     def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
         self.algorithm, self.config = algorithm, config
@@ -25,8 +25,8 @@ class Critic:
         self.policy, self.own = policy, own
         self.workers = own or policy
 
-    def load(self, chosen: Chosen, seed: int) -> None:
-        """Fetch the rows where they are not there already."""
+    def load(self, chosen: SelectedSamples, seed: int) -> None:
+        """Fetch the rows if they are not there already."""
         if self.own is not None:
             plan = plan_step(chosen, self.config, len(self.own))
             self.own.load(rank_work(plan, chosen, len(self.own)), step_work(plan, chosen, seed))
@@ -39,7 +39,7 @@ class Critic:
             self.policy.import_tokens("values", Shared(self.own.export_tokens("values")))
 
     def share_returns(self) -> None:
-        """Give the critic the returns that were made in the policy's batch."""
+        """Send the critic the returns computed in the policy's batch."""
         if self.own is not None:
             self.own.import_tokens("returns", Shared(self.policy.export_tokens("returns")))
 

@@ -1,7 +1,7 @@
-"""What must hold at every step, whatever the data and the model: a run in which it does not stops.
+"""Invariants checked at every step, whatever the data and the model: a violation stops the run.
 
-The controller compares what the workers report with what it planned. The comparisons are exact, or exact up to
-rounding; what may have a harmless reason is an alarm instead (`rlcli.trainer.alarms`).
+The controller compares what the workers report with its plan. The comparisons are exact, or exact up to rounding;
+what may have a harmless reason is an alarm instead (`rlcli.trainer.alarms`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.errors import RunFailed
-from rlcli.workers.integrity import REPORT, SURE, weight_of
+from rlcli.workers.roles.integrity import REPORT, SURE, weight_of
 
 if TYPE_CHECKING:
+    from rlcli.data.columns import Samples
     from rlcli.data.packer import Plan
-    from rlcli.trainer.choose import Chosen
-    from rlcli.workers.samples import Samples
+    from rlcli.orchestrator.train_batch import SelectedSamples
 
 REMEMBERED = 8
 """Steps whose seeds are compared with those of the current one."""
@@ -25,33 +25,14 @@ ROUNDING = 1e-6
 """Relative error of sums that ranks add up in another order."""
 
 
-class DrawCheck:
-    """Compares each draw of prompts with the two before. count: of the prompts in the dataset, the smallest of several:
-    where an epoch begins, its first prompts may be the last of the one before, and then come no more."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._before: list[list[int]] = [[], []]
-
-    def check(self, indexes: list[int]) -> None:
-        """Raises RunFailed where the dataset could give other prompts, and gives the same a third time."""
-        if len(indexes) > 1 and self._before == [indexes, indexes] and 2 * len(indexes) <= self.count:
-            raise RunFailed(
-                f"the last {len(indexes)} prompts are drawn a third time, of {self.count} in the dataset: the data "
-                "cursor does not move",
-                REPORT,
-            )
-        self._before = [self._before[1], indexes]
-
-
 class Invariants:
-    """Checks one step after another. The seeds of the last steps are all that it remembers."""
+    """Checks each step. Its only state is the seeds of the last steps."""
 
     def __init__(self) -> None:
         self._seeds: deque[Sequence[int]] = deque(maxlen=REMEMBERED)
 
     def check_seeds(self, samples: Samples) -> None:
-        """No two samples are drawn with one seed, in this step or in the last ones. Raises RunFailed."""
+        """Raise RunFailed if two samples have one seed, in this step or in the last ones."""
         import numpy as np
 
         seeds = samples.seed[samples.seed != 0]
@@ -60,14 +41,14 @@ class Invariants:
         self._seeds.append(seeds)
         if repeated or earlier:
             where = f"{repeated} of this step's" if repeated else f"{earlier} of an earlier step's"
-            raise RunFailed(f"{len(seeds)} samples share seeds: {where}; they repeat what was sampled before", REPORT)
+            raise RunFailed(f"{len(seeds)} samples share seeds: {where}; they repeat earlier samples", REPORT)
 
     def forget(self) -> None:
-        """The run goes back to an earlier step, whose samples may be drawn again."""
+        """The run returns to an earlier step, whose samples may be drawn again."""
         self._seeds.clear()
 
-    def check_update(self, plan: Plan, chosen: Chosen, minibatch: int, sums: Mapping[str, float]) -> None:
-        """What an update of the policy reports is what was planned. Raises RunFailed."""
+    def check_update(self, plan: Plan, chosen: SelectedSamples, minibatch: int, sums: Mapping[str, float]) -> None:
+        """Raise RunFailed if an update did not report what was planned."""
         import numpy as np
 
         if not sums or "bad" in sums:
@@ -75,7 +56,7 @@ class Invariants:
         planned = plan.minibatches[minibatch]
         active = np.fromiter((s for rank in planned.ranks for micro in rank for s in micro), np.int64)
         signatures = chosen.columns["signatures"][active]
-        # `tokens` lacks those that the correction rejects; of the mismatch they are part.
+        # `tokens` excludes those that the correction rejects; the mismatch includes them.
         forwarded = "mismatch_tokens" if "mismatch_tokens" in sums else "tokens"
         expected = {
             "check_denominator": ("response tokens in the loss's denominator", float(planned.tokens)),

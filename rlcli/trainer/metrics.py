@@ -1,4 +1,4 @@
-"""The numbers of a step, by the names that docs/metrics.md documents."""
+"""The metrics of a step. docs/metrics.md documents the names."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcli.algorithms.correction import mismatch_metrics
+from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.packer import Plan
-from rlcli.trainer.collect import Collected
-from rlcli.trainer.usable import REASONS
-from rlcli.workers.samples import OUTCOMES, Samples
-from rlcli.workers.transfer import Synced
+from rlcli.orchestrator.dispatcher import Collected
+from rlcli.orchestrator.sample_filter import REASONS
+from rlcli.workers.roles.weight_transfer import Synced
 
 PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
-"""Sums over tokens that `update` returns and that are reported as means."""
+"""Sums over tokens that `update` returns, reported as means."""
 
 
 @dataclass(frozen=True)
 class Updates:
-    """What each optimizer step of a step returned, in order; empty where nothing had a gradient."""
+    """What each optimizer step of a step returned, in order; empty if nothing had a gradient."""
 
     policy: list[dict[str, float]]
     critic: list[dict[str, float]]
@@ -31,7 +31,8 @@ class Updates:
 
 @dataclass
 class Clock:
-    """Seconds by phase of one step, which began at `began`, by time.perf_counter; `on_phase` hears each phase begin."""
+    """Seconds by phase of one step, which began at `began`, by time.perf_counter; `on_phase` is called at the start of
+    each phase."""
 
     on_phase: Callable[[str], None]
     began: float = field(default_factory=time.perf_counter)
@@ -49,7 +50,7 @@ class Clock:
 
 @contextmanager
 def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
-    """Note the block's seconds among a step's metrics, as what hung on the step."""
+    """Add the block's seconds to a step's metrics."""
     started = time.perf_counter()
     try:
         yield
@@ -58,8 +59,8 @@ def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
 
 
 def reward_metrics(samples: Samples) -> dict[str, float]:
-    """Of the samples that count; NaN where none does. `reward/equal_groups`: share of groups whose rewards are all
-    equal, which teach nothing under a group baseline."""
+    """Of the samples that count; NaN if there are none. `reward/equal_groups`: share of groups whose rewards are all
+    equal, which have no gradient under a group baseline."""
     import numpy as np
 
     rewards, n = samples.score, len(samples)
@@ -81,7 +82,7 @@ def reward_metrics(samples: Samples) -> dict[str, float]:
 
 
 def left_out_metrics(reasons: Any) -> dict[str, float]:
-    """How many samples do not count, in all and by reason. reasons: int8 `[N]`, as `usable.left_out` has them."""
+    """How many samples do not count, in total and by reason. reasons: int8 `[N]`, as from `sample_filter.left_out`."""
     import numpy as np
 
     counts = np.bincount(reasons, minlength=1 + len(REASONS))[1:].tolist()
@@ -92,7 +93,7 @@ def left_out_metrics(reasons: Any) -> dict[str, float]:
 
 
 def sample_metrics(samples: Samples) -> dict[str, float]:
-    """Outcomes and lengths of all samples, those that do not count included."""
+    """Outcomes and lengths of all samples, including those that do not count."""
     import numpy as np
 
     lengths, n = samples.response_tokens, len(samples)
@@ -108,7 +109,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
 
 
 def set_metrics(samples: Samples, counted: Samples, sources: Sequence[str]) -> dict[str, float]:
-    """Of each dataset of several. counted: the samples whose rewards count. sources: the dataset of each group."""
+    """By dataset, in runs with several. counted: samples whose rewards count. sources: the dataset of each group."""
     import numpy as np
 
     metrics: dict[str, float] = {}
@@ -140,12 +141,12 @@ def plan_metrics(plan: Plan) -> dict[str, float]:
 
 
 def steps_taken(updates: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
-    """Of what each update returned: those whose optimizer has stepped. The others had no gradient, or a bad one."""
+    """The results of updates whose optimizer stepped. The others had no gradient, or a bad one."""
     return [update for update in updates if update and "bad" not in update]
 
 
 def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the step's minibatches. The mismatch is that of the first, before the policy has moved."""
+    """Means over the step's minibatches. The mismatch is that of the first minibatch, before the policy changes."""
     done = steps_taken(updates)
     metrics = {"update/count": float(len(done)), "update/skipped": float(len(updates) - len(done))}
     if not done:
@@ -166,13 +167,13 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def source_metrics(batch: Collected) -> dict[str, float]:
-    """How the step's samples came about: of interest where groups are dropped and refilled. `reward/generated` is
-    missing where the groups that waited filled the step."""
+    """How the step's samples were generated: relevant if groups are dropped and refilled. `reward/generated` is missing
+    if waiting groups filled the step."""
     return {
         "rollout/rounds": float(batch.rounds),
         "rollout/generated": float(batch.generated),
         "rollout/dropped_groups": float(batch.dropped),
-        "rollout/kept_over_groups": float(batch.kept_over),
+        "rollout/kept_over_groups": float(batch.carried_over),
         "rollout/stale": float(batch.stale),
         "rollout/aborted": float(batch.aborted),
         "rollout/carried": float(batch.carried),
@@ -195,7 +196,7 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
 
 
 def value_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of a value model: means over the tokens of a step, and the share of the returns' variance that it explains."""
+    """For a value model: means over the tokens of a step, and the share of the returns' variance that it explains."""
     done = steps_taken(updates)
     skipped = {"critic/skipped": float(len(updates) - len(done))}
     if not done:
@@ -214,7 +215,7 @@ def value_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of a process reward model: means over the responses of a step."""
+    """For a process reward model: means over the responses of a step."""
     done = steps_taken(updates)
     skipped = {"critic/skipped": float(len(updates) - len(done))}
     if not done:
@@ -229,8 +230,8 @@ def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, 
 
 
 def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
-    """Seconds by phase and tokens per second. The phases and `bookkeeping`, which is all that the step spent in none of
-    them, add up to the step; the wait for verdicts is a part of generation."""
+    """Seconds by phase and tokens per second. The phases and `bookkeeping`, the time outside all of them, add up to the
+    step; the wait for verdicts is part of generation."""
     seconds, whole = dict(clock.seconds), time.perf_counter() - clock.began
     seconds["bookkeeping"] = whole - sum(seconds.values())
     tokens = int(collected.samples.tokens.sum())

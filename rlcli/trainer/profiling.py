@@ -1,4 +1,4 @@
-"""A profile of one step: the driver's phases and every rank's methods, operators and kernels, in one file."""
+"""The profile of one step: the driver's phases and every rank's methods, operators and kernels, in one file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlcli.workers.group import WorkerGroup
+    from rlcli.cluster.worker_group import WorkerGroup
 
 WARM = 2
-"""Steps before the one that is profiled: in the first, caches fill and kernels compile."""
+"""Steps before the profiled one: in the first, caches fill and kernels compile."""
 OURS = 0
-"""The thread, in the trace, of our own phases and methods: above those of the process."""
+"""The trace's thread for our own phases and methods, shown above those of the process."""
 
 Span = tuple[str, int, int]
 """Name, begin, end; in ns since 1970."""
@@ -30,8 +30,8 @@ class StepProfile:
             profile.phase("update", 3)
             profile.phase("generate", 4)      # writes the file
 
-    A file that cannot be written is noted: it stops no run. Of a step that a run takes back and does again there is the
-    first attempt.
+    A file that cannot be written causes a note and does not stop the run. If a run takes a step back and repeats it,
+    the first attempt is profiled.
     """
 
     def __init__(self, folder: Path, groups: Mapping[str, WorkerGroup], step: int, note: Callable[[str], None]) -> None:
@@ -41,7 +41,7 @@ class StepProfile:
         self._finished = False
 
     def phase(self, name: str, step: int) -> None:
-        """The driver begins with this, and is done with what it did before."""
+        """The driver begins this phase, which ends the previous one."""
         if self._finished:
             return
         if self._doing is not None:
@@ -72,7 +72,7 @@ class StepProfile:
             self.note(f"the profile of step {self.step} is in {path}: open it at https://ui.perfetto.dev")
 
     def _write(self) -> Path:
-        with suppress(OSError):  # Who writes there says why it cannot; all have to stop.
+        with suppress(OSError):  # The rank that writes there reports why it cannot; all have to stop.
             self.folder.mkdir(exist_ok=True)
         parts: dict[str, Path] = {}
         failed: list[str] = []
@@ -90,12 +90,12 @@ class StepProfile:
 
 
 def profiled_step(first: int, last: int) -> int:
-    """Which of the steps `first` to `last`: the third, or the last where there are fewer."""
+    """The step to profile of `first` to `last`: the third, or the last if there are fewer."""
     return min(first + WARM, last)
 
 
 def write_trace(path: Path, driver: Sequence[Span], ranks: Mapping[str, Path]) -> None:
-    """One trace of the driver's spans and of what each worker's `profiling.stop` wrote, a process each."""
+    """One trace with the driver's spans and each worker's output of `profiling.stop`, one process each."""
     since = min(begin for _, begin, _ in driver)
     with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -105,21 +105,21 @@ def write_trace(path: Path, driver: Sequence[Span], ranks: Mapping[str, Path]) -
             found = json.loads(part.read_text(encoding="utf-8"))
             places = {found["pid"]: trace.process(name, "methods", found["spans"])}
             for event in found["events"]:
-                if event["pid"] not in places:  # A kernel is of a process that has the number of its GPU.
+                if event["pid"] not in places:  # A kernel's process number is that of its GPU.
                     places[event["pid"]] = trace.process(f"{name}, GPU {event['pid']}", "", [])
                 trace.event(places[event["pid"]], event)
         file.write("{}]}\n")
 
 
 class _Trace:
-    """Writes events, each followed by a comma. since: where time begins, ns since 1970."""
+    """Writes events, each followed by a comma. since: start of the time axis, ns since 1970."""
 
     def __init__(self, file: IO[str], since: int) -> None:
         self._file, self._since = file, since
         self._processes = 0
 
     def process(self, name: str, ours: str, spans: Iterable[Span]) -> int:
-        """A new process with our own spans on a thread called `ours`; its number."""
+        """Add a process with our own spans on a thread called `ours`; returns its number."""
         self._processes += 1
         number = self._processes
         self._line({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})

@@ -1,30 +1,40 @@
-"""The controller: plans with lengths and scores, and never touches a response token."""
+"""The training loop on the controller, which works with lengths and scores and never touches a response token."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlcli.algorithms.algorithm import Algorithm
+from rlcli.algorithms.build import build_algorithm
+from rlcli.cluster.process.memory import largest
 from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Coefficients, step_seed
 from rlcli.data.packer import Plan
-from rlcli.data.prompts import TokenizedPrompts
+from rlcli.data.prompts.mixture import resumed
+from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
+from rlcli.evaluation.report import evaluate
 from rlcli.model.optim import lr_at
+from rlcli.orchestrator.dispatcher import Collected
+from rlcli.orchestrator.groups import as_groups, as_plain
+from rlcli.orchestrator.prefetch import Prefetcher
+from rlcli.orchestrator.rollout_source import by_rank, source_of
+from rlcli.orchestrator.sample_filter import rewarded
+from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work, select_batch, step_work
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.ahead import Ahead
+from rlcli.runs.checkpoint import Checkpoint, Checkpoints
+from rlcli.runs.folder import RunFolder
+from rlcli.runs.records import evaluations_of, rewards_of, rewind
+from rlcli.tracking import Trackers
+from rlcli.tracking.console import SampleText, View
 from rlcli.trainer.alarms import Alarms
-from rlcli.trainer.checkpoint import Checkpoint, Checkpoints
-from rlcli.trainer.choose import Chosen, choose, plan_step, rank_work, step_work
-from rlcli.trainer.collect import Collected
+from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.engines import Engines
-from rlcli.trainer.evaluate import evaluate
-from rlcli.trainer.health import CRITIC, POLICY, Health, RollBack, check_trained, roll_back
 from rlcli.trainer.invariants import Invariants
-from rlcli.trainer.keeper import CANARY_TOLERANCE, Keeper, restore, snapshot
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
@@ -39,21 +49,17 @@ from rlcli.trainer.metrics import (
     timed,
     update_metrics,
 )
-from rlcli.trainer.run_folder import RunFolder
-from rlcli.trainer.source import by_rank, source_of
-from rlcli.trainer.tracking import Trackers
-from rlcli.trainer.usable import rewarded
-from rlcli.trainer.view import SampleText, View
-from rlcli.workers.group import WorkerGroup
-from rlcli.workers.memory import largest
-from rlcli.workers.work import Coefficients, step_seed
+from rlcli.trainer.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
+from rlcli.workers.pools import Groups
 
 PROBE_TOKENS = 64
+CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "fp8": 1.0}
+"""Allowed difference of log-probs of the same weights, by the dtype that the engine, or the trainer, computes in."""
 
 
 class StopRequest(Protocol):
-    """Says whether someone asked the run to end after the current step. The trainer arms it once there are steps to
-    finish: before, there is nothing to lose, and asking ends the run at once."""
+    """Whether the run was asked to end after the current step. The trainer arms it once there are steps to finish:
+    before that there is nothing to lose, and a request ends the run at once."""
 
     requested: bool
     armed: bool
@@ -61,8 +67,8 @@ class StopRequest(Protocol):
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, from its first step on. steps: how many were done. rewards: mean of each. evaluations: step →
-    report, as its file holds it. checkpoint: the newest. stopped: it was asked to end early."""
+    """The result of a run, from its first step on. steps: how many were done. rewards: mean of each. evaluations: step
+    → report, as in its file. checkpoint: the newest. stopped: it was asked to end early."""
 
     steps: int
     rewards: list[float]
@@ -74,9 +80,9 @@ class RunResult:
 class Trainer:
     """One run over `workers`, which are built and idle. The loop is `run`; the algorithm's step is `step`.
 
-    What a step leaves to the next one is here, in `source`, in the algorithm's controllers and in the workers, and
-    `keeper.snapshot` names all of it. done: steps so far. version: weight syncs so far. since: when what the last
-    step's metrics tell of had ended. listeners: are told each phase as it begins, and its step.
+    The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
+    all of it. done: steps so far. version: weight syncs so far. since: the end of the period that the last step's
+    metrics cover. listeners: called with each phase as it begins, and its step.
     """
 
     def __init__(
@@ -85,9 +91,7 @@ class Trainer:
         dtype: str,
         prompts: TokenizedPrompts,
         held_out: TokenizedPrompts | None,
-        workers: WorkerGroup,
-        critics: WorkerGroup | None,
-        engines: WorkerGroup | None,
+        groups: Groups,
         folder: RunFolder,
         trackers: Trackers,
         view: View,
@@ -96,7 +100,7 @@ class Trainer:
         self.config = config
         self.dtype = dtype
         self.tolerance = config.rollout.canary_tolerance or CANARY_TOLERANCE[config.rollout.quantization or dtype]
-        self.algorithm = Algorithm.build(**config.algorithm.model_dump())
+        self.algorithm = build_algorithm(**config.algorithm.model_dump())
         self.held_out = held_out
         self.done = self.version = 0
         self.since = time.perf_counter()
@@ -105,15 +109,15 @@ class Trainer:
         self.listeners: list[Callable[[str, int], None]] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
         self.has_engine = held_out is not None or not config.data.response
-        # Any tokens serve as the canary's probe; those of a prompt are of the kind that the model is used on.
+        # Any tokens serve as the canary's probe; a prompt's tokens are typical for the model.
         self.probe = prompts.tokens(prompts.longest())[:PROBE_TOKENS]
         self.fingerprint = prompts.fingerprint()
-        self.workers, self.folder, self.trackers, self.view, self.stop = workers, folder, trackers, view, stop
-        self.critic = Critic(self.algorithm, config, workers, critics)
-        self.engines = Engines(workers, engines)
+        self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
+        self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
+        self.engines = Engines(groups.policy, groups.engines)
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
-        self.keeper = Keeper(checkpoints, folder, workers, critics, view.note)
+        self.checkpointer = Checkpointer(checkpoints, folder, groups.policy, groups.critic, view.note)
         self.alarms = Alarms(
             self.algorithm.mismatch_alarm,
             config.rollout.top_p,
@@ -126,61 +130,72 @@ class Trainer:
         )
         self.invariants = Invariants()
         faults = config.fault_tolerance
-        self.health = Health(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
+        self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
         self.source = source_of(
             config,
             prompts,
             self.engines.workers,
             folder.samples,
             greedy=self.algorithm.needs_baselines,
-            on_progress=lambda done, total: view.progress(done, total) if self.ahead.waited_for else None,
+            on_progress=lambda done, total: view.progress(done, total) if self.prefetcher.waited_for else None,
         )
-        self.ahead = Ahead(self.source, config.async_.staleness, config.train.steps, self.engines.workers.kill)
+        self.prefetcher = Prefetcher(
+            self.source, config.async_.staleness, config.train.steps, self.engines.workers.kill
+        )
 
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
-        """From the first step, or from a checkpoint of this run, to the last one, or until `stop` was asked."""
+        """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
         total = self.config.train.steps
+        with closing(self.prefetcher):
+            self.begin(checkpoint)
+            while self.done < total and not self.stop.requested:
+                number = self.done + 1
+                try:
+                    self.after_step(number, self.step(number))
+                except RollBack as bad:
+                    self.roll_back(str(bad))
+                    self.since = time.perf_counter()
+            return self.finish()
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Before the first step of this process: load a checkpoint, sync the weights to the engines, evaluate them."""
         if checkpoint is not None:
             self.phase("restore", checkpoint.step)
-            restore(self, checkpoint)
-        self.view.start(total, self.folder.path.name, self.done)
+            self.load(checkpoint)
+        self.view.start(self.config.train.steps, self.folder.path.name, self.done)
         self.phase("sync", self.done)
         self.sync_weights()
-        if self.evaluation_due():  # of the model as it came, or one that an exit has cut short
+        if self.evaluation_due():  # of the initial model, or one that an exit interrupted
             found = self.evaluate()
             self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
         self.stop.armed = True
         self.since = time.perf_counter()
-        while self.done < total and not self.stop.requested:
-            try:
-                self.advance(self.done + 1)
-            except RollBack as bad:
-                roll_back(self, str(bad))
-                self.since = time.perf_counter()
-        if self.keeper.saved < self.done:
+
+    def finish(self) -> RunResult:
+        """After the last step: the last checkpoint, and the result."""
+        if self.checkpointer.saved < self.done:
             self.phase("checkpoint", self.done)
-            self.keeper.begin(self.done, *snapshot(self))
-        self.keeper.finish()
-        stopped = self.done < total or self.evaluation_due()
+            self.checkpointer.begin(self.done, *self.state_dict())
+        self.checkpointer.finish()
+        stopped = self.done < self.config.train.steps or self.evaluation_due()
         if not stopped:
             check_trained(self.folder.path)
         self.folder.event("stopped" if stopped else "finished", step=self.done)
-        return RunResult(self.done, self.rewards, self.evaluations, str(self.keeper.newest or ""), stopped)
+        return RunResult(self.done, self.rewards, self.evaluations, str(self.checkpointer.newest or ""), stopped)
 
-    def advance(self, number: int) -> None:
-        """A step and what hangs on it: the checkpoint, which is written while the run goes on, and the evaluation. What
-        was begun before is committed once the metrics of its step are on disk, and not earlier."""
+    def after_step(self, number: int, metrics: dict[str, float]) -> None:
+        """After a step: the checkpoint, which is written while the run continues, the evaluation, the records. An
+        earlier checkpoint is committed only once the metrics of its step are on disk."""
         every = self.config.checkpoint.every
-        metrics = self.step(number)
         self.since = time.perf_counter()
         self.done = number
         self.rewards.append(metrics["reward/mean"])
         texts = self.texts()
-        self.keeper.poll()
+        self.checkpointer.poll()
         if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
             with timed("checkpoint", metrics):
                 self.phase("checkpoint", number)
-                self.keeper.begin(number, *snapshot(self))
+                self.checkpointer.begin(number, *self.state_dict())
         if not self.stop.requested and self.evaluation_due():
             with timed("evaluate", metrics):
                 metrics |= self.evaluate()
@@ -190,18 +205,18 @@ class Trainer:
         self.view.samples(texts)
 
     def step(self, number: int) -> dict[str, float]:
-        """One pass: generate and verify, choose and plan, work out advantages, update, hand the new weights over."""
+        """One step: generate and verify, select and plan, compute advantages, update, sync the new weights."""
         clock = Clock(lambda name: self.phase(name, number), self.since)
         seed = step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
-            batch = self.ahead.take(number)
+            batch = self.prefetcher.take(number)
             self.invariants.check_seeds(batch.samples)
         with clock.phase("plan"):
             if self.has_engine:
                 self.engines.release_memory()
-            chosen = choose(batch, self.algorithm, self.config, seed)
+            chosen = select_batch(batch, self.algorithm, self.config, seed)
             plan = plan_step(chosen, self.config, len(self.workers))
-            self.health.counted(number, chosen.left_out)
+            self.guard.counted(number, chosen.left_out)
         with clock.phase("load"):
             self.workers.load(rank_work(plan, chosen, len(self.workers)), step_work(plan, chosen, seed))
             self.critic.load(chosen, seed)
@@ -219,15 +234,15 @@ class Trainer:
         with clock.phase("update"):
             updates, lr = self.update(number, plan, chosen)
         with clock.phase("wait_for_rollout"):
-            self.ahead.settle()
+            self.prefetcher.wait()
         with clock.phase("sync"):
             canary = self.sync_weights()
         measured = self.measure(batch, chosen, plan, updates) | lr | canary | self.memory()
         self.alarms.check_sync(number, measured)
         return measured | time_metrics(clock, batch, plan)
 
-    def update(self, number: int, plan: Plan, chosen: Chosen) -> tuple[Updates, dict[str, float]]:
-        """Every optimizer step of this step: the critic's, and once it is warm the policy's."""
+    def update(self, number: int, plan: Plan, chosen: SelectedSamples) -> tuple[Updates, dict[str, float]]:
+        """Every optimizer step of this step: the critic's and, after the critic's warm-up, the policy's."""
         train, warmup, updates = self.config.train, self.config.critic.warmup_steps, Updates([], [])
 
         def rate(peak: float, since: int) -> float:
@@ -250,15 +265,15 @@ class Trainer:
             for index in range(len(plan.minibatches)):
                 if self.critic.needed:
                     sums = self.critic.update(index, rates["critic/lr"])
-                    updates.critic.append(self.health.judge(CRITIC, self.critic.workers, number, index, sums))
+                    updates.critic.append(self.guard.judge(CRITIC, self.critic.workers, number, index, sums))
                 if number > warmup:
                     sums = self.workers.update(index, coefficients)
-                    updates.policy.append(self.health.judge(POLICY, self.workers, number, index, sums))
+                    updates.policy.append(self.guard.judge(POLICY, self.workers, number, index, sums))
                     self.invariants.check_update(plan, chosen, index, sums)
         return updates, rates
 
-    def measure(self, batch: Collected, chosen: Chosen, plan: Plan, updates: Updates) -> dict[str, float]:
-        """The step's metrics, which the coefficients then follow."""
+    def measure(self, batch: Collected, chosen: SelectedSamples, plan: Plan, updates: Updates) -> dict[str, float]:
+        """The step's metrics. Also adapts the KL and entropy coefficients to them."""
         counted = rewarded(batch.samples, self.config.train.truncated).take(chosen.left_out == 0)
         metrics = {
             **reward_metrics(counted),
@@ -282,8 +297,8 @@ class Trainer:
         return metrics
 
     def sync_weights(self) -> dict[str, float]:
-        """Hand the weights over and hear the canary. Raises RunFailed where engine and trainer disagree."""
-        self.ahead.settle()
+        """Sync weights, then check that engine and trainer agree. Raises RunFailed if they do not."""
+        self.prefetcher.wait()
         self.critic.drop_batch()
         self.version += 1
         if not self.has_engine:
@@ -299,20 +314,20 @@ class Trainer:
         return sync_metrics(synced)
 
     def memory(self) -> dict[str, float]:
-        """What each phase since the last sync has taken at most. All workers are idle when a sync has ended: one that
-        generated would answer only after that."""
+        """Peak memory of each phase since the last sync. All workers are idle after a sync: one that generated would
+        answer only after that."""
         groups = {id(group): group for group in (self.workers, self.critic.workers, self.engines.workers)}
         return largest(peaks for group in groups.values() for peaks in group.memory())
 
     def evaluation_due(self) -> bool:
-        """Whether the weights as they are now are to be evaluated and have not been yet."""
+        """Whether the current weights are to be evaluated and have not been yet."""
         if self.held_out is None or self.done in self.evaluations:
             return False
         every = self.config.evaluation.every
         return self.done in (0, self.config.train.steps) or (every > 0 and self.done % every == 0)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the weights as they are now; the metrics."""
+        """Evaluate the current weights; returns the metrics."""
         assert self.held_out is not None, "nothing to evaluate on"
         settings, step = self.config.evaluation, self.done
         self.phase("evaluate", step)
@@ -331,29 +346,105 @@ class Trainer:
         self.evaluations[step] = report.as_dict() | {"headline": report.headline()}
         self.folder.write_evaluation(step, self.evaluations[step])
         metrics = report.metrics()
-        self.keeper.evaluated(step, metrics)
+        self.checkpointer.evaluated(step, metrics)
         self.folder.event("evaluated", step=step, headline=report.headline())
         self.view.note(f"evaluation at step {step}: {report.headline()}")
         return {f"eval/{name}": value for name, value in metrics.items()}
 
+    def state_dict(self) -> tuple[dict[str, Any], list[Any]]:
+        """Everything that the next step depends on apart from the workers' own state, as plain values, and references
+        to the tokens of the waiting samples."""
+        waiting, shards = as_plain(self.source.waiting)
+        ahead, ahead_shards = self.prefetcher.state()
+        probe = self.probe.tolist()
+        return {
+            "step": self.done,
+            "version": self.version,
+            "alarms": self.alarms.state(),
+            "cursor": dict(self.source.cursor.state()),
+            "kl": self.algorithm.kl.state(),
+            "entropy": self.algorithm.entropy.state(),
+            "bad_updates": self.guard.state(),
+            "waiting": waiting,
+            "ahead": ahead,
+            "data": self.fingerprint,
+            "dtype": self.dtype,
+            "probe": {"tokens": probe, "log_probs": self.workers.probe_log_probs(probe)},
+        }, [*shards, *ahead_shards]
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Restore trainer and workers to the state of `state_dict`, and truncate the records to that step: this comes
+        last, since a checkpoint that does not load must leave them unchanged. Raises RunFailed if the loaded weights
+        are not those that were saved."""
+        state = checkpoint.state
+        for name, group in self.checkpointer.groups.items():
+            group.load_state(str(checkpoint.path / name))
+        # The probe compares trainers only: the wider tolerance for a quantized engine does not apply.
+        exact = not self.config.rollout.quantization
+        tolerance = self.tolerance if exact else CANARY_TOLERANCE[self.dtype]
+        if state["dtype"] != self.dtype:  # model.dtype is auto, and the device differs
+            self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
+            tolerance = max(tolerance, CANARY_TOLERANCE[state["dtype"]])
+        check_probe(self.workers, checkpoint, tolerance)
+        ahead = state.get("ahead")  # None without async.staleness
+        kept = bool(state["waiting"] or ahead)
+        shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if kept else []
+        self.source.cursor = resumed(self.source.cursor, state["cursor"], len(self.source.prompts))
+        self.source.waiting = as_groups(state["waiting"], shards)
+        self.prefetcher.restore(ahead, shards)
+        self.algorithm.kl.restore(state["kl"])
+        self.algorithm.entropy.restore(state["entropy"])
+        self.guard.restore(state["bad_updates"])
+        self.alarms.restore(state.get("alarms", {}))  # older checkpoints lack it
+        self.invariants.forget()
+        self.done = checkpoint.step
+        self.version = state["version"] - 1  # the sync that follows was counted already
+        rewind(self.folder.path, checkpoint.step, sampled=self.prefetcher.step)
+        self.rewards = rewards_of(self.folder.path)
+        self.evaluations = evaluations_of(self.folder.path)
+        self.checkpointer.resumed(checkpoint)
+
+    def roll_back(self, why: str) -> None:
+        """Continue from the last checkpoint, with the next prompts; if there is none yet, from the current weights,
+        since the bad update was skipped."""
+        self.phase("restore", self.done)
+        self.checkpointer.poll(wait=True)
+        self.prefetcher.wait()
+        checkpoint = self.checkpointer.checkpoints.newest(self.view.note)
+        if checkpoint is None:
+            self.view.note(f"{why}; there is no checkpoint to go back to: the step ends with the updates so far")
+        else:
+            check_rollbacks(self.folder.path, checkpoint, why)
+            self.view.note(f"{why}; back to {checkpoint.path}, with other prompts")
+            self.folder.event("rolled_back", step=self.done + 1, to=checkpoint.step)
+            cursor, in_a_row = self.source.cursor, self.guard.state()
+            self.load(checkpoint)
+            self.source.cursor = cursor
+            self.guard.restore(in_a_row)
+            self.view.start(self.config.train.steps, self.folder.path.name, self.done)
+        self.prefetcher.drop()  # samples of the prompts that are skipped
+        self.invariants.forget()
+        rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
+        self.sync_weights()
+
     def behind(self, batch: Collected) -> float:
-        """How many updates older than the policy that trained on them the samples' was, on average."""
+        """By how many updates the samples' policy was older than the policy that trained on them, on average."""
         given = bool(self.config.data.response)
-        return 0.0 if given else float(self.version - 1 - batch.samples.version.mean())  # the sync has counted on
+        return 0.0 if given else float(self.version - 1 - batch.samples.version.mean())  # the sync has incremented it
 
     def phase(self, name: str, step: int) -> None:
-        """Say what the run is doing: to the reader, to whoever finds it dead, and to who else listens."""
+        """Report the current phase: to the view, in the run folder and to the listeners."""
         self.view.phase(name)
         self.folder.at(step, name)
         for hear in self.listeners:
             hear(name, step)
 
     def texts(self) -> list[SampleText]:
-        """What the view shows of the last rollout, fetched before an evaluation takes its place."""
+        """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""
         if not self.view.show_samples or self.config.data.response:
             return []
         found: list[dict[str, Any]] = [t for rank in self.engines.workers.texts(self.view.show_samples) for t in rank]
         texts = [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
-        if self.config.async_.staleness:  # they are the next step's, and shown with it
+        if self.config.async_.staleness:  # they belong to the next step, and are shown with it
             texts, self.coming = self.coming, texts
         return texts

@@ -1,4 +1,4 @@
-"""The scoring service of this machine, as its workers start and find it."""
+"""The scoring service of this machine: how its workers start and find it."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.rollout.engine import shared_memory_prefix
-from rlcli.scoring.client import ScoringService
-from rlcli.scoring.service import Settings
+from rlcli.scoring.service.client import ScoringService
+from rlcli.scoring.service.service import Settings
 from rlcli.workers.spec import WorkerSpec
 
 CORES_OF_A_WORKER = 2
-"""On GPUs: what an engine or trainer computes with, and what feeds it."""
+"""On GPUs: cores for the computation of an engine or trainer, and for the data that it needs."""
 
 MOST_PROCESSES = 256
 
 
 def note_worker(spec: WorkerSpec, rank: int) -> None:
-    """Count this worker among those of its machine, before any of them asks how many there are."""
+    """Register this worker on its machine, before any of them asks how many there are."""
     folder = _noted(spec)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{spec.name}-{rank}").touch()
 
 
 def forget_worker(spec: WorkerSpec, rank: int) -> None:
-    """It has ended; the last of a machine leaves nothing."""
+    """Unregister an ended worker; the last of a machine leaves nothing behind."""
     with contextlib.suppress(OSError):
         (_noted(spec) / f"{spec.name}-{rank}").unlink(missing_ok=True)
         _noted(spec).rmdir()
 
 
 def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
-    """The service that all engines of this run on this machine share, maybe still loading."""
+    """The scoring service shared by all engines of this run on this machine, possibly still loading."""
     section = spec.config.verifier
     settings = Settings(
         tokenizer=spec.config.model.path,
@@ -47,7 +47,7 @@ def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
         sandbox=section.sandbox,
         log=str(Path(spec.logs) / f"verifiers-{socket.gethostname()}.log"),
     )
-    # Of two runs on the same workers, one after another, each has its own. How many workers there are is no part of it.
+    # Two runs on the same workers, one after another, have separate ones. The number of workers is not part of the key.
     digest = hashlib.sha256(replace(settings, processes=0).to_json().encode()).hexdigest()[:8]
     # Short: the path of a socket has at most 107 bytes.
     return ScoringService(settings, Path("/tmp", f"rlcli-scoring-{spec.group_id}-{digest}"), tokenizer)
@@ -56,8 +56,8 @@ def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
 def processes_of(cores: int, workers: int, device: str) -> int:
     """Scoring processes of a machine with so many cores, on which so many workers of the run live.
 
-    On GPUs the workers' cores are theirs. On CPUs workers compute on all of them, and leave them while verdicts are
-    awaited.
+    On GPUs the workers' cores are reserved. On CPUs workers compute on all cores, and are idle while they wait for
+    verdicts.
 
     >>> processes_of(192, 8, "cuda"), processes_of(8, 8, "cuda"), processes_of(2, 2, "cpu")
     (176, 1, 2)
@@ -71,7 +71,7 @@ def _cores() -> int:
 
 
 def _noted(spec: WorkerSpec) -> Path:
-    """One file for each worker of the run on this machine; removed with what else the run has in shared memory."""
+    """Folder with one file per worker of the run on this machine; removed with the run's other shared memory."""
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     return root / f"{shared_memory_prefix(spec.group_id)}workers"

@@ -1,4 +1,4 @@
-"""What a worker is built from, and its engine."""
+"""The specification of a worker and of its engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.template import stop_tokens
+from rlcli.data.messages import Role
+from rlcli.data.prompts.chat_template import stop_tokens
 from rlcli.rollout.engine import shared_memory_prefix
-from rlcli.workers.work import Role
 
 if TYPE_CHECKING:
     from rlcli.rollout.vllm_engine import EngineSpec
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: what it hosts; an
+    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: those it hosts; an
     engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
-    so on. max_length: prompt and response, tokens. scoring_processes: on each
-    machine; 0: by its cores. verifiers: names to preload.
-    group_id: of this run on this machine. stop_token_ids: those that end a response; None: to be found out. thinking:
-    prompts end within an open <think>. hub_token: the driver's, for workers on other machines; it travels here, as
-    Ray writes the environment that it is given to its logs."""
+    so on. max_length: prompt and response, tokens. scoring_processes: on each machine; 0: by its cores. verifiers:
+    names to preload. group_id: of this run on this machine. stop_token_ids: those that end a response; None: determined
+    automatically. thinking: prompts end within an open <think>. hub_token: the driver's, for workers on other machines;
+    passed here, since Ray logs the environment variables that it is given."""
 
     config: RunConfig
     device: str
@@ -44,27 +43,26 @@ class WorkerSpec:
     hub_token: str = field(default="", repr=False)
 
     def log_in(self) -> None:
-        """Let this process read from the hub what the driver may read."""
+        """Let this process read the same hub repositories as the driver."""
         if self.hub_token:
             os.environ.setdefault("HF_TOKEN", self.hub_token)
 
     @property
     def adapter_apart(self) -> bool:
-        """Whether the engine gets a LoRA adapter by itself, beside the base's weights, rather than weights that it has
-        been added to.
+        """Whether the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
 
-        In float32 the sum is exact, and the engine, free of the adapter's kernels, several times as fast. In bfloat16
-        it would round most of a small adapter away. One to be evaluated comes as a folder."""
+        In float32 the merge is exact, and the engine, without the adapter's kernels, several times as fast. In bfloat16
+        it would round most of a small adapter away. An adapter to be evaluated comes as a folder."""
         return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
 
     @property
     def adapter_prefix(self) -> str:
-        """How the names of folders in /dev/shm begin that an adapter passes through on its way to an engine."""
+        """Prefix of the folders in /dev/shm that an adapter passes through on its way to an engine."""
         return f"{shared_memory_prefix(self.group_id)}adapter-"
 
 
 def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
-    """What the engine of such a worker is built from."""
+    """The specification of such a worker's engine."""
     from rlcli.rollout.vllm_engine import EngineSpec
 
     config, rollout = worker.config, worker.config.rollout

@@ -1,4 +1,4 @@
-"""What ends a run after a sync: an engine that holds other weights than it was sent, or prefixes of earlier ones."""
+"""Checks after a sync that stop the run: the engine holds other weights than it was sent, or old prefixes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import RunFailed
 
 if TYPE_CHECKING:
-    from rlcli.model.held import Verified
+    from rlcli.model.weight_check.engine_weights import Verified
 
 NAMED = 3
-"""Differences that a message names."""
+"""Most differences that a message names."""
 FAR, LEAST, SHARE = 2.0, 1e-3, 0.5
-"""Of `Follows`: errors of the engine that are a move, the least error, and the least share of a move."""
+"""For `Follows`: engine errors that count as a move, the least error, and the least share of a move."""
 
 
 def check_verified(verified: Verified, sent: int, rank: int) -> None:
-    """RunFailed where the engine of worker `rank` does not hold the tensors, `sent` of them, as they were sent."""
+    """RunFailed if the engine of worker `rank` does not hold the tensors, `sent` of them, exactly as they were sent."""
     found = verified.differences
     if not found:
         return
@@ -30,7 +30,7 @@ def check_verified(verified: Verified, sent: int, rank: int) -> None:
 
 
 def check_prefixes(cached: int, rank: int) -> None:
-    """RunFailed where a prompt that was cached before a sync still is after it. cached: so many of its tokens."""
+    """RunFailed if a prompt that was cached before a sync is still cached after it. cached: so many of its tokens."""
     if cached:
         raise RunFailed(
             f"after the weight sync the engine of worker {rank} still has prefixes cached that earlier weights "
@@ -40,19 +40,18 @@ def check_prefixes(cached: int, rank: int) -> None:
 
 
 class Follows:
-    """Whether an engine whose weights cannot be compared, since it quantises them, has log-probs that move with the
-    trainer's.
+    """Checks that the log-probs of an engine whose quantised weights cannot be compared move with the trainer's.
 
-    Both are kept of a first sync, and the distance between them is the engine's error. Once the trainer's have moved
-    from there by twice that, m, the engine's have moved by f, which has to be m and an error: the share of m in f,
-    m·f / m·m, is about 1 where it follows and 0 where it does not. Later syncs are then compared with this one.
+    Both are kept from a first sync, and the distance between them is the engine's error. Once the trainer's have moved
+    from there by twice that, m, the engine's have moved by f, which has to be m plus an error: the share of m in f,
+    m·f / m·m, is about 1 if it follows and 0 if it does not. Later syncs are then compared with this one.
     """
 
     def __init__(self) -> None:
         self._kept: tuple[Any, Any] | None = None
 
     def check(self, trainer: Any, engine: Any, rank: int) -> None:
-        """RunFailed where the engine of worker `rank` does not follow. Log-probs of the probe, float `[n]`."""
+        """RunFailed if the engine of worker `rank` does not follow. Log-probs of the probe, float `[n]`."""
         if self._kept is None:
             self._kept = trainer, engine
             return
@@ -64,7 +63,7 @@ class Follows:
         if not share >= SHARE:
             raise RunFailed(
                 f"after the weight sync the log-probs of worker {rank}'s engine have moved by {share:.2f} of what the "
-                f"trainer's have, which is {_rms(moved):.3g}",
+                f"trainer's have moved, {_rms(moved):.3g}",
                 "its quantised weights do not follow the trained ones; leave out rollout.quantization, or report it "
                 "with that worker's log and the output of rlcli doctor",
             )

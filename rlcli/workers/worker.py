@@ -11,34 +11,36 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from rlcli.cluster import watchdog
+from rlcli.cluster.dispatch import dispatch
+from rlcli.cluster.process import memory, profiling, startup
+from rlcli.data.messages import Coefficients, Progress, PromptTask, RankWork, RolloutReport, StepWork
 from rlcli.importing import trust_imports
 from rlcli.redact import redact_output
-from rlcli.workers import memory, profiling, startup, watch
-from rlcli.workers.advantages import all_ranks, fill_advantages, fill_kept, fill_selected
-from rlcli.workers.batch import FETCH_TIMEOUT_S, TrainBatch
-from rlcli.workers.board import Queue
-from rlcli.workers.critic_role import CriticRole, ProcessRewardRole
-from rlcli.workers.dispatch import dispatch
-from rlcli.workers.policy_role import PolicyRole
-from rlcli.workers.residence import Residence
-from rlcli.workers.rollout_role import RolloutCall, RolloutRole
-from rlcli.workers.saving import Files, StateWriter, read_waiting, write_waiting
+from rlcli.rollout.call import RolloutCall
+from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
+from rlcli.workers.roles.critic import CriticRole, ProcessRewardRole
+from rlcli.workers.roles.offload import OffloadManager
+from rlcli.workers.roles.policy import PolicyRole
+from rlcli.workers.roles.rollout import RolloutRole
+from rlcli.workers.roles.token_advantages import all_ranks, fill_advantages, fill_kept, fill_selected
+from rlcli.workers.roles.weight_sync import WeightSync
+from rlcli.workers.roles.work_queue import Queue
 from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
-from rlcli.workers.weight_sync import WeightSync
-from rlcli.workers.work import Coefficients, Progress, PromptTask, RankWork, RolloutReport, StepWork
+from rlcli.workers.state_writer import Files, StateWriter, read_waiting, write_waiting
 
 COLLECTIVE_MARGIN_S = 120.0
-"""A rank waits so much longer for others than the watchdog does, which names the one that is at fault."""
+"""Extra time that a rank waits for others beyond the watchdog, which names the rank at fault."""
 
 
 class Worker(WeightSync):
-    """Rank `rank` of `world`. Without Ray (to debug): build one with world 1 and call the same methods."""
+    """Rank `rank` of `world`. For debugging without Ray, build one with world 1 and call the same methods."""
 
-    residence = Residence()
+    offload_manager = OffloadManager()
 
     def __init__(self, rank: int, world: int, spec: WorkerSpec | None = None) -> None:
-        """spec: given to `begin` where it is not known yet."""
+        """spec: passed to `begin` if it is not known yet."""
         super().__init__()
         self.rank = rank
         self.world = world
@@ -53,10 +55,10 @@ class Worker(WeightSync):
 
     @dispatch()
     def preload(self, engine: bool) -> None:
-        """Import what `build` needs, for an engine too, which takes most of a small model's start."""
-        import rlcli.model.loading  # noqa: F401
+        """Import what `build` needs, optionally for an engine too: most of the startup time of a small model."""
+        import rlcli.model.io.loading  # noqa: F401
 
-        redact_output()  # before vLLM makes loggers that write there
+        redact_output()  # before vLLM creates loggers that write there
         if engine:
             from rlcli.rollout.vllm_engine import import_vllm
 
@@ -65,14 +67,14 @@ class Worker(WeightSync):
 
     @dispatch()
     def begin(self, spec: WorkerSpec) -> None:
-        """Be a worker of this run."""
+        """Become a worker of this run."""
         self.spec, self.config = spec, spec.config
         spec.log_in()
         redact_output()
         trust_imports()
         note_worker(spec, self.rank)
         _log_to(Path(spec.logs) / f"{spec.name}-{self.rank}.log")
-        watch.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
+        watchdog.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
 
     @dispatch(collect="first")
     def meeting_point(self) -> tuple[str, int]:
@@ -90,14 +92,14 @@ class Worker(WeightSync):
         import torch.distributed as dist
 
         on_gpu = self.spec.device == "cuda"
-        # Ray shows each worker its own GPU alone, so that its index is 0 everywhere.
+        # Ray shows each worker only its own GPU, so its index is 0 everywhere.
         local = 0 if on_gpu else self.rank
         os.environ |= {"RANK": str(self.rank), "WORLD_SIZE": str(self.world), "LOCAL_RANK": str(local)}
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         if on_gpu:
             torch.cuda.set_device(self.device)
-            # Not enforced: vLLM shares this process and has kernels for which torch knows no deterministic one.
+            # Not enforced: vLLM shares this process and has kernels for which torch has no deterministic version.
             torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
@@ -107,8 +109,8 @@ class Worker(WeightSync):
     @dispatch()
     def build(self, spec: WorkerSpec | None = None) -> None:
         """Build the roles: those that train first (their memory is known), then the engine, then the verifiers'
-        processes. Given another `spec`, for another run on the same ranks, build them anew, but for the engine, which
-        has to be just what the first one asked for: vLLM takes torch's process groups with it when it closes."""
+        processes. Given another `spec`, for another run on the same ranks, rebuild them, except for the engine, which
+        must match the first one's: vLLM destroys torch's process groups when it closes."""
         import numpy as np
         import torch
         from torch.distributed.device_mesh import init_device_mesh
@@ -120,7 +122,7 @@ class Worker(WeightSync):
         note_worker(self.spec, self.rank)
         self.writer.wait()
         self._begin_syncs()
-        self.policy = self.critic = self.batch = None  # their memory goes before more is taken
+        self.policy = self.critic = self.batch = None  # free their memory before more is allocated
         logging.disable_progress_bar()
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(self.config.train.seed)
@@ -129,29 +131,29 @@ class Worker(WeightSync):
             from rlcli.rollout.vllm_engine import check_trains_beside
 
             check_trains_beside(torch.cuda.get_device_capability())
-        self.residence = Residence()
+        self.offload_manager = OffloadManager()
         with memory.base():
             if roles != {"engine"}:
-                import rlcli.model.loading  # noqa: F401
+                import rlcli.model.io.loading  # noqa: F401
         mesh = init_device_mesh(self.device.type, (self.world,))
         place = (self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
             self.policy = PolicyRole(*place)
-        watch.progress()
+        watchdog.progress()
         if "critic" in roles:
             self.critic = CriticRole(*place)
         if "process_reward" in roles:
             self.critic = ProcessRewardRole(*place)
         startup.done("models")
         reference = self.policy.reference if self.policy is not None else None
-        self.residence = Residence.of(self.config.train.offload, self.device, self._trained(), reference)
-        self.residence.engine_takes_part("engine" in roles)
-        watch.progress()
+        self.offload_manager = OffloadManager.of(self.config.train.offload, self.device, self._trained(), reference)
+        self.offload_manager.engine_takes_part("engine" in roles)
+        watchdog.progress()
         if "engine" in roles:
-            self.residence.send()  # before it looks how much room there is
+            self.offload_manager.send()  # before it measures the free memory
             self.rollout_role = self._build_rollout(AutoTokenizer.from_pretrained(self.config.model.path))
-            if self.residence.moves:
-                self.engine.sleep()  # A checkpoint may come first; the sync wakes it.
+            if self.offload_manager.moves:
+                self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 
     @dispatch(send="scatter", collect="stream")
     def rollout(
@@ -162,10 +164,10 @@ class Worker(WeightSync):
 
     @dispatch()
     def take_shard(self) -> list[Any]:
-        """A reference, in a list, to the SampleShard of the last rollout; None where this worker generated nothing.
+        """A reference, in a list, to the SampleShard of the last rollout; None if this worker generated nothing.
 
-        The rollout's report cannot bring it: of a reference within what a generator yields, Ray may drop the count
-        before the receiver is known to hold it, and then whoever gets it waits for ever (ray-project/ray#58080).
+        It is not in the rollout's report: Ray may drop the count of a reference within a generator's output before the
+        receiver is registered, and then a `get` waits indefinitely (ray-project/ray#58080).
         """
         import ray
 
@@ -181,7 +183,7 @@ class Worker(WeightSync):
     def release_rollout_memory(self) -> None:
         self._cache_probe()
         self._rollout.engine.sleep()
-        self.residence.engine_takes_part(False)
+        self.offload_manager.engine_takes_part(False)
 
     @dispatch(send="scatter")
     def load(self, work: RankWork, step: StepWork) -> None:
@@ -190,30 +192,30 @@ class Worker(WeightSync):
 
     @dispatch()
     def drop_batch(self) -> None:
-        """Forget the batch: its memory is needed, or its step is over."""
+        """Free the batch: its memory is needed, or its step is over."""
         self.batch = None
 
     @dispatch()
     def compute_old_log_probs(self) -> None:
-        self.residence.bring("policy")
+        self.offload_manager.bring("policy")
         self._policy.compute_old_log_probs(self._batch)
 
     @dispatch()
     def compute_reference_log_probs(self) -> None:
-        self.residence.bring("policy" if self._policy.reference is None else "reference")
+        self.offload_manager.bring("policy" if self._policy.reference is None else "reference")
         self._policy.compute_reference_log_probs(self._batch)
-        self.residence.send("reference")
+        self.offload_manager.send("reference")
 
     @dispatch()
     def infer_critic(self) -> None:
-        """What the critic says of the batch's tokens: values, or process rewards."""
-        self.residence.bring("critic")
+        """Compute the critic's output for the batch's tokens: values, or process rewards."""
+        self.offload_manager.bring("critic")
         self._critic.infer(self._batch)
 
     @dispatch()
     def compute_advantages(self, kl_coef: float) -> None:
-        """Fill in the tokens' advantages, returns and, where the loss treats some apart or the correction rejects some,
-        which."""
+        """Fill in the tokens' advantages and returns and, if the loss treats some differently or the correction rejects
+        some, which."""
         algorithm, ranks = self._policy.algorithm, all_ranks()
         if algorithm.rejects:
             fill_kept(algorithm, self._batch, ranks)
@@ -224,21 +226,21 @@ class Worker(WeightSync):
     @dispatch(collect="sum")
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step of the policy; sums over all ranks' tokens."""
-        self.residence.bring("policy")
-        self.residence.bring("policy.optimizer", ahead=True)
+        self.offload_manager.bring("policy")
+        self.offload_manager.bring("policy.optimizer", ahead=True)
         return self._policy.update(self._batch, minibatch, coefficients)
 
     @dispatch(collect="sum")
     def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
         """One optimizer step of the critic; sums over all ranks' tokens."""
-        self.residence.bring("critic")
-        self.residence.bring("critic.optimizer", ahead=True)
+        self.offload_manager.bring("critic")
+        self.offload_manager.bring("critic.optimizer", ahead=True)
         return self._critic.update(self._batch, minibatch, lr)
 
     @dispatch()
     def save_minibatch(self, minibatch: int, path: str) -> str:
-        """Write what this rank trains on in a minibatch to `path`, with `{rank}` in its name. Returns why that failed,
-        or nothing: a batch that is kept to be looked at must not stop the run."""
+        """Write what this rank trains on in a minibatch to `path`, with `{rank}` in its name. Returns the error, or
+        "": a batch saved for inspection must not stop the run."""
         try:
             self._batch.save(minibatch, Path(path.format(rank=self.rank)))
         except (OSError, RuntimeError) as error:
@@ -247,14 +249,14 @@ class Worker(WeightSync):
 
     @dispatch()
     def export_tokens(self, name: str) -> Any:
-        """A reference, in a list, to what this rank's batch holds under `name`: another group takes it."""
+        """A reference, in a list, to this rank's values under `name`, for another group."""
         import ray
 
         return [ray.put(self._batch.export(name))]
 
     @dispatch()
     def import_tokens(self, name: str, exported: list[list[Any]]) -> None:
-        """Take what all ranks of another group exported."""
+        """Fill in what all ranks of another group exported."""
         import ray
 
         by_sample: dict[int, Any] = {}
@@ -272,7 +274,7 @@ class Worker(WeightSync):
 
     @dispatch()
     def stop_profile(self, path: str) -> str:
-        """Write what was recorded to `path`, with `{rank}` in its name. Returns why that failed, or nothing."""
+        """Write the recording to `path`, with `{rank}` in its name. Returns the error, or ""."""
         try:
             profiling.stop(Path(path.format(rank=self.rank)))
         except OSError as error:
@@ -281,38 +283,38 @@ class Worker(WeightSync):
 
     @dispatch()
     def save_state(self, folder: str) -> None:
-        """Copy all that training has changed here (what the policy and the critic train, their optimizers, random
-        states), then write it to the new folder `folder` in the background while training goes on. Collective. Waits
-        first for an earlier one."""
-        from rlcli.model.state import copied, rng_state, trained_state
+        """Copy all state that training has changed here (trained parameters of policy and critic, their optimizers,
+        random states), then write it to the new folder `folder` in the background of training. Collective. Waits for
+        an earlier one first."""
+        from rlcli.model.io.state import copied, rng_state, trained_state
 
-        self.writer.wait()  # or two copies would take memory at once
-        state = copied(trained_state(self._trained()), self.residence.copied)
+        self.writer.wait()  # or two copies would be in memory at once
+        state = copied(trained_state(self._trained()), self.offload_manager.copied)
         self.writer.start(state, rng_state(), Path(folder))
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:
-        """Of the last `save_state`: the files that this rank wrote, name (below the folder's parent) → `{"size",
-        "sha256"}`; None while it still writes. RunFailed where writing failed, on any rank: the next one may succeed.
+        """Files that this rank wrote in the last `save_state`, name (below the folder's parent) → `{"size",
+        "sha256"}`; None while it still writes. RunFailed if writing failed, on any rank: the next one may succeed.
         """
         return self.writer.files(wait)
 
     @dispatch()
     def load_state(self, folder: str) -> None:
-        """Take over what `save_state` wrote, on this number of ranks or another. CheckpointError where the folder is of
-        other models. A rank that there was not then keeps the random state of its seed."""
-        from rlcli.model.state import load_own, load_state, set_rng_state
+        """Load what `save_state` wrote, on this number of ranks or another. CheckpointError if the folder is of other
+        models. A rank that did not exist then keeps the random state of its seed."""
+        from rlcli.model.io.state import load_own, load_state, set_rng_state
 
-        self.residence.bring("policy", "policy.optimizer", "critic", "critic.optimizer")
-        load_state(self._trained(), Path(folder), watch.progress)
+        self.offload_manager.bring("policy", "policy.optimizer", "critic", "critic.optimizer")
+        load_state(self._trained(), Path(folder), watchdog.progress)
         own = load_own(Path(folder), self.rank)
         if own is not None:
             set_rng_state(own)
 
     @dispatch(send="first", collect="first")
     def write_waiting(self, path: str, shards: list[list[Any]]) -> Files:
-        """Write the shards that these references lead to, each in a list of its own, to one file; returns its size and
-        hash, under its name."""
+        """Write the shards behind these references, each in its own list, to one file; returns its size and hash, under
+        its name."""
         import ray
 
         found = [ray.get(shard, timeout=FETCH_TIMEOUT_S) for (shard,) in shards]
@@ -330,17 +332,17 @@ class Worker(WeightSync):
         """The trainer's log-probs of `tokens` from the second on, at temperature 1. Collective."""
         import numpy as np
 
-        self.residence.bring("policy")
+        self.offload_manager.bring("policy")
         found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
         return found
 
     @dispatch()
     def memory(self) -> memory.Peaks:
-        """What each phase since the last time has taken at most (see `rlcli.workers.memory`)."""
+        """Peak memory of each phase since the last call (see `rlcli.cluster.process.memory`)."""
         return memory.collect()
 
     def close(self) -> None:
-        """End what this process holds, in order: engine, scoring processes, process group, watchdog."""
+        """Close what this process holds, in order: engine, scoring processes, process group, watchdog."""
         import torch.distributed as dist
 
         with contextlib.suppress(Exception):
@@ -351,10 +353,10 @@ class Worker(WeightSync):
             forget_worker(self.spec, self.rank)
         if dist.is_initialized():
             dist.destroy_process_group()
-        watch.stop()
+        watchdog.stop()
 
     def _trained(self) -> dict[str, tuple[Any, Any]]:
-        """Models that learn here, with their optimizers."""
+        """Models trained here, with their optimizers."""
         roles = {"policy": self.policy, "critic": self.critic}
         return {name: (role.learner.model, role.learner.optimizer) for name, role in roles.items() if role is not None}
 
@@ -371,7 +373,7 @@ class Worker(WeightSync):
     def _build_rollout(self, tokenizer: Any) -> RolloutRole:
         self._close_scorer()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
-        scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads meanwhile
+        scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background
         self._build_engine(tokenizer)
         if self.spec.adapter:
             self.engine.load_adapter(self.spec.adapter)
@@ -387,7 +389,7 @@ class Worker(WeightSync):
             import_vllm()
         startup.done("vLLM imported")
         spec = engine_spec(self.spec, tokenizer)
-        assert self.engine is None or self.engine.spec == spec, "another engine needs other workers"
+        assert self.engine is None or self.engine.spec == spec, "a different engine needs new workers"
         self.engine = self.engine or VllmEngine(spec)
         self.engine.on_step = _engine_step
         startup.done("engine")
@@ -398,12 +400,12 @@ class Worker(WeightSync):
 
 
 def _engine_step() -> None:
-    watch.progress()
+    watchdog.progress()
     startup.engine_step()
 
 
 def _log_to(path: Path) -> None:
-    """Send this process's output, that of C libraries too, to its own file."""
+    """Redirect this process's output, including that of C libraries, to its own file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)

@@ -97,7 +97,7 @@ def reduce_nothing(worker: Any) -> None:
 
 
 def divide_by_own_tokens(worker: Any) -> None:
-    from rlcli.workers.batch import TrainBatch
+    from rlcli.workers.roles.batch import TrainBatch
 
     def divided(batch: Any, *given: Any) -> None:
         original(batch, *given)
@@ -121,7 +121,7 @@ def multiply_the_loss(worker: Any) -> None:
 
 def flip_advantages(worker: Any) -> None:
     """Where the controller's advantages arrive."""
-    from rlcli.workers.batch import TrainBatch
+    from rlcli.workers.roles.batch import TrainBatch
 
     def flipped(batch: Any, *given: Any) -> None:
         original(batch, *given)
@@ -133,7 +133,7 @@ def flip_advantages(worker: Any) -> None:
 
 def flip_token_advantages(worker: Any) -> None:
     """Where the loss reads them."""
-    from rlcli.workers.batch import TrainBatch
+    from rlcli.workers.roles.batch import TrainBatch
 
     def flipped(batch: Any, name: str, column: Any) -> None:
         original(batch, name, -column if name == "advantages" else column)
@@ -146,7 +146,7 @@ def never_step(worker: Any) -> None:
 
 
 def reference_is_policy(worker: Any) -> None:
-    from rlcli.workers.policy_role import log_probs_of
+    from rlcli.workers.roles.policy import log_probs_of
 
     def compute(batch: Any) -> None:
         for micro in batch:
@@ -157,14 +157,14 @@ def reference_is_policy(worker: Any) -> None:
 
 def one_seed_a_sample(worker: Any) -> None:
     """The seed knows neither the step nor the prompt."""
-    from rlcli.workers import rollout_role
+    from rlcli.workers.roles import rollout
 
-    patch(rollout_role, "sample_seed", lambda run, purpose, step, prompt, sample: 1000 * worker.rank + sample + 1)
+    patch(rollout, "sample_seed", lambda run, purpose, step, prompt, sample: 1000 * worker.rank + sample + 1)
 
 
 def same_seeds_each_step(worker: Any) -> None:
-    from rlcli.workers import rollout_role
-    from rlcli.workers.rollout_role import RolloutRole
+    from rlcli.workers.roles import rollout
+    from rlcli.workers.roles.rollout import RolloutRole
 
     drawn: dict[tuple[int, str, int], int] = {}
 
@@ -172,7 +172,7 @@ def same_seeds_each_step(worker: Any) -> None:
         place = sum(key[0] == step for key in drawn)
         return drawn.setdefault((step, prompt, sample), 1 + place + 10_000 * worker.rank)
 
-    patch(rollout_role, "sample_seed", seed)
+    patch(rollout, "sample_seed", seed)
     assert RolloutRole
 
 

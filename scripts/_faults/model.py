@@ -16,10 +16,10 @@ PROMPTS = 64
 
 def make_quickstart(work: Path) -> None:
     """`work`/sums, and `work`/warm, a link to the warmed-up model, which the cache keeps: 40 s the first time."""
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
+    from rlcli.data.prompts.schema import write_prompts
     from rlcli.files import cache_folder
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.quickstart.warm_start import warm_start
     from rlcli.types import ConvertOptions
 
@@ -31,10 +31,10 @@ def make_quickstart(work: Path) -> None:
 def make_model_and_data(work: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     make_tiny_model(work / "model")

@@ -27,14 +27,14 @@ from catalog import FAULTS, LAYOUTS, SOUND, Fault
 
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed
-from rlcli.trainer import launch
-from rlcli.trainer.preflight import prepare
-from rlcli.trainer.record import metrics_of
-from rlcli.trainer.run_folder import RunFolder, events_of
-from rlcli.trainer.stop import StopOnSignal
-from rlcli.trainer.tracking import open_trackers
+from rlcli.launch import launch
+from rlcli.launch.preflight import prepare
+from rlcli.runs.folder import RunFolder, events_of
+from rlcli.runs.records import metrics_of
+from rlcli.supervisor.signals import StopOnSignal
+from rlcli.tracking import open_trackers
+from rlcli.tracking.console import View
 from rlcli.trainer.trainer import Trainer
-from rlcli.trainer.view import View
 
 SMALL = (
     *("train.minibatches=2", "train.tokens_per_microbatch=256", "train.lr=1e-4", "train.warmup_steps=0"),
@@ -180,7 +180,8 @@ def main(work: Path, layout: str, steps: int, names: list[str]) -> None:
                 folder.write_config(dump_toml(run))
                 with closing(open_trackers((), folder, "", {}, view.note)) as trackers:
                     try:
-                        launch.train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
+                        own = dataclasses.replace(groups, spec=spec)
+                        launch.trainer_of(ready, own, folder, trackers, view, stop).run()
                     except RunFailed as error:
                         failed = str(error)
             _print(name, layout, *caught(path, failed), stopped=bool(failed), began=began, **went(path))

@@ -19,7 +19,7 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
     """A rlcli.workers.worker.Worker that trains and generates; it is closed with the block."""
     model = models.make(check, shape)
     check.progress("starting one worker with its engine", 45)
-    from rlcli.workers.placing import WORKER_ENV
+    from rlcli.cluster.placement import WORKER_ENV
 
     os.environ.update(WORKER_ENV)
     from rlcli.workers.worker import Worker

@@ -45,7 +45,7 @@ def run(check: Check, shape: str) -> None:
 
 def check_bytes(check: Check, shape: str, model: str, steps: list[runs.Step]) -> None:
     """Each sync brings every weight once, in the engine's type, and the engine was found to hold each of them."""
-    from rlcli.model.facts import read_config
+    from rlcli.model.io.config import read_config
     from rlcli.planner.shape import shape_of
 
     whole = shape_of(read_config(model)).parameters * (4 if check.rehearse else 2)

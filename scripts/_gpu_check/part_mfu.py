@@ -70,7 +70,7 @@ def report(check: Check, shape: str, work: Any, steps: Any, forward: float, peak
 
 
 def shape_of_model(model: str) -> Any:
-    from rlcli.model.facts import read_config
+    from rlcli.model.io.config import read_config
     from rlcli.planner.shape import shape_of
 
     return shape_of(read_config(model))

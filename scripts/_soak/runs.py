@@ -13,7 +13,7 @@ from pathlib import Path
 from growth import Point
 from processes import gcs_address, measured, object_store, shared_memory
 
-from rlcli.trainer.run_folder import place_of
+from rlcli.runs.folder import place_of
 
 RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
 MODES = {
@@ -86,10 +86,10 @@ def _look(supervisor: int, out: Path, soaked: Soaked) -> None:
 
 
 def make_model_and_data(work: Path) -> None:
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     make_tiny_model(work / "model")

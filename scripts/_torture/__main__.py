@@ -1,9 +1,9 @@
 """Kills processes of short runs at random moments and proves that nothing was lost.
 
 Each run gets several blows, one after another: kill -9 of its driver, its supervisor, a worker (and the vLLM engine in
-it), a scoring process, the nursery that forks those, the scoring service, Ray's head or raylet, or a whole machine of a
-cluster. In the end it has to equal, bit by bit, a run that nobody touched. Prints a table; exits with 1 unless all is
-as promised.
+it), a scoring process, the fork server that starts those, the scoring service, Ray's head or raylet, or a whole machine
+of a cluster. In the end it has to equal, bit by bit, a run that nobody touched. Prints a table; exits with 1 unless all
+is as promised.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def main() -> int:
 
 
 def make_model_and_data(work: Path) -> None:
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.model.io.tiny import make_tiny_model
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     make_tiny_model(work / "model")

@@ -12,8 +12,8 @@ EVALUATE_EVERY = 3
 PER_RUN = 5
 """Most blows that one run gets: each costs another start, but so does another run."""
 
-VICTIMS = ("driver", "worker", "scoring worker", "supervisor", "gcs_server", "raylet", "nursery", "scoring service")
-QUIET = {"scoring worker", "nursery", "scoring service"}
+VICTIMS = ("driver", "worker", "scoring worker", "supervisor", "gcs_server", "raylet", "fork server", "scoring service")
+QUIET = {"scoring worker", "fork server", "scoring service"}
 """A run may go on without these: their death is no restart."""
 
 PHASES = {"start": 1.0, "generate": 0.3, "update": 0.15, "sync": 0.15, "checkpoint": 0.1, "evaluate": 0.2, "any": 1.0}

@@ -33,10 +33,13 @@ def _is(name: str, process: psutil.Process) -> bool:
     if name == "worker":
         return line.startswith("ray::Worker")
     if name == "scoring service":
-        return "rlcli.scoring.service" in line
-    if name in ("nursery", "scoring worker"):  # the nursery forks the scoring workers, which keep its command line
-        child = "nursery_main" in line_of(process.parent() or process)
-        return "nursery_main" in line and child == (name == "scoring worker")
+        return "rlcli.scoring.service.service" in line
+    if name in (
+        "fork server",
+        "scoring worker",
+    ):  # the fork server forks the scoring workers, which keep its command line
+        child = "fork_server_main" in line_of(process.parent() or process)
+        return "fork_server_main" in line and child == (name == "scoring worker")
     return line.split(" ")[0].rpartition("/")[2] == name
 
 

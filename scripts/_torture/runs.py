@@ -15,7 +15,7 @@ import psutil
 from aims import EVALUATE_EVERY, STEPS, Kind
 from processes import MARK, drivers, line_of, marked, wait_gone
 
-from rlcli.trainer.run_folder import place_of
+from rlcli.runs.folder import place_of
 
 RESTARTS = 100
 PATIENCE_S = 360.0

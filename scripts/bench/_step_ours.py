@@ -14,8 +14,8 @@ from typing import Any
 from _step_work import Workload, write_prompts
 
 from rlcli.config.schema import RunConfig
-from rlcli.trainer.view import View
-from rlcli.workers.work import sample_seed
+from rlcli.data.messages import sample_seed
+from rlcli.tracking.console import View
 from rlcli.workers.worker import Worker
 
 PURPOSE = "train"
@@ -127,10 +127,10 @@ def run_ours(
     """Start the workers; what is yielded trains for `steps` steps, calling its argument between them."""
     from ray import cloudpickle
 
-    from rlcli.trainer import launch
-    from rlcli.trainer.preflight import prepare
-    from rlcli.trainer.run_folder import RunFolder
-    from rlcli.trainer.tracking import open_trackers
+    from rlcli.launch import launch
+    from rlcli.launch.preflight import prepare
+    from rlcli.runs.folder import RunFolder
+    from rlcli.tracking import open_trackers
 
     with tempfile.TemporaryDirectory(prefix="bench-step-") as name:
         folder = Path(name)
@@ -145,7 +145,7 @@ def run_ours(
             view = Paced(between, steps)
             with suppress(Enough), RunFolder.create(folder / "run") as home:
                 trackers = open_trackers((), home, "bench", {}, view.note, None)
-                launch.train(prepared, groups, home, trackers, view, NeverStop())
+                launch.trainer_of(prepared, groups, home, trackers, view, NeverStop()).run()
             return view.steps
 
         with launch.running_workers(prepared, folder / "logs", train=True, on_phase=lambda name: None) as groups:

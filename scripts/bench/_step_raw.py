@@ -16,7 +16,7 @@ from typing import Any
 
 from _step_work import Workload
 
-from rlcli.workers import heap
+from rlcli.cluster.process import malloc
 
 BUDGETS = (2048, 4096, 8192, 16384)
 """Tokens a micro-batch, of which the fastest is kept."""
@@ -100,7 +100,7 @@ def raw_group(work: Workload, world: int, threads: int, device: str, kv_cache_by
     if device == "cpu":
         environment["TORCH_COMPILE_DISABLE"] = "1"
         # It keeps freed memory, too, in the heap with which it is faster: glibc's, trimmed when it has been tuned.
-        environment |= heap.GLIBC
+        environment |= malloc.GLIBC
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
     connections, processes = [], []

@@ -68,7 +68,7 @@ def draw_lengths(prompts: int, samples: int, most: int, ragged: bool) -> tuple[t
 
 def make_model(name: str, folder: Path) -> str:
     """The folder of the model `name`: one of TINY or SHAPES is made, anything else is taken as a folder."""
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     if name in TINY:
         hidden, layers, heads, kv_heads = TINY[name]
@@ -91,7 +91,7 @@ def make_model(name: str, folder: Path) -> str:
 def write_prompts(work: Workload, folder: Path, equal_share: float) -> None:
     """train.parquet: the workload's questions twice, first with groups of unequal rewards alone, then with
     `equal_share` of them equal; unshuffled, steps take the two in turn."""
-    from rlcli.data.write import write_splits
+    from rlcli.prep.write import write_splits
     from rlcli.types import Prompt
 
     def row(number: int) -> Prompt:

@@ -20,7 +20,7 @@ def measured(rank: int, world: int, port: int, shape: dict[str, int], dtype: str
     import numpy as np
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from rlcli.model.checksum import Checksums
+    from rlcli.model.weight_check.checksum import Checksums
     from rlcli.rollout.engine import Sampling
     from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 

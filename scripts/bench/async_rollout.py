@@ -26,7 +26,7 @@ from _common import interleaved, ratio, write_json
 from _quickstart import evaluations, percent, rlcli
 from _step_work import make_model
 
-from rlcli.trainer.view import View
+from rlcli.tracking.console import View
 from rlcli.types import ConvertOptions
 
 APART = ("rollout.workers=1", "async.staleness=0")
@@ -73,13 +73,13 @@ class Contest:
 
     def prepared(self, own: tuple[str, ...]) -> Any:
         from rlcli.config.load import resolve
-        from rlcli.trainer.preflight import prepare
+        from rlcli.launch.preflight import prepare
 
         return prepare(resolve("grpo", self.flags, [*self.sets, *own]).config)
 
     @contextmanager
     def workers(self, own: tuple[str, ...]) -> Iterator[Any]:
-        from rlcli.trainer.launch import running_workers
+        from rlcli.launch.launch import running_workers
 
         logs = self.folder / f"logs-{len(self.seen)}"
         logs.mkdir()
@@ -89,10 +89,10 @@ class Contest:
     def run(self, groups: Any, own: tuple[str, ...]) -> float:
         """Train once; the median seconds of its steps but the first two, which warm up, and the last, beside which
         nothing is generated."""
-        from rlcli.trainer.launch import train, worker_spec
-        from rlcli.trainer.run_folder import RunFolder
-        from rlcli.trainer.stop import StopOnSignal
-        from rlcli.trainer.tracking import open_trackers
+        from rlcli.launch.launch import trainer_of, worker_spec
+        from rlcli.runs.folder import RunFolder
+        from rlcli.supervisor.signals import StopOnSignal
+        from rlcli.tracking import open_trackers
 
         ready, logs = self.prepared(own), Path(groups.spec.logs)
         spec = worker_spec(ready, logs, train=True, group_id=groups.spec.group_id)
@@ -102,7 +102,7 @@ class Contest:
         with RunFolder.create(self.folder / f"run-{self.number}") as folder, StopOnSignal(lambda: None) as stop:
             folder.write_config("")
             trackers = open_trackers((), folder, "", {}, print)
-            train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
+            trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
             trackers.close()
         counted = view.steps[2:-1]
         self.seen.setdefault(own, []).extend(counted)
@@ -110,9 +110,9 @@ class Contest:
 
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
 
     for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)

@@ -26,10 +26,10 @@ from rich.table import Table
 
 from rlcli.data.samples import sample_row, write_samples
 from rlcli.files import described
-from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.keeper import Keeper
-from rlcli.trainer.run_folder import RunFolder
-from rlcli.trainer.source import by_rank
+from rlcli.orchestrator.rollout_source import by_rank
+from rlcli.runs.checkpoint import Checkpoints
+from rlcli.runs.folder import RunFolder
+from rlcli.trainer.checkpointer import Checkpointer
 from rlcli.types import Outcome, Prompt, Verdict
 
 THREADS = 8
@@ -94,18 +94,18 @@ def measure(path: Path, ranks: int, steps: int, repeats: int, bytes_each: int) -
     with RunFolder.create(path) as folder, ThreadPoolExecutor(THREADS) as pool:
         folder.write_config("[train]\nsteps = 9\n")
         notes: list[str] = []
-        keeper = Keeper(Checkpoints(folder.checkpoints, keep=1), folder, workers, None, notes.append)  # type: ignore[arg-type]
+        checkpointer = Checkpointer(Checkpoints(folder.checkpoints, keep=1), folder, workers, None, notes.append)  # type: ignore[arg-type]
         for number in range(repeats):
             for step in range(number * steps + 1, (number + 1) * steps + 1):
                 folder.append_metrics({"step": step, "reward/mean": 0.5})
                 names = [by_rank(folder.samples, step).replace("{rank}", str(rank)) for rank in range(ranks)]
                 found["sample_file_s"] += pool.map(_write, names, itertools.repeat(step))
-            _checkpoint(keeper, workers, (number + 1) * steps, found)
+            _checkpoint(checkpointer, workers, (number + 1) * steps, found)
             assert not notes, notes
     return found
 
 
-def _checkpoint(keeper: Keeper, workers: Ranks, step: int, found: dict[str, list[float]]) -> None:
+def _checkpoint(checkpointer: Checkpointer, workers: Ranks, step: int, found: dict[str, list[float]]) -> None:
     by_ranks = 0.0
 
     def saving(folder: str) -> None:
@@ -116,9 +116,9 @@ def _checkpoint(keeper: Keeper, workers: Ranks, step: int, found: dict[str, list
 
     workers.save_state = saving  # type: ignore[method-assign]
     began = time.perf_counter()
-    keeper.begin(step, {"step": step, "waiting": []}, [])
+    checkpointer.begin(step, {"step": step, "waiting": []}, [])
     begun = time.perf_counter()
-    keeper.poll(wait=True)
+    checkpointer.poll(wait=True)
     done = time.perf_counter()
     found["begin_s"].append(begun - began - by_ranks)
     found["commit_s"].append(done - begun)

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", default="", help="write the figures to this file, too")
     options = parser.parse_args()
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     os.environ["OMP_NUM_THREADS"] = "1"
     table = Table("ranks", "tokens", "without, s", "with, s", "checks, ms", "share", box=None, pad_edge=False)
@@ -65,7 +65,7 @@ def measure(rank: int, world: int, port: int, model: str, tokens: int, repeats: 
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.config.schema import RunConfig
-    from rlcli.workers.policy_role import PolicyRole
+    from rlcli.workers.roles.policy import PolicyRole
 
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
@@ -92,15 +92,15 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     import torch
     import torch.distributed as dist
 
+    from rlcli.data.columns import Samples
+    from rlcli.data.messages import Coefficients
     from rlcli.data.shard import ShardBuilder
     from rlcli.data.signature import signature, tokens_digest
-    from rlcli.trainer.choose import choose, plan_step, rank_work, step_work
-    from rlcli.trainer.collect import Collected
+    from rlcli.orchestrator.dispatcher import Collected
+    from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
     from rlcli.trainer.invariants import Invariants
     from rlcli.types import Outcome, Sample, Verdict
-    from rlcli.workers.batch import TrainBatch
-    from rlcli.workers.samples import Samples
-    from rlcli.workers.work import Coefficients
+    from rlcli.workers.roles.batch import TrainBatch
 
     random, builder, rows = np.random.default_rng(0), ShardBuilder(), []
     for index in range(PROMPTS * SAMPLES):
@@ -121,7 +121,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
             Sample(i // SAMPLES, i % SAMPLES, 0, i, PROMPT_TOKENS, tokens, "stop", row[3], 1, i + 1, signed.get(i, 0))
             for i, row in enumerate(rows)
         )
-        chosen = choose(Collected(samples, [shard], 0.0, 0.0), role.algorithm, config, 0)
+        chosen = select_batch(Collected(samples, [shard], 0.0, 0.0), role.algorithm, config, 0)
         plan = plan_step(chosen, config, world)
         dist.barrier()
         began = time.process_time()
@@ -144,7 +144,7 @@ def checks() -> bool:
 def unchecked(role: Any, step: Callable[[], float]) -> float:
     """The same without any check."""
     global _checked
-    from rlcli.workers import integrity
+    from rlcli.workers.roles import integrity
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(integrity.RowCheck, "check", lambda *_: None))

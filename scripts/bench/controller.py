@@ -35,23 +35,25 @@ from _controller import FakeRank, Loopback, over_ray
 from rich.console import Console
 from rich.table import Table
 
+from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts import TokenizedPrompts
-from rlcli.trainer import collect, trainer
-from rlcli.trainer.run_folder import RunFolder
-from rlcli.trainer.source import RolloutSource
-from rlcli.trainer.tracking import Trackers
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.orchestrator import dispatcher
+from rlcli.orchestrator.rollout_source import RolloutSource
+from rlcli.runs.folder import RunFolder
+from rlcli.tracking import Trackers
+from rlcli.tracking.console import View
+from rlcli.trainer import trainer
 from rlcli.trainer.trainer import Trainer
-from rlcli.trainer.view import View
 from rlcli.types import Prompt
-from rlcli.workers.group import WorkerGroup
+from rlcli.workers.pools import Groups
 
 MEMORY_STEPS = 20
 HOSTS = 4
 """Processes that stand for all ranks behind Ray."""
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "calls": ((WorkerGroup, "_call"), (Loopback, "_call")),
-    "gather": ((collect, "gather"),),
+    "gather": ((dispatcher, "gather"),),
     "source": ((RolloutSource, "take"),),
     "choose": ((trainer, "choose"),),
     "plan": ((trainer, "plan_step"),),
@@ -143,7 +145,9 @@ def trainer_over(workers: WorkerGroup, args: argparse.Namespace, steps: int) -> 
         view = View(console=Console(file=StringIO()))
         trackers = Trackers(folder, [], view.note)
         stop: Any = SimpleNamespace(requested=False, armed=False)
-        given = (prompts_of(2 * args.prompts), None, workers, None, None, folder, trackers, view, stop)
+        unbuilt: Any = None  # what workers are built from: these are not
+        groups = Groups(workers, None, None, unbuilt)
+        given = (prompts_of(2 * args.prompts), None, groups, folder, trackers, view, stop)
         yield Trainer(config_of(args, steps), "bfloat16", *given)
 
 
@@ -151,7 +155,7 @@ def measured(args: argparse.Namespace) -> Row:
     """One row, in this process."""
     import torch  # noqa: F401  an idle driver has it
 
-    from rlcli.workers.cluster import ray_session
+    from rlcli.cluster.ray_session import ray_session
 
     fakes = [FakeRank(rank, args.rank_count, args.length, args.progress) for rank in range(args.rank_count)]
     over = args.transport == "ray"
@@ -166,7 +170,7 @@ def _steps(loop: Trainer, workers: WorkerGroup, args: argparse.Namespace) -> Row
     parts = Parts(lambda: account.outside if account else 0.0)
     idle = _rss()
     for number in range(1, MEMORY_STEPS + 2):
-        loop.advance(number)
+        loop.after_step(number, loop.step(number))
         if number == 1 + MEMORY_STEPS // 4:  # the allocator has seen what a step takes
             settled = _rss()
     peak, growth = _peak() - idle, _rss() - settled
@@ -177,7 +181,7 @@ def _steps(loop: Trainer, workers: WorkerGroup, args: argparse.Namespace) -> Row
         if account:
             account.clear()
         started, began = time.process_time(), time.perf_counter()
-        loop.advance(number)
+        loop.after_step(number, loop.step(number))
         wall.append(time.perf_counter() - began)
         cpu.append(time.process_time() - started - (account.outside if account else 0.0))
         by_part.append(dict(parts.seconds) | {"rest": cpu[-1] - sum(parts.seconds.values())})

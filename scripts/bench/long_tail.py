@@ -91,9 +91,9 @@ def _set(worker: Any, version: int) -> None:
 
 
 def make_data(folder: Path, count: int) -> Path:
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     made = prepare(converter_named("arithmetic"), ConvertOptions(count=count, test_count=8))
@@ -107,10 +107,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from ray import cloudpickle
 
     from rlcli.config.load import resolve
-    from rlcli.trainer import collect
-    from rlcli.trainer.launch import running_workers
-    from rlcli.trainer.preflight import prepare
-    from rlcli.trainer.source import source_of
+    from rlcli.launch.launch import running_workers
+    from rlcli.launch.preflight import prepare
+    from rlcli.orchestrator import dispatcher
+    from rlcli.orchestrator.rollout_source import source_of
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     flags: dict[str, object] = {
@@ -130,14 +130,14 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return resolve("grpo", flags, [*sets, f"rollout.oversample={oversample}"]).config
 
     busy: list[float] = []
-    gather = collect.gather
+    gather = dispatcher.gather
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         reports = gather(*args, **kwargs)
         busy.extend(report.generate_s for report in reports)
         return reports
 
-    collect.gather = timed
+    dispatcher.gather = timed
     ready = prepare(config(max(arguments.oversample)))
     logs = folder / "logs"
     logs.mkdir()

@@ -41,10 +41,10 @@ def child(model: str, setting: str, tokens: int, repeats: int) -> dict[str, floa
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.model.loading import load_policy
+    from rlcli.cluster.process.memory import Device, Process
+    from rlcli.model.io.loading import load_policy
     from rlcli.model.optim import build_optimizer
     from rlcli.model.packed import pack
-    from rlcli.workers.memory import Device, Process
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with socket.socket() as free:
@@ -91,7 +91,7 @@ def offloaded(policy: Any, optimizer: Any, device: Any) -> dict[str, float]:
     """GiB/s of all weights and optimizer states, the second time, when the pinned memory is there."""
     import torch
 
-    from rlcli.model.offload import KINDS, Offload
+    from rlcli.model.parallel.offload import KINDS, Offload
 
     offload = Offload(KINDS["all"], device)
     offload.add("policy", policy, optimizer)
@@ -110,7 +110,7 @@ def offloaded(policy: Any, optimizer: Any, device: Any) -> dict[str, float]:
 
 def measuring() -> float:
     """Microseconds of one measured phase, beside the block itself."""
-    from rlcli.workers import memory
+    from rlcli.cluster.process import memory
 
     memory.start("cpu")
     started = time.perf_counter()
@@ -136,7 +136,7 @@ def main() -> None:
         return
     import torch
 
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     settings = ["false", "true", *(['"offload"'] if torch.cuda.is_available() else [])]
     table = Table("gradient_checkpointing", "peak of an update, GiB", "seconds", "besides")

@@ -30,7 +30,7 @@ from _common import write_json
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.trainer.planning import planned
+from rlcli.launch.memory_auto import planned
 
 SIZES = {
     "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2},

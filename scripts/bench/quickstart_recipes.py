@@ -158,7 +158,7 @@ def draw(path: Path, results: Sequence[dict[str, Any]]) -> None:
 
 
 def _panel(axes: Any, recipe: str, runs: Sequence[dict[str, Any]]) -> None:
-    from rlcli.trainer.plots import BLUE, FAINT, RED
+    from rlcli.tracking.plots import BLUE, FAINT, RED
 
     for one in reversed(runs):  # the first seed on top
         first = one is runs[0]

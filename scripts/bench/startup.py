@@ -37,7 +37,7 @@ LIMIT_S = 300
 RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
 HERE = "import sys\n{}from rlcli.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 """Without the supervisor, whose child could not be changed."""
-LATE = "from rlcli.workers.early import EarlyStart\nEarlyStart.begin = lambda *_: None\n"
+LATE = "from rlcli.launch.prewarm import EarlyStart\nEarlyStart.begin = lambda *_: None\n"
 WAYS = {
     "command": RLCLI,
     "early": [sys.executable, "-c", HERE.format("")],

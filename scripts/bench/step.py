@@ -40,9 +40,10 @@ from _step_work import Workload, draw_lengths, make_model
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.workers import cluster, heap
+from rlcli.cluster import ray_session
+from rlcli.cluster.process import malloc
 
-HEAPS: dict[str, dict[str, str]] = {"jemalloc": heap.environment(), "glibc": heap.GLIBC, "fresh": {}}
+HEAPS: dict[str, dict[str, str]] = {"jemalloc": malloc.environment(), "glibc": malloc.GLIBC, "fresh": {}}
 """Of our workers: as it is, glibc's made to keep what is freed, and as it comes."""
 
 WARM_UP = 2
@@ -132,11 +133,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def resolve_device(options: argparse.Namespace) -> str:
-    return cluster.resolve_device(options.device, "")
+    return ray_session.resolve_device(options.device, "")
 
 
 def threads(workers: int) -> int:
-    return cluster.worker_threads(workers)
+    return ray_session.worker_threads(workers)
 
 
 class Contest:
@@ -174,7 +175,7 @@ def measure(work: Workload, world: int, options: argparse.Namespace, device: str
             if options.rounds:
                 print(f"ROUND {json.dumps(others)}", file=sys.__stdout__, flush=True)  # stdout itself is the run's
 
-    setattr(heap, "environment", lambda: HEAPS[options.heap])  # noqa: B010
+    setattr(malloc, "environment", lambda: HEAPS[options.heap])  # noqa: B010
     with run_ours(
         work, steps=steps, workers=world, device=device, kv_cache_mb=options.kv_cache_mb, equal=options.equal_groups
     ) as run:

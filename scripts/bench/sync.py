@@ -62,8 +62,8 @@ def sharded(size: str, mesh: Any, dtype: torch.dtype) -> Any:
     """A Qwen2 with random weights, in float32, that computes in `dtype`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    from rlcli.model.parallel.fsdp import shard
     from rlcli.model.policy import PolicyModel
-    from rlcli.model.sharding import shard
 
     config = Qwen2Config(**whole_shape(size))
     with torch.device(mesh.device_type):
@@ -92,8 +92,8 @@ def timed(work: Callable[[], Iterable[Any]], device: str) -> Callable[[], float]
 def measured(rank: int, world: int, port: int, size: str, buckets_mb: list[int], repeats: int, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.model.buckets import buckets
-    from rlcli.model.checksum import Checksums
+    from rlcli.model.parallel.buckets import buckets
+    from rlcli.model.weight_check.checksum import Checksums
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":

@@ -71,10 +71,10 @@ def train_batch(load: Workload, budget: int) -> Any:
     import ray
     import torch
 
+    from rlcli.data.messages import MiniWork, RankWork, StepWork
     from rlcli.data.packer import plan_batches
     from rlcli.data.shard import ShardBuilder
-    from rlcli.workers.batch import TrainBatch
-    from rlcli.workers.work import MiniWork, RankWork, StepWork
+    from rlcli.workers.roles.batch import TrainBatch
 
     builder = ShardBuilder()
     for tokens, prompt in load.rows:
@@ -112,8 +112,8 @@ def role_update(path: Path, batch: Any, mesh: Any, compiled: bool = False) -> Ca
     import torch
 
     from rlcli.config.schema import RunConfig
-    from rlcli.workers.policy_role import PolicyRole
-    from rlcli.workers.work import Coefficients
+    from rlcli.data.messages import Coefficients
+    from rlcli.workers.roles.policy import PolicyRole
 
     config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
     role = PolicyRole(config, torch.float32, torch.device("cpu"), mesh)
@@ -233,7 +233,7 @@ def main() -> None:
 
     import torch.distributed as dist
 
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     clock = time.process_time if arguments.clock == "cpu" else time.perf_counter

@@ -29,10 +29,10 @@ from typing import Any
 from rlcli.errors import SetupError
 from rlcli.files import replacing
 from rlcli.sandbox import open_sandbox
-from rlcli.scoring.client import ScoringService
-from rlcli.scoring.pool import ScoringPool
-from rlcli.scoring.service import Settings
-from rlcli.scoring.worker import OVERRAN
+from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.scoring.processes.worker import OVERRAN
+from rlcli.scoring.service.client import ScoringService
+from rlcli.scoring.service.service import Settings
 from rlcli.types import Prompt, Verdict, VerifyRequest
 
 FILLER = "We set up the equation and solve it step by step, checking each case. " * 28

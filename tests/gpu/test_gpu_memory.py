@@ -29,16 +29,16 @@ SIZES = {"hidden": 1024, "layers": 8, "heads": 16, "kv_heads": 16}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", **SIZES)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     folder = tmp_path_factory.mktemp("data")
@@ -67,7 +67,7 @@ def learning(model: str, checkpointing: Any = False) -> tuple[Any, Any, Any]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.model.loading import load_policy
+    from rlcli.model.io.loading import load_policy
     from rlcli.model.optim import build_optimizer
     from rlcli.model.packed import pack
 
@@ -96,7 +96,7 @@ def local(tensor: Any) -> Any:
 def bits(policy: Any, optimizer: Any) -> dict[str, Any]:
     import torch
 
-    from rlcli.model.state import trained_state
+    from rlcli.model.io.state import trained_state
 
     torch.cuda.synchronize()
     state = trained_state({"policy": (policy, optimizer)})
@@ -106,8 +106,8 @@ def bits(policy: Any, optimizer: Any) -> dict[str, Any]:
 def round_trip(model: str) -> dict[str, Any]:
     import torch
 
-    from rlcli.model.offload import KINDS, Offload
-    from rlcli.model.state import copied, trained_state
+    from rlcli.model.io.state import copied, trained_state
+    from rlcli.model.parallel.offload import KINDS, Offload
 
     policy, optimizer, backward = learning(model)
     offload = Offload(KINDS["all"], torch.device("cuda", 0))
@@ -215,7 +215,7 @@ def test_a_run_that_offloads_everything_goes_on_from_its_checkpoint(model: Path,
 def segments(_: str) -> list[bool]:
     import torch
 
-    from rlcli.model.offload import growing_segments
+    from rlcli.model.parallel.offload import growing_segments
 
     torch.zeros(1, device="cuda")
     found = []

@@ -34,16 +34,16 @@ CANARY = 0.3
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", hidden=256, heads=4)
 
 
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     folder = tmp_path_factory.mktemp("data")
@@ -173,9 +173,9 @@ def drive(model: str, out: str, lora_rank: str) -> None:
     import numpy as np
     import torch
 
+    from rlcli.cluster.placement import WORKER_ENV
     from rlcli.config.schema import RunConfig
     from rlcli.rollout.engine import GenerationRequest, Sampling
-    from rlcli.workers.placing import WORKER_ENV
     from rlcli.workers.spec import WorkerSpec
     from rlcli.workers.worker import Worker
 

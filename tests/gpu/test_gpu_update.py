@@ -37,7 +37,7 @@ def mesh() -> Iterator[Any]:
 
 
 def load(mesh: Any, base: str, **options: Any) -> Any:
-    from rlcli.model.loading import load_policy
+    from rlcli.model.io.loading import load_policy
 
     return load_policy(base, dtype=torch.bfloat16, device=CUDA, mesh=mesh, **options)
 

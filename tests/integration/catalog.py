@@ -21,13 +21,13 @@ from harms import SETTINGS, harmed
 
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RunFailed
-from rlcli.trainer.launch import running_workers, train, worker_spec
-from rlcli.trainer.preflight import prepare
-from rlcli.trainer.record import metrics_of
-from rlcli.trainer.run_folder import RunFolder
-from rlcli.trainer.stop import StopOnSignal
-from rlcli.trainer.tracking import open_trackers
-from rlcli.trainer.view import View
+from rlcli.launch.launch import running_workers, trainer_of, worker_spec
+from rlcli.launch.preflight import prepare
+from rlcli.runs.folder import RunFolder
+from rlcli.runs.records import metrics_of
+from rlcli.supervisor.signals import StopOnSignal
+from rlcli.tracking import open_trackers
+from rlcli.tracking.console import View
 
 STEPS = 2
 SMALL = [
@@ -76,7 +76,7 @@ def main(model: str, data: str, out: Path, workers: int, recipes: list[str]) -> 
                 folder.write_config(dump_toml(config))
                 trackers = open_trackers((), folder, "", {}, view.note)
                 try:
-                    train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
+                    trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
                 except RunFailed as error:
                     if not harm:
                         raise

@@ -58,7 +58,7 @@ def cli() -> Cli:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with random weights."""
-    from rlcli.model.tiny import make_tiny_model
+    from rlcli.model.io.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
@@ -66,9 +66,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The arithmetic dataset, small."""
-    from rlcli.data.converters import converter_named
-    from rlcli.data.prepare import prepare
-    from rlcli.data.schema import write_prompts
+    from rlcli.data.prompts.schema import write_prompts
+    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import prepare
     from rlcli.types import ConvertOptions
 
     folder = tmp_path_factory.mktemp("data") / "sums"

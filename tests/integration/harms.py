@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlcli.workers.group import WorkerGroup
+from rlcli.cluster.worker_group import WorkerGroup
 
 Weights = Iterable[tuple[str, Any]]
 SETTINGS = {

@@ -19,11 +19,12 @@ from pathlib import Path
 from resuming import resolved, run
 
 from rlcli.errors import RlcliError
-from rlcli.trainer.checkpoint import Checkpoints
-from rlcli.trainer.launch import Groups, running_workers
-from rlcli.trainer.preflight import prepare
-from rlcli.trainer.resume import resumption
-from rlcli.trainer.view import View
+from rlcli.launch.launch import running_workers
+from rlcli.launch.preflight import prepare
+from rlcli.launch.resume import resumption
+from rlcli.runs.checkpoint import Checkpoints
+from rlcli.tracking.console import View
+from rlcli.workers.pools import Groups
 
 CASE = "grpo,checkpoint.every=1"
 SOME_BYTES = 1 << 20

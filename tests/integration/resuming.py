@@ -23,14 +23,15 @@ from typing import Any
 from catalog import sets_for
 
 from rlcli.config.load import Resolved, dump_toml, resolve
-from rlcli.trainer.checkpoint import Checkpoint
-from rlcli.trainer.launch import Groups, engine_spec, running_workers, train, worker_spec
-from rlcli.trainer.preflight import prepare
-from rlcli.trainer.resume import resumption
-from rlcli.trainer.run_folder import RunFolder
-from rlcli.trainer.stop import StopOnSignal
-from rlcli.trainer.tracking import open_trackers
-from rlcli.trainer.view import View
+from rlcli.launch.launch import engine_spec, running_workers, trainer_of, worker_spec
+from rlcli.launch.preflight import prepare
+from rlcli.launch.resume import resumption
+from rlcli.runs.checkpoint import Checkpoint
+from rlcli.runs.folder import RunFolder
+from rlcli.supervisor.signals import StopOnSignal
+from rlcli.tracking import open_trackers
+from rlcli.tracking.console import View
+from rlcli.workers.pools import Groups
 
 STEPS, STOP = 4, 2
 MIXED = "data.mix=tokens"
@@ -87,7 +88,8 @@ def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Che
         folder.write_config(dump_toml(config))
         trackers = open_trackers((), folder, "", {}, view.note)
         try:
-            train(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop, checkpoint)
+            trainer = trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
+            trainer.run(checkpoint)
         except Killed:
             groups.policy.state_saved(True)  # or its writing would reach into what comes next
         finally:

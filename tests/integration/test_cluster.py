@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
+from rlcli.cluster.dispatch import Shared
+from rlcli.cluster.placement import Pool, start_group
+from rlcli.cluster.process import malloc
+from rlcli.cluster.ray_session import ray_session
+from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.errors import DataError, RunFailed, SetupError
-from rlcli.workers import heap
-from rlcli.workers.cluster import ray_session
-from rlcli.workers.dispatch import Shared
-from rlcli.workers.group import WorkerGroup
-from rlcli.workers.placing import Pool, start_group
 
 TWO = Pool(workers=2, device="cpu", threads=1)
 
 
 def toy() -> type:
     """A worker class. Made by a function, so that Ray carries its code to the actors."""
-    from rlcli.workers.dispatch import dispatch
+    from rlcli.cluster.dispatch import dispatch
 
     class Toy:
         def __init__(self, rank: int, world: int, broken: int = -1) -> None:
@@ -109,7 +109,7 @@ def test_a_cpu_worker_begins_with_a_heap_that_keeps_memory_unless_the_user_has_s
     """A heap reads what it is told when a process begins, and never again."""
     import psutil
 
-    for name in ("LD_PRELOAD", *heap.JEMALLOC, *heap.GLIBC):
+    for name in ("LD_PRELOAD", *malloc.JEMALLOC, *malloc.GLIBC):
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
@@ -120,7 +120,7 @@ def test_a_cpu_worker_begins_with_a_heap_that_keeps_memory_unless_the_user_has_s
         begun_with = [psutil.Process(pid).environ() for pid in pids]
         workers.close()
     assert mapped == [not own] * 2
-    expected = heap.GLIBC | {"MALLOC_TRIM_THRESHOLD_": "4096"} if own else heap.JEMALLOC
+    expected = malloc.GLIBC | {"MALLOC_TRIM_THRESHOLD_": "4096"} if own else malloc.JEMALLOC
     assert [{name: one.get(name) for name in expected} for one in begun_with] == [expected] * 2
 
 
@@ -158,13 +158,13 @@ def failure(group: WorkerGroup, how: str) -> Any:
 def test_the_first_failure_is_raised_while_others_wait_for_ever(group: WorkerGroup, tmp_path: Path) -> None:
     error = failure(group, "raises")
     assert "worker 0 failed in meet: ValueError: seven is odd" in str(error)
-    assert str(tmp_path / "rank-0.log") in error.mend
+    assert str(tmp_path / "rank-0.log") in error.hint
 
 
 def test_a_users_error_comes_as_it_was_raised(group: WorkerGroup) -> None:
     error = failure(group, "user's error")
     assert type(error) is DataError
-    assert (error.message, error.mend) == ("no row 7", "make one")
+    assert (error.message, error.hint) == ("no row 7", "make one")
 
 
 def test_a_death_is_told_rather_than_the_broken_connections_it_left(group: WorkerGroup, tmp_path: Path) -> None:

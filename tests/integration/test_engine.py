@@ -63,7 +63,7 @@ def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
     ways in which a sync may fail."""
     import torch
 
-    from rlcli.model.checksum import Checksums
+    from rlcli.model.weight_check.checksum import Checksums
 
     def differences(load: Any = None) -> list[str]:
         sums = Checksums()
@@ -234,7 +234,7 @@ def main(model: str, out: str) -> None:
 def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     from conftest import ENVIRONMENT
 
-    from rlcli.workers.placing import WORKER_ENV
+    from rlcli.cluster.placement import WORKER_ENV
 
     out = tmp_path_factory.mktemp("engine") / "found.json"
     done = subprocess.run(

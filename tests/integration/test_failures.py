@@ -18,9 +18,9 @@ import psutil
 import pytest
 from conftest import SMALL, Cli, descendants, start
 
-from rlcli.trainer.checkpoint import read_checkpoint
-from rlcli.trainer.run_folder import RunFolder, events_of
-from rlcli.trainer.stop import REPEAT_S
+from rlcli.runs.checkpoint import read_checkpoint
+from rlcli.runs.folder import RunFolder, events_of
+from rlcli.supervisor.signals import REPEAT_S
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -159,7 +159,7 @@ def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums
     assert process.returncode == 1
     (line,) = [line for line in stderr.splitlines() if line.startswith("error:")]
     assert re.match(r"error: step \d+, \w+: worker \d died in \w+; its log .*rank-\d.log ends: ", line), line
-    assert line.endswith(f"go on with: rlcli train --resume {out}")
+    assert line.endswith(f"resume with: rlcli train --resume {out}")
     family.assert_nothing_left()
 
 

@@ -97,9 +97,9 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
-    from rlcli.model import sharding
-    from rlcli.model.export import write_lora, write_model, write_value
-    from rlcli.model.loading import load_policy, load_value
+    from rlcli.export.weights import write_lora, write_model, write_value
+    from rlcli.model.io.loading import load_policy, load_value
+    from rlcli.model.parallel import fsdp
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
@@ -122,7 +122,7 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
 
     for number, split in enumerate(SPLITS[world]):
         if number:  # the first is gathered whole, all others layer by layer, as large models are
-            sharding.WHOLE_BYTES = 0
+            fsdp.WHOLE_BYTES = 0
         policy = load(gradient_checkpointing=number == 1)
         if number == 0:
             result["loaded"] = weights_of(policy)

@@ -53,7 +53,7 @@ def test_a_checkpoint_that_finds_the_disk_full_costs_the_run_only_itself(told: d
     full = told["full at a checkpoint"]
     third = [note for note in full["noted"] if "the checkpoint of step 3 could not be written" in note]
     assert len(third) == 1, full
-    assert "No space left on device; the one before it, step-000002, stands" in third[0]
+    assert "No space left on device; the previous one, step-000002, is kept" in third[0]
     assert full["error"].startswith("RunFailed: the last checkpoint, of step 4, could not be written"), full
     assert "rlcli train --resume" in full["error"]
     assert "\n" not in full["error"]
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_as_if_nothing_had_
     notes = [note for note in damaged["noted"] if "damaged" in note]
     assert len(notes) == 1, damaged
     assert notes[0].startswith("step-000002 is damaged: policy/")
-    assert notes[0].endswith("has other bytes than were written; going back to step-000001")
+    assert notes[0].endswith("differs from what was written; going back to step-000001")
     assert damaged["error"] == ""
     assert damaged["newest"] == 4
     assert_equal(folder / "whole", folder / "run")

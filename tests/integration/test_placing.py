@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rlcli.cluster.placement import Pool, place, reserve, start_group
+from rlcli.cluster.ray_session import ray_session
 from rlcli.errors import SetupError
-from rlcli.workers.cluster import ray_session
-from rlcli.workers.placing import Pool, place, reserve, start_group
 
 pytestmark = pytest.mark.long
 ENGINES, CRITICS = "rollout.workers", "critic.workers"
@@ -20,7 +20,7 @@ ENGINES, CRITICS = "rollout.workers", "critic.workers"
 
 def empty() -> type:
     """Made by a function, so that Ray carries its code to the actors."""
-    from rlcli.workers.dispatch import dispatch
+    from rlcli.cluster.dispatch import dispatch
 
     class Empty:
         def __init__(self, rank: int, world: int) -> None:

@@ -62,10 +62,10 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlcli.model.buckets import buckets
     from rlcli.model.packed import pack
+    from rlcli.model.parallel.buckets import buckets
+    from rlcli.model.parallel.fsdp import shard
     from rlcli.model.policy import PolicyModel
-    from rlcli.model.sharding import shard
     from rlcli.planner import passes
     from rlcli.planner.device import Device
     from rlcli.planner.setting import Setting

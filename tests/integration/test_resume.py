@@ -16,7 +16,7 @@ import pytest
 from conftest import ENVIRONMENT, Cli, start
 from resuming import STEPS, STOP, settings
 
-from rlcli.trainer.run_folder import events_of, place_of
+from rlcli.runs.folder import events_of, place_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 

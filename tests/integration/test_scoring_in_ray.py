@@ -34,7 +34,7 @@ def actor(tmp_path: Path) -> Iterator[Any]:
 
     class Owner:
         def __init__(self, own: str) -> None:
-            from rlcli.scoring.pool import ScoringPool
+            from rlcli.scoring.processes.pool import ScoringPool
 
             self.verifier = f"{own}:judge + gsm8k"
             self.pool = ScoringPool(1, 0.5, [self.verifier])

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlcli.cluster.placement import Pool, start_group
+from rlcli.cluster.ray_session import ray_session
 from rlcli.errors import RunFailed
-from rlcli.workers.cluster import ray_session
-from rlcli.workers.placing import Pool, start_group
 
 pytestmark = pytest.mark.long
 
@@ -23,15 +23,15 @@ STALL_S = 2.0
 
 def stuck() -> type:  # noqa: C901  (a class is no branching)
     """A worker class. Made by a function, so that Ray carries its code to the actors."""
-    from rlcli.workers import watch
-    from rlcli.workers.dispatch import dispatch
+    from rlcli.cluster import watchdog
+    from rlcli.cluster.dispatch import dispatch
 
     class Stuck:
         def __init__(self, rank: int, world: int, folder: str) -> None:
             import torch.distributed  # noqa: F401  (it takes longer than the patience of these tests)
 
             self.rank, self.world = rank, world
-            watch.start(Path(folder) / f"rank-{rank}.stack", STALL_S)
+            watchdog.start(Path(folder) / f"rank-{rank}.stack", STALL_S)
 
         @dispatch()
         def pid(self) -> int:
@@ -50,7 +50,7 @@ def stuck() -> type:  # noqa: C901  (a class is no branching)
             until = time.monotonic() + seconds
             while time.monotonic() < until:
                 time.sleep(0.1)
-                watch.progress()
+                watchdog.progress()
                 if self.rank == 0:
                     yield 1
 
@@ -83,7 +83,7 @@ def stuck() -> type:  # noqa: C901  (a class is no branching)
 
 def failing() -> type:
     """A worker class whose rank 1 runs out of memory, or rank 0 is killed."""
-    from rlcli.workers.dispatch import dispatch
+    from rlcli.cluster.dispatch import dispatch
 
     class Failing:
         def __init__(self, rank: int, world: int) -> None:
@@ -140,7 +140,7 @@ def test_of_ranks_that_hang_each_is_named_with_what_it_does_and_those_that_wait_
     assert said[2].startswith("worker 3 makes no progress in hang for 2 s: it does not answer (stopped,")
     assert said[-1] == "worker 0 waits for it"
     assert "all_reduce" in (tmp_path / "rank-0.stack").read_text()
-    assert str(tmp_path / "rank-3.log") in error.mend
+    assert str(tmp_path / "rank-3.log") in error.hint
     assert not psutil.wait_procs(processes, timeout=20)[1], "a process that was stopped outlives its group"
 
 
@@ -153,14 +153,14 @@ def test_a_rank_out_of_memory_is_told_with_what_to_change_and_a_killed_one_may_b
             with pytest.raises(RunFailed, match=rf"worker 1 ran out of memory in update: .*{said}") as raised:
                 group.update(kind)
             assert not raised.value.retry
-            assert "train.tokens_per_microbatch" in raised.value.mend
+            assert "train.tokens_per_microbatch" in raised.value.hint
         with pytest.raises(RunFailed, match="worker 1 ran out of memory in rollout: MemoryError") as raised:
             list(group.rollout())
-        assert "rollout.gpu_memory_utilization" in raised.value.mend
+        assert "rollout.gpu_memory_utilization" in raised.value.hint
         (tmp_path / "rank-0.log").write_text("step 3\n")
         with pytest.raises(RunFailed, match=r"worker 0 died in update; its log .*rank-0.log ends: step 3") as raised:
             group.update("killed")
         assert raised.value.retry
-        assert "memory" in raised.value.mend
+        assert "memory" in raised.value.hint
     finally:
         group.kill()

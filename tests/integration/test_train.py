@@ -17,7 +17,7 @@ import pytest
 from conftest import ENVIRONMENT, SMALL, Cli, start
 
 from rlcli.data.samples import sample_files
-from rlcli.trainer.run_folder import events_of
+from rlcli.runs.folder import events_of
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -87,17 +87,17 @@ def extras_seen_with(modules: list[str], folder: Path) -> dict[str, str]:
     root = str(Path(doctor.__file__).parents[1])
     code = (
         f"import sys, json; sys.path[:0] = [{root!r}, {str(folder)!r}]; from rlcli import doctor; "
-        "f = doctor.check_extras(); print(json.dumps([f.status, f.detail, f.mend]))"
+        "f = doctor.check_extras(); print(json.dumps([f.status, f.detail, f.hint]))"
     )
     command = [sys.executable, "-S", "-E", "-c", code]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout
-    return dict(zip(["status", "detail", "mend"], json.loads(printed), strict=True))
+    return dict(zip(["status", "detail", "hint"], json.loads(printed), strict=True))
 
 
 def test_the_light_core_alone_is_a_warning_that_names_the_extra(tmp_path: Path) -> None:
     seen = extras_seen_with([], tmp_path)
     assert seen["status"] == "warn"
-    assert "rlcli[cpu]" in seen["mend"]
+    assert "rlcli[cpu]" in seen["hint"]
 
 
 def test_half_an_extra_is_a_failure_that_names_the_missing_half(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_cpu_torch_beside_a_gpu_is_a_warning(install: Install, tool: Tool) -> 
     found = doctor.check_torch()
     assert found.status is Status.WARN
     assert "580.65.06" in found.detail
-    assert "rlcli[gpu]" in found.mend
+    assert "rlcli[gpu]" in found.hint
 
 
 def test_a_driver_too_old_for_torch_is_a_failure(install: Install, tool: Tool) -> None:
@@ -140,7 +140,7 @@ def test_a_driver_too_old_for_torch_is_a_failure(install: Install, tool: Tool) -
     tool("nvidia-smi", "echo 470.1")
     found = doctor.check_torch()
     assert found.status is Status.FAIL
-    assert "driver" in found.mend
+    assert "driver" in found.hint
 
 
 def test_a_driver_without_a_gpu_is_no_gpu(install: Install, tool: Tool) -> None:
@@ -162,7 +162,7 @@ def test_a_torch_that_breaks_on_import_is_a_finding(install: Install, text: str,
     found = doctor.check_torch()
     assert found.status is Status.FAIL
     assert says in found.detail
-    assert found.mend
+    assert found.hint
 
 
 def test_model_classes_that_import_pass(install: Install) -> None:
@@ -177,7 +177,7 @@ def test_a_torchvision_in_the_way_of_transformers_is_named(install: Install) -> 
     install("transformers.models.qwen2.modeling_qwen2", broken)
     found = doctor.check_transformers()
     assert found.status is Status.FAIL
-    assert found.mend.startswith("pip uninstall torchvision torchaudio torchcodec")
+    assert found.hint.startswith("pip uninstall torchvision torchaudio torchcodec")
 
 
 def test_another_failure_of_transformers_blames_no_torchvision(install: Install) -> None:
@@ -186,7 +186,7 @@ def test_another_failure_of_transformers_blames_no_torchvision(install: Install)
     found = doctor.check_transformers()
     assert found.status is Status.FAIL
     assert "tokenizers too old" in found.detail
-    assert "torchvision" not in found.mend
+    assert "torchvision" not in found.hint
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def no_backend_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_bwrap_is_named_with_its_package() -> None:
     found = doctor.check_sandbox()
     assert "bwrap is not installed" in found.detail
-    assert "apt install bubblewrap" in found.detail + found.mend
+    assert "apt install bubblewrap" in found.detail + found.hint
 
 
 @pytest.mark.usefixtures("no_backend_asked_for")
@@ -262,7 +262,7 @@ def test_a_bwrap_that_may_not_start_is_named_with_its_reason(tool: Tool) -> None
     tool("bwrap", "echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1")
     found = doctor.check_sandbox()
     assert "Permission denied" in found.detail
-    assert "user namespaces" in found.detail + found.mend
+    assert "user namespaces" in found.detail + found.hint
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -278,14 +278,14 @@ def test_a_backend_that_is_asked_for_and_absent_is_a_warning(monkeypatch: pytest
     monkeypatch.setenv("RLCLI_SANDBOX", "bwrap")
     found = doctor.check_sandbox()
     assert found.status is Status.WARN
-    assert "apt install bubblewrap" in found.mend
+    assert "apt install bubblewrap" in found.hint
 
 
 def test_unsafe_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "unsafe")
     found = doctor.check_sandbox()
     assert found.status is Status.WARN
-    assert "RLCLI_SANDBOX" in found.mend
+    assert "RLCLI_SANDBOX" in found.hint
 
 
 def test_an_endpoint_is_named_and_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +320,7 @@ def test_shared_memory_is_there_and_large_enough(tmp_path: Path) -> None:
     assert doctor.check_shared_memory(tmp_path, need=1).status is Status.PASS
     small = doctor.check_shared_memory(tmp_path, need=1 << 60)
     assert small.status is Status.FAIL
-    assert "--shm-size" in small.mend
+    assert "--shm-size" in small.hint
     assert doctor.check_shared_memory(tmp_path / "absent").status is Status.FAIL
 
 
@@ -395,7 +395,7 @@ def test_loopback_ports_can_be_bound_or_not() -> None:
     assert doctor.check_loopback().status is Status.PASS
     elsewhere = doctor.check_loopback("203.0.113.1")  # an address for documentation, which no machine has
     assert elsewhere.status is Status.FAIL
-    assert elsewhere.mend
+    assert elsewhere.hint
 
 
 @pytest.fixture

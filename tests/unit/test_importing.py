@@ -15,7 +15,7 @@ from rlcli.algorithms.named import load_plugins
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.config import recipes
-from rlcli.data.converters import CONVERTERS
+from rlcli.prep.converters import CONVERTERS
 from rlcli.scoring.registry import VERIFIERS
 
 HANGS, EXITS = "import time; time.sleep(600)", "import os; os._exit(0)"

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from rlcli.cli import app
+from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.config.load import dump_toml, resolve
 from rlcli.errors import RlcliError, RunFailed, SetupError
 from rlcli.redact import _redacting, redacted
+from rlcli.runs.folder import RunFolder
 from rlcli.sandbox import backend_name
-from rlcli.scoring.output import Output
-from rlcli.scoring.pool import ScoringPool
-from rlcli.scoring.spec import parse
-from rlcli.trainer.failing import noting_failure
-from rlcli.trainer.run_folder import RunFolder
+from rlcli.scoring.expression import parse
+from rlcli.scoring.processes.output import Output
+from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.supervisor.failure import noting_failure
 from rlcli.types import VerifyRequest
-from rlcli.workers.placing import Pool, worker_environment
 
 NAMES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "SWANLAB_API_KEY")
 NAMES += (
@@ -92,7 +92,7 @@ def test_a_sandbox_with_a_password_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_cut_off_at_the_bound_shows_no_part_of_a_secret(
     secrets: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlcli.scoring.output.LOG_BYTES", 1000)
+    monkeypatch.setattr("rlcli.scoring.processes.output.LOG_BYTES", 1000)
     output = Output(tmp_path / "log")
     for part in (b"x" * 990 + secrets[0][:5].encode(), secrets[0][5:].encode() + b"\n", b"more\n" * 10):
         os.write(output.fd, part)

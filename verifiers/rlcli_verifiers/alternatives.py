@@ -1,4 +1,4 @@
-"""What stands around a stated answer: boxes that are one list, another answer after an "or", a correction."""
+"""Texts around a stated answer: boxes that form one list, another answer after an "or", a correction."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 from rlcli_verifiers.answers import last_box
 
-# Named groups `formula`, `round` and `number` hold the other answer.
+# Named groups `formula`, `round` and `number` match the other answer.
 _CLOSED = r"[\s$*\\)\]}_]*+"  # possessive: long white space costs no more than its length
 _OTHER = (
     r"\(?(?:or|and|maybe|possibly|perhaps|else|also|even|\s)*+"
     r"(?:\$(?P<formula>[^$\n]{1,40})\$|\\\((?P<round>[^\n]{1,40}?)\\\)|\**\\?\$?(?P<number>-?[\d.,/]*\d(?:\s?\\?%)?))"
 )
-# "120 (or else $J$ would have more factors)" gives a reason, and no other answer.
+# "120 (or else $J$ would have more factors)" gives a reason, not another answer.
 _REASON = r"(?!\s{1,8}else\b[^.\n]{0,60}\bwould\b)"
 _OR = re.compile(rf"{_CLOSED},?\s*+\(?or\b{_REASON}{_OTHER}", re.IGNORECASE | re.ASCII)
 # In a sentence also "5 and 6", "5 to 6", "5, 6, 7"; but not "5, 2 of which".
@@ -42,16 +42,16 @@ MATHS = re.compile(
     r"\$\$(?P<double>[^$]+)\$\$|(?<!\\)\$\$?(?P<dollars>[^$\n]+)(?<!\\)\$\$?|\\\((?P<round>.{1,400}?)\\\)"
     r"|\\\[(?P<square>[\s\S]{1,400}?)\\\]"
 )
-"""A formula between dollars or brackets, which may be displayed on several lines."""
+"""A formula between dollars or brackets, possibly displayed on several lines."""
 
 
 def inside(match: re.Match[str]) -> str:
-    """What stands between the dollars or brackets; of a number without any, the number."""
+    """The text between the dollars or brackets; for a number without any, the number."""
     return next(text for name, text in match.groupdict().items() if text is not None and name != "mark").strip()
 
 
 def last_boxes(text: str, found: list[tuple[int, int, str]]) -> list[str]:
-    r"""The last box, or all at the end that are one list, however joined: `\(\boxed{41}\) or \(\boxed{42}\)`."""
+    r"""The last box, or all boxes at the end that form one list, however joined: `\(\boxed{41}\) or \(\boxed{42}\)`."""
     said = [found[-1][2]]
     for (_, end, content), (start, _, _) in zip(found[-2::-1], found[:0:-1], strict=True):
         if not _are_joined(text[end:start]):
@@ -65,7 +65,7 @@ def last_boxes(text: str, found: list[tuple[int, int, str]]) -> list[str]:
 
 
 def corrected(after: str) -> str | None:
-    """What a text says in place of an answer that it has just given; None where it leaves it be."""
+    """The answer with which a text replaces the one just before it; None if it does not."""
     said = [match["number"] for match in _CORRECTED.finditer(after)]
     if not said:
         return None
@@ -74,7 +74,7 @@ def corrected(after: str) -> str | None:
 
 
 def _are_joined(between: str) -> bool:
-    """Whether what stands between two boxes makes them one list: "and", "or", a comma, or nothing at all."""
+    """Whether the text between two boxes makes them one list: "and", "or", a comma, or nothing at all."""
     if len(between) > 400:
         return False
     plain = _spoken(between)
@@ -85,7 +85,7 @@ def _are_joined(between: str) -> bool:
 
 
 def _spoken(text: str, wrappers_only: bool = False) -> str:
-    r"""The words of a text that has LaTeX in it: `\) \text{ or } \(` is "or"."""
+    r"""The words of a text that contains LaTeX: `\) \text{ or } \(` is "or"."""
     text = _AND_OR.sub(lambda match: " or " if match["either"] else " and ", text)
     text = _WRAPPER.sub(r" \1 ", text)
     return text if wrappers_only else _LAYOUT.sub(" ", text)

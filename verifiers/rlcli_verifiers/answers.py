@@ -1,4 +1,4 @@
-"""Where a response states its answer: the last box, the answer tag, the last line."""
+"""Find the answer in a response: the last box, the answer tag, the last line."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import unicodedata
 from rlcli.types import Outcome, Verdict
 
 OPEN_THINK = "the reasoning has no end: <think> is still open"
-"""Why there is no answer where `VerifyRequest.answer_text` gives None."""
+"""The reason if `VerifyRequest.answer_text` returns None."""
 
-_FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and patterns that are drawn as nothing
+_FILLERS = "\u115f\u1160\u2800\u3164\uffa0"  # letters and patterns without visible glyphs
 _INVISIBLE = frozenset(["Cc", "Cf", "Cn", "Co", "Cs", "Mn", "Me", "Zl", "Zp", "Zs"])
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _TOKEN = re.compile(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace is text
 
 
 def judged(right: bool, answer: str, detail: str = "") -> Verdict:
-    """Score 1 and OK where the answer is right, 0 and WRONG where not."""
+    """Score 1 and OK if the answer is right, else 0 and WRONG."""
     return Verdict(float(right), Outcome.OK if right else Outcome.WRONG, answer=answer, detail=detail)
 
 
@@ -27,7 +27,7 @@ def no_answer(detail: str = "") -> Verdict:
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: white space, zero-width and control characters, fillers."""
+    """Whether a text is invisible: white space, zero-width and control characters, fillers."""
     return all(one.isspace() or one in _FILLERS or unicodedata.category(one) in _INVISIBLE for one in text)
 
 
@@ -46,24 +46,24 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
         elif token[0] == "}" and opened:
             start, inside = opened.pop()
             if start >= 0:
-                while found and found[-1][0] > start:  # it was inside this one
+                while found and found[-1][0] > start:  # nested in this one
                     found.pop()
                 found.append((start, token.end(), text[inside : token.start()].strip()))
     return found
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last closed `\boxed{…}` holds; None where there is none."""
+    r"""The content of the last closed `\boxed{…}`; None if there is none."""
     found = boxes(text)
     return found[-1][2] if found else None
 
 
 def last_tag(text: str) -> str | None:
-    """What the last `<answer>…</answer>` holds; None where there is none."""
+    """The content of the last `<answer>…</answer>`; None if there is none."""
     found = _TAG.findall(text)
     return found[-1].strip() if found else None
 
 
 def last_line(text: str) -> str | None:
-    """The last line that is not empty, without the white space around it; None where there is none."""
+    """The last line that is not empty, without the white space around it; None if there is none."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)

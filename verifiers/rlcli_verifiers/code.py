@@ -17,10 +17,10 @@ ANSWER_KIND = "code"
 NEEDS_SANDBOX = True
 
 MAX_OUTPUT_BYTES = 8 << 20
-"""Of one program, and of one case where it writes to standard output: tests with outputs of megabytes do exist."""
+"""Maximum output of one program, and of one case of standard input: tests with outputs of megabytes do exist."""
 
 PATIENCE = 5.0
-"""Wall-clock seconds that a program may take for each CPU second that it may use: a loaded machine ends nothing."""
+"""Wall-clock seconds per CPU second that a program may use, so that a loaded machine does not end programs."""
 
 
 def verify(
@@ -31,19 +31,19 @@ def verify(
     memory_mb: int = 512,
     score: Literal["all", "share"] = "all",
 ) -> Verdict:
-    """The program in the response passes the tests that the ground truth holds (`code_truth` says in which forms).
+    """The program in the response passes the tests in the ground truth (`code_truth` lists their forms).
 
     The program is the last fenced block of Python after </think> that defines what the tests call, else the last one
-    that names no language; where nothing is fenced, all that follows </think>.
-    It imports what it uses, but for the names of `typing`, and in tests of calls (functional) what LeetCode lends.
+    without a language; if nothing is fenced, all text after </think>.
+    It imports what it uses, except the names of `typing` and, in tests of calls (functional), those of LeetCode.
     timeout_s: CPU seconds of the program for all tests together; keep it below the pool's deadline. wall_s: wall-clock
     seconds, which end a program that sleeps; 0: PATIENCE times timeout_s. memory_mb: resident memory of the program.
-    score: "all" (1 where every test passes, else 0) or "share" (the share of the tests that pass, which
-    is also the part `passed`); OK means that every test passes. A program that breaks a limit, ends early or answers
-    out of protocol is WRONG, and the detail says so.
+    score: "all" (1 if every test passes, else 0) or "share" (the share of the tests that pass, which
+    is also the part `passed`); OK means that every test passes. A program that exceeds a limit, ends early or violates
+    the protocol is WRONG, and the detail states the reason.
 
-    Raises `SetupError` where no sandbox works, `ValueError` for a ground truth that cannot be read or whose tests can
-    judge no program, `RuntimeError` where the sandbox fails.
+    Raises `SetupError` if no sandbox works, `ValueError` for a ground truth that cannot be read or whose tests cannot
+    test any program, `RuntimeError` if the sandbox fails.
     """
     truth = read_truth(request.ground_truth, request.extra_info)
     text = request.answer_text()
@@ -70,14 +70,14 @@ def verify(
 
 
 def preload() -> None:
-    """Try the sandbox once, before scoring processes are forked; where it does not work, each row says so."""
+    """Try the sandbox once, before scoring processes are forked; if it does not work, each row reports that."""
     with contextlib.suppress(SetupError):
         open_judge()
 
 
 def gold(request: VerifyRequest) -> str:
-    """The row's own reference response. Raises `ValueError` where it has none: tests do not say how to pass them."""
+    """The row's reference response. Raises `ValueError` if it has none: a program cannot be made from tests."""
     response = request.extra_info.get("response")
     if not response:
-        raise ValueError('the row has no extra_info "response" that holds a program')
+        raise ValueError('the row has no extra_info "response" with a program')
     return str(response)

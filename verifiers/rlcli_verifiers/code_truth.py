@@ -8,11 +8,11 @@
     {"functional": "def check(candidate): …\n\ncheck(Solution().f)"}
     [{"input": "…", "output": "…", "testtype": "functional"}]
 
-HumanEval's shape (a `setup` may come before its test); MBPP's; standard input and output; calls of a function, or of a
+HumanEval's form (a `setup` may precede its test); MBPP's; standard input and output; calls of a function, or of a
 method of class `Solution`; that of APPS, TACO and verl (without fn_name: standard input and output); Code-R1's of
 LeetCode; LiveCodeBench's (testtype "stdin" or "functional", and then the function's name is in extra_info "func_name").
-In the shapes of APPS and LiveCodeBench, arguments and results that are text are JSON, one argument a line. Where APPS
-has them as lists, it wraps each result in a list of one: there the result itself is right too.
+In the forms of APPS and LiveCodeBench, arguments and results given as text are JSON, one argument per line. If APPS
+gives them as lists, it wraps each result in a list of one: the result itself is right there too.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _CHECK = re.compile(r"check\((?:Solution\(\)\.)?(?P<name>[A-Za-z_]\w*)\)")
 
 @dataclass(frozen=True)
 class Scripts:
-    """Standard inputs and the outputs expected for them."""
+    """Standard inputs and their expected outputs."""
 
     cases: Sequence[Mapping[str, str]]
 
 
 def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
-    """The tests that a ground truth holds. Raises `ValueError` where they cannot be read."""
+    """The tests in a ground truth. Raises `ValueError` if they cannot be read."""
     try:
         truth = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the ground truth is no JSON ({error}): {text[:80]!r}") from None
+        raise ValueError(f"the ground truth is not JSON ({error}): {text[:80]!r}") from None
     if isinstance(truth, list):
         return _of_livecodebench(truth, extra_info)
     if isinstance(truth, dict) and "inputs" in truth and "outputs" in truth:
@@ -61,11 +61,11 @@ def read_truth(text: str, extra_info: Mapping[str, Any]) -> Job | Scripts:
         return Scripts([_script(case) for case in _list(truth, "cases")])
     if kind == "functional":
         return _cases(_entry(truth), [_call(case) for case in _list(truth, "cases")])
-    raise ValueError(f"the ground truth is of no kind that code reads: {text[:80]!r}")
+    raise ValueError(f"the ground truth is in no form that code reads: {text[:80]!r}")
 
 
 def called_names(truth: Job | Scripts) -> list[str]:
-    """What of a program the tests call, as far as that can be seen: its functions and classes."""
+    """The functions and classes of a program that the tests call, as far as that can be determined."""
     if isinstance(truth, Scripts):
         return []
     if entry := truth.get("entry_point"):
@@ -82,7 +82,7 @@ def _of_livecodebench(tests: list[Any], extra_info: Mapping[str, Any]) -> Job | 
         return Scripts(scripts)
     name = extra_info.get("func_name") or extra_info.get("entry_point")
     if not isinstance(name, str):
-        raise ValueError('tests of a function, but no extra_info "func_name" says which')
+        raise ValueError('tests of a function, but no extra_info "func_name" names it')
     return _cases(name, [{"input": _arguments(s["input"]), "output": _json(s["output"])} for s in scripts])
 
 
@@ -120,7 +120,7 @@ def _lines(value: Any) -> Any:
 
 def _script(case: Any) -> dict[str, str]:
     if not isinstance(case, dict):
-        raise ValueError(f"the ground truth has a case that is no object: {str(case)[:80]!r}")
+        raise ValueError(f"the ground truth has a case that is not an object: {str(case)[:80]!r}")
     return {"input": _text(case, "input"), "output": _text(case, "output")}
 
 
@@ -138,25 +138,25 @@ def _json(text: Any) -> Any:
     try:
         return json.loads(text) if isinstance(text, str) else text
     except (ValueError, RecursionError):
-        raise ValueError(f"the ground truth has a value that is no JSON: {str(text)[:80]!r}") from None
+        raise ValueError(f"the ground truth has a value that is not JSON: {str(text)[:80]!r}") from None
 
 
 def _entry(truth: Mapping[str, Any]) -> str:
     name = _text(truth, "entry_point")
     if not name.isidentifier():
-        raise ValueError(f"the ground truth's 'entry_point' is no name: {name[:80]!r}")
+        raise ValueError(f"the ground truth's 'entry_point' is not a name: {name[:80]!r}")
     return name
 
 
 def _list(truth: Mapping[str, Any], key: str) -> list[Any]:
     value = truth.get(key)
     if not isinstance(value, list) or not value:
-        raise ValueError(f"the ground truth's {key!r} is no list of tests: {str(value)[:80]!r}")
+        raise ValueError(f"the ground truth's {key!r} is not a list of tests: {str(value)[:80]!r}")
     return value
 
 
 def _text(truth: Mapping[str, Any], key: str, default: str | None = None) -> str:
     value = truth.get(key, default)
     if not isinstance(value, str):
-        raise ValueError(f"the ground truth's {key!r} is no text: {str(value)[:80]!r}")
+        raise ValueError(f"the ground truth's {key!r} is not text: {str(value)[:80]!r}")
     return value

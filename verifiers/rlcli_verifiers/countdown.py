@@ -16,13 +16,13 @@ from rlcli_verifiers.notation import braced
 ANSWER_KIND = "countdown"
 
 MAX_CHARS = 300
-"""A longer expression is not read."""
+"""Maximum length of an expression that is read."""
 
 MAX_DEPTH = 30
-"""Brackets and signs inside one another."""
+"""Maximum nesting of brackets and signs."""
 
 MAX_DIGITS = 9
-"""Of one number in an expression."""
+"""Maximum digits of one number in an expression."""
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
@@ -36,11 +36,11 @@ class _Unreadable(ValueError):
 
 
 def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
-    """The expression in the last <answer>…</answer>, else box, else last line makes the target from the numbers.
+    """The expression in the last <answer>…</answer>, else box, else last line yields the target from the numbers.
 
     Each number is used exactly once; with use_all=false, at most once. `= 24` may follow if it is the target.
-    Arithmetic is exact, with fractions; powers, decimals and joined digits are not read. The ground truth is
-    `{"numbers": [1, 2], "target": 3}`, or the bare target with the numbers in extra_info. Raises `ValueError` where
+    Arithmetic is exact, with fractions; powers, decimals and concatenated digits are not read. The ground truth is
+    `{"numbers": [1, 2], "target": 3}`, or the bare target with the numbers in extra_info. Raises `ValueError` if
     numbers or target are missing.
     """
     numbers, target = _problem(request)
@@ -65,9 +65,9 @@ def verify(request: VerifyRequest, *, use_all: bool = True) -> Verdict:
 
 
 def gold(request: VerifyRequest) -> str:
-    """A response with an expression that makes the target: extra_info["solution"], else one searched for.
+    """A response with an expression that yields the target: extra_info["solution"], else the result of a search.
 
-    Raises `ValueError` where the numbers cannot make the target.
+    Raises `ValueError` if the numbers cannot yield the target.
     """
     numbers, target = _problem(request)
     solution = request.extra_info.get("solution")
@@ -109,9 +109,9 @@ def _evaluate(text: str) -> tuple[Fraction, list[int]]:
     if len(text) > MAX_CHARS:
         raise _Unreadable(f"the expression is longer than {MAX_CHARS} characters")
     tokens: list[str] = _TOKEN.findall(text)
-    # "1 2" would else read as two numbers that no sign joins, which no rule allows, and "2 ** 3" as 2 * * 3.
+    # Otherwise "1 2" would be two numbers without a sign, which no rule allows, and "2 ** 3" would be 2 * * 3.
     if re.sub(r"\s", "", text) != "".join(tokens) or not tokens:
-        raise _Unreadable(f"{text.strip()[:60]!r} is no expression of + - * / and brackets")
+        raise _Unreadable(f"{text.strip()[:60]!r} is not an expression of + - * / and brackets")
     reader = _Reader(tokens)
     value = reader.sum(0)
     if reader.at < len(tokens):
@@ -162,7 +162,7 @@ class _Reader:
 
 
 def _search(values: list[tuple[Fraction, str]]) -> Iterator[tuple[Fraction, str]]:
-    """All that these values, each used once, can make."""
+    """All results that these values, each used once, can give."""
     if len(values) == 1:
         yield values[0]
         return

@@ -1,4 +1,4 @@
-"""The very text of the ground truth."""
+"""An exact match with the text of the ground truth."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PLACES: dict[str, Callable[[str], str | None]] = {"all": str, "tag": last_tag, 
 
 
 def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ignore_case: bool = False) -> Verdict:
-    """What follows </think>, or the part of it that `extract` names, is the ground truth, character by character.
+    """The text after </think>, or the part of it that `extract` names, is the ground truth, character by character.
 
-    extract: "all", "tag" (the last <answer>…</answer>), "line" (the last line), "box" (the last \\boxed{}); not given,
-    the row's extra_info answer_format, else "all". strip: leave out the white space around both. ignore_case: Straße
-    equals STRASSE. Raises `ValueError` for an unknown place and for an empty ground truth.
+    extract: "all", "tag" (the last <answer>…</answer>), "line" (the last line), "box" (the last \\boxed{}); by default
+    the row's extra_info answer_format, else "all". strip: ignore the white space around both. ignore_case: Straße
+    equals STRASSE. Raises `ValueError` for an unknown `extract` and for an empty ground truth.
     """
     place = extract or str(request.extra_info.get("answer_format") or "all")
     if place not in _PLACES:
@@ -31,14 +31,14 @@ def verify(request: VerifyRequest, *, extract: str = "", strip: bool = True, ign
     if text is None:
         return no_answer(OPEN_THINK)
     if not answer:
-        return no_answer(f"nothing stands in the place that is read ({place})")
+        return no_answer(f"the place that is read is empty ({place})")
     if ignore_case:
         return judged(answer.casefold() == truth.casefold(), answer)
     return judged(answer == truth, answer)
 
 
 def gold(request: VerifyRequest) -> str:
-    """A response that every place finds the ground truth in."""
+    """A response in which every `extract` finds the ground truth."""
     place = request.extra_info.get("answer_format")
     truth = request.ground_truth
     return {"tag": f"<answer>{truth}</answer>", "box": f"\\boxed{{{truth}}}"}.get(str(place), truth)

@@ -1,4 +1,4 @@
-"""The program in a response: which fenced block it is, however the fence is written."""
+"""Find the program in a response: which fenced block it is, in any fence syntax."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Block(NamedTuple):
 
 
 def program(text: str, names: Collection[str] = (), reads_input: bool = False) -> str | None:
-    """The program that a response gives after its reasoning, or None. A last block that is not closed has no other end.
+    """The program that a response gives after its reasoning, or None. An unclosed last block ends with the text.
 
-    It is the last block of Python, else the last that names no language; of several, the last that defines most of
-    `names`, or that reads the standard input where the tests give one: a usage example may follow. An `<answer>` that
-    holds a block goes first. Where nothing is fenced, it is all of the text that has a statement in it.
+    It is the last block of Python, else the last without a language; if there are several, the last that defines most
+    of `names`, or that reads the standard input if the tests give one: a usage example may follow. An `<answer>` that
+    contains a block goes first. If nothing is fenced, it is the whole text if that contains a statement.
     """
     tagged = last_tag(text)
     found = list(blocks(tagged)) if tagged else []
@@ -44,7 +44,7 @@ def program(text: str, names: Collection[str] = (), reads_input: bool = False) -
         whole = tagged if tagged and _STATEMENT.search(tagged) else text
         return whole if _STATEMENT.search(whole) else None
     named = [block.code for block in found if block.language in _LANGUAGES]
-    candidates = named or [block.code for block in found if not block.language]  # beside a program: what it prints
+    candidates = named or [block.code for block in found if not block.language]  # next to a program: its output
     if not candidates:
         return None
 

@@ -1,4 +1,4 @@
-"""The shape of a response, whatever it says."""
+"""The format of a response, whatever its content."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _THINK_THEN_ANSWER = re.compile(r"\s*<think>.*?</think>\s*<answer>(?P<answer>.*?
 def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
     """The response is <think>…</think><answer>…</answer>, or as a whole matches the row's or the option's regex.
 
-    Each tag exactly once, nothing but white space around and between the two blocks, and an answer that can be seen.
-    pattern: a regex in place of that; the row's own, extra_info["format"], goes first. It is matched with DOTALL from
-    the first character to the last; its group `answer`, if it has one, must not be empty. A <think> that the prompt
-    opened counts as the response's own. OK: the shape is right. NO_ANSWER: it is not, score 0. Raises `ValueError` for
-    a regex that does not compile.
+    Each tag exactly once, only white space around and between the two blocks, and a visible answer.
+    pattern: a regex to use instead; the row's own, extra_info["format"], takes precedence. It is matched with DOTALL
+    from the first character to the last; its group `answer`, if it has one, must not be empty. A <think> that the
+    prompt opened counts as the response's own. OK: the format is right. NO_ANSWER: it is not, score 0. Raises
+    `ValueError` for a regex that does not compile.
     """
     wanted = str(request.extra_info.get("format") or pattern)
     text = request.completion
@@ -32,7 +32,7 @@ def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
         text = f"<think>{text}" if opened else text
         match = _THINK_THEN_ANSWER.fullmatch(text) if all(text.count(tag) == 1 for tag in _TAGS) else None
     if match is None:
-        return no_answer("the response has another shape")
+        return no_answer("the response does not have the format")
     answer = match.groupdict().get("answer")
     if answer is None:
         return Verdict(1.0, Outcome.OK)
@@ -40,7 +40,7 @@ def verify(request: VerifyRequest, *, pattern: str = "") -> Verdict:
 
 
 def gold(request: VerifyRequest) -> str:
-    """The ground truth in the usual shape; a regex of the row's own has to be met by a response of the row's own."""
+    """The ground truth in the usual format; if the row has its own regex, the row's own response must match it."""
     return f"<think>\nas it is known\n</think>\n<answer>{request.ground_truth or 'yes'}</answer>"
 
 

@@ -17,7 +17,7 @@ from rlcli_verifiers.units import unit
 ANSWER_KIND = "number"
 
 MAX_DIGITS = 100
-"""A longer number is no answer to a question of this kind."""
+"""Maximum length of a number that can be an answer to such a question."""
 
 # `-1,234.50`, `$5`, `-$5`; a minus counts only where it cannot be a subtraction.
 _NUMBER = (
@@ -30,14 +30,14 @@ _MARKED = re.compile(rf"####[\s:]*{_NUMBER}{_WHOLE}", re.ASCII)
 _ANYWHERE = re.compile(_NUMBER, re.ASCII)
 _AFTER = re.compile(_WHOLE, re.ASCII)
 _OPERAND = re.compile(r"[\d)!][ \t]*(?:[/*×÷^·⋅]|[xX][ \t])[ \t]*(?:\\?\$)?$", re.ASCII)
-# Nothing beside it but a unit: "1/2", "10^5" and "5 1/2" hold numbers and are none of them.
+# Nothing next to it but a unit: "1/2", "10^5" and "5 1/2" hold numbers and are none of them.
 _BARE = re.compile(rf"\s*{_NUMBER}\.?(?:\s*(?:\\?[$%])|\s+[A-Za-z]+)?\s*", re.ASCII)
 _MARKUP = str.maketrans({"−": "-", "–": "-", "—": "-", "\u00a0": " ", "\u202f": " ", "`": "", "＄": "$"})
 _BOLD = re.compile(r"(?<!\d)\*\*|\*\*(?!\s*\d)")
 _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[ \t$%\\]*+((?:[A-Za-z][A-Za-z'-]*[ \t]*+){1,12})", re.ASCII)
 _AND_A_HALF = re.compile(r"\band[ -]+(?:an?|one|two|three|\w+)[ -]+(?:half|halves|quarters?|thirds?|\w+ths?)\b")
-# What may stand between two numbers of which one is to be picked by the reader.
+# The text between two numbers that are offered as alternatives.
 _BETWEEN = re.compile(r"[^\d\n]{0,30}?(?:\bor\b|\band\b|\bto\b|[,;|/~&])[^\d\n.]{0,20}", re.ASCII | re.IGNORECASE)
 _EITHER = re.compile(r"\W*(?:\w+\W+){0,2}?or\W+(?:maybe|perhaps|possibly)?\W*", re.ASCII | re.IGNORECASE)
 
@@ -45,11 +45,11 @@ _EITHER = re.compile(r"\W*(?:\w+\W+){0,2}?or\W+(?:maybe|perhaps|possibly)?\W*", 
 def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = "") -> Verdict:
     """The number after the last #### equals the ground truth; in mode flexible, the last box, else the last number.
 
-    mode: "strict" or "flexible"; not given, the row's extra_info answer_format, else strict. Only what follows
+    mode: "strict" or "flexible"; by default the row's extra_info answer_format, else strict. Only the text after
     </think> is read. The ground truth is the bare number or a GSM8K answer that ends in `#### N`; `42.00`, `$42` and
-    `42.` equal `42`; `42 million` is 42000000; `5!`, `5²`, `42 x 10` and `5 1/2` are no numbers here. Two numbers to
-    choose from (`#### 42 or 43`) are WRONG. Raises `ValueError` where the ground truth is no number, which is the row's
-    fault.
+    `42.` equal `42`; `42 million` is 42000000; `5!`, `5²`, `42 x 10` and `5 1/2` are not numbers here. Alternatives
+    (`#### 42 or 43`) are WRONG. Raises `ValueError` if the ground truth is not a number, which is an error in the
+    row.
     """
     mode = mode or request.extra_info.get("answer_format") or "strict"
     if mode not in ("strict", "flexible"):
@@ -72,7 +72,7 @@ def verify(request: VerifyRequest, *, mode: Literal["", "strict", "flexible"] = 
 
 
 def _boxed(stated: list[str], right: Decimal) -> Verdict:
-    """The verdict on what boxes hold: one number, in any form that `math` reads as one."""
+    """The verdict on the content of boxes: one number, in any form that `math` reads as one."""
     values = [found for one in stated for found in (_in_box(one),)]
     if any(value is None for value in values):
         return no_answer("the box holds no number")
@@ -95,7 +95,7 @@ def _truth(text: str) -> Decimal:
     plain = _plain(text)
     value = _value(_marked(plain) if "####" in plain else _BARE.fullmatch(plain), plain)
     if value is None:
-        raise ValueError(f"the ground truth {text!r} is no number")
+        raise ValueError(f"the ground truth {text!r} is not a number")
     return value
 
 
@@ -107,7 +107,7 @@ def _plain(text: str) -> str:
 
 
 def _alternative(text: str, match: re.Match[str], mode: str) -> Decimal | None:
-    """A second number that the response offers beside the one in `match`."""
+    """A second number that the response offers as an alternative to the one in `match`."""
     if mode == "strict":
         rest = text[match.end() :].partition("\n")[0]
         other = _ANYWHERE.search(rest)
@@ -129,12 +129,12 @@ def _last(text: str) -> re.Match[str] | None:
 
 
 def _value(match: re.Match[str] | None, text: str) -> Decimal | None:
-    """The number, times the "million" that follows; None where it is a part of another one ("5!", "5 and a half")."""
+    """The number, times the "million" that follows; None if it is part of another one ("5!", "5 and a half")."""
     if match is None or len(match["digits"]) > MAX_DIGITS:
         return None
     rest = text[match.end("digits") : match.end("digits") + 200].partition("\n")[0]
     if rest[:1] == "!" and re.search("[$.,]", match[0]):
-        rest = rest[1:]  # of `$1,234.50` there is no factorial
+        rest = rest[1:]  # `$1,234.50!` is not a factorial
     if not _AFTER.match(rest) or _OPERAND.search(text, max(0, match.start() - 20), match.start("digits")):
         return None
     scale = _scale(rest)
@@ -145,7 +145,7 @@ def _value(match: re.Match[str] | None, text: str) -> Decimal | None:
 
 
 def _scale(rest: str) -> int | None:
-    """What the words after a number multiply it by; None where they make another number of it in another way."""
+    """The factor that the words after a number multiply it by; None if they change the number in another way."""
     words, scale = _WORDS.match(rest), 1
     if words is None:
         return 1

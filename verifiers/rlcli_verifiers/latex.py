@@ -1,4 +1,4 @@
-"""Whether two short mathematical answers in LaTeX are the same: by text, as numbers, part by part, or by value."""
+"""Compare two short mathematical answers in LaTeX: by text, as numbers, part by part, or by value."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlcli_verifiers.notation import Measure, clean, mask, measured, number, spl
 from rlcli_verifiers.units import agree
 
 MAX_CHARS = 400
-"""A longer answer is compared as text only."""
+"""Maximum length of an answer; a longer one is compared as text only."""
 
 MAX_ITEMS = 40
-"""A longer list is compared as text only."""
+"""Maximum length of a list; a longer one is compared as text only."""
 
 ROUNDED_PLACES = 4
-"""A ground truth with as many decimals, or with `\\approx`, is rounded: an exact answer that rounds to it is right."""
+"""A ground truth with so many decimals, or with `\\approx`, is rounded: an exact answer that rounds to it is right."""
 
 _NAME = re.compile(
     r"(?!\\(?:frac|sqrt|pi|infty)(?![A-Za-z]))[A-Za-z\\][A-Za-z\\_{}'0-9 ]*(?:\([A-Za-z0-9, ]*\))?"
@@ -38,7 +38,7 @@ _UNKNOWN = re.compile(r"\\(?:frac|cdot|times|sqrt|left|right)(?![A-Za-z])|[^A-Za
 
 
 class Span(NamedTuple):
-    """A point, vector or interval: its brackets and parts. name: of the unknown that an inequality confines to it."""
+    """A point, vector or interval: its brackets and parts. name: the unknown, if an inequality gave it."""
 
     opening: str
     parts: tuple[str, ...]
@@ -47,10 +47,10 @@ class Span(NamedTuple):
 
 
 def equal(gold: str, answer: str) -> bool:
-    """Whether two answers, without surrounding text, are the same. The ground truth goes first: it sets the form.
+    """Whether two answers, without surrounding text, are equal. The ground truth goes first: it sets the form.
 
     Bare lists and sets have no order, points do. `x = 5` may stand for `5`, an inequality for an interval. Decimals are
-    exact, except where the ground truth is rounded (`ROUNDED_PLACES`). One percent sign may be left out or added (42\\%
+    exact, unless the ground truth is rounded (`ROUNDED_PLACES`). One percent sign may be left out or added (42\\%
     is 42, and is 0.42); so may units, but known ones that differ are wrong.
     """
     if gold.strip() == answer.strip():
@@ -64,7 +64,7 @@ def equal(gold: str, answer: str) -> bool:
 
 
 def _readings(text: str) -> list[str]:
-    r"""What a text may stand for: `\frac13 \approx 0.333`, either side where it is so; of `12.5 \approx 13`, 12.5."""
+    r"""The values that a text may mean: `\frac13 \approx 0.333`, either side if true; of `12.5 \approx 13`, 12.5."""
     sides = split(text, _ABOUT)
     if len(sides) != 2 or not all(sides):
         return with_thousands(text)
@@ -84,7 +84,7 @@ def _same(gold: str, answer: str) -> bool:
         return _same_one(ours[0], theirs[0])
     names = {squeezed(split(item, _EQUALS)[0]) for item in ours if len(split(item, _EQUALS)) > 1}
     if len(names) > 1 and all(len(split(item, _EQUALS)) == 1 for item in theirs):
-        return all(map(_same_one, ours, theirs))  # AB = 9, CD = 4: where names are left out, the order says which
+        return all(map(_same_one, ours, theirs))  # AB = 9, CD = 4: without names, the order identifies them
     return _same_in_any_order(ours, theirs)
 
 
@@ -100,7 +100,7 @@ def _same_in_any_order(ours: Sequence[str], theirs: Sequence[str]) -> bool:
 
 
 def _items(text: str) -> list[str]:
-    """The elements of a list, set or union; a text that is none of these is its own only element."""
+    """The elements of a list, set or union; any other text is its own only element."""
     text = _MEMBER.sub("", text, count=1) if _MEMBER.match(text) else text
     if text.startswith(r"\{") and text.endswith(r"\}") and mask(text[1:-2] + text[-1]).strip("\0") == "":
         text = text[2:-2]
@@ -122,7 +122,7 @@ def _same_one(gold: str, answer: str) -> bool:
     if ours and theirs:
         return ours[0] == theirs[0] or (ours[1] and theirs[1] and ours[0].lower() == theirs[0].lower())
     said = words(gold)
-    if said is not None:  # math-verify would take a word for a product of letters, and its anagrams for equal
+    if said is not None:  # math-verify would read a word as a product of letters, equal to its anagrams
         return said == words(answer)
     sides, others = split(gold, _EQUALS), split(answer, _EQUALS)
     if max(len(sides), len(others)) > 1:
@@ -145,7 +145,7 @@ def _same_span(gold: Span, answer: Span) -> bool:
 
 
 def _choice(text: str) -> tuple[str, bool] | None:
-    """The letter of `(B)`, `\\text{B}`, `B.`, and whether it is surely a choice's and no unknown; None for all else."""
+    """The letter of `(B)`, `\\text{B}`, `B.`, and whether it is certainly a choice, not an unknown; None otherwise."""
     plain = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     match = _CHOICE.fullmatch(squeezed(plain))
     if not match:
@@ -154,7 +154,7 @@ def _choice(text: str) -> tuple[str, bool] | None:
 
 
 def _same_equation(ours: list[str], theirs: list[str]) -> bool:
-    """Whether two equations, or an equation and a value, are the same; of a chain, the last side counts."""
+    """Whether two equations, or an equation and a value, are equal; in a chain, the last side counts."""
     ours, theirs = _turned(ours), _turned(theirs)
     if len(ours) == 1:
         return _is_solved(theirs) and _same(ours[0], theirs[-1])
@@ -168,9 +168,9 @@ def _same_equation(ours: list[str], theirs: list[str]) -> bool:
 
 
 def _is_solved(sides: list[str]) -> bool:
-    """Whether a chain of equations may stand for its last side: not `6 = 5`, nor `2x = 10`, which is yet to be solved.
+    """Whether a chain of equations may be replaced by its last side: not `6 = 5`, nor `2x = 10`, which is not solved.
 
-    A number before the last side must be equal to it, to the decimals that the last one shows.
+    A number before the last side must be equal to it, to the decimals of the last one.
     """
     *before, last = sides
     letters = set(_UNKNOWN.sub("", before[0]))
@@ -191,7 +191,7 @@ def _is_solved(sides: list[str]) -> bool:
 
 
 def _value(body: str) -> Fraction | None:
-    """The value of a number or of a formula without unknowns; None for all else."""
+    """The value of a number or of a formula without unknowns; None otherwise."""
     plain = number(body)
     return plain[0] if plain else symbolic.decimal(body)
 
@@ -204,7 +204,7 @@ def _turned(sides: list[str]) -> list[str]:
 
 
 def _span(text: str) -> Span | None:
-    """A bracketed list, or the interval that an inequality in one unknown describes; None for all else."""
+    """A bracketed list, or the interval that an inequality in one unknown describes; None otherwise."""
     inequality = _interval(text)
     if inequality is not None:
         return inequality
@@ -270,14 +270,14 @@ def _is_rounded(gold: Measure, places: int) -> bool:
 
 
 def _rounds_to(gold: Measure, ours: tuple[Fraction, int], theirs: tuple[Fraction, int]) -> bool:
-    """Whether an answer that is exact, or shows more decimals, rounds to a ground truth that is rounded itself."""
+    """Whether an answer that is exact, or has more decimals, rounds to a rounded ground truth."""
     (value, places), (other, shown) = ours, theirs
     finer = shown > places or (shown == 0 and other.denominator != 1)
     return _is_rounded(gold, places) and finer and abs(value - other) * 2 * 10**places <= 1
 
 
 def _same_time(gold: str, answer: str) -> bool:
-    """Times of day and ratios: as written, but a.m. or p.m. may be left out."""
+    """Times of day and ratios: must match as written, but a.m. or p.m. may be left out."""
     ours, theirs = _TIME.fullmatch(squeezed(gold)), _TIME.fullmatch(squeezed(answer))
     if not (ours and theirs):
         return False
@@ -286,7 +286,7 @@ def _same_time(gold: str, answer: str) -> bool:
 
 
 def _same_numeral(ours: re.Match[str] | None, theirs: re.Match[str] | None, answer: str) -> bool:
-    """Numerals with their base as a subscript, which the answer may leave out, and not add."""
+    """Numerals with their base as a subscript, which the answer may omit but not add."""
     if ours and theirs:
         bases = {match[2].removeprefix("\\text{").removesuffix("}") for match in (ours, theirs)}
         return ours[1] == theirs[1] and len(bases) == 1

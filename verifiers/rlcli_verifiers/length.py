@@ -18,14 +18,14 @@ def verify(
     shape: Literal["linear", "cosine"] = "linear",
     unit: Literal["tokens", "words"] = "tokens",
 ) -> Verdict:
-    """1 up to `target` tokens, then falling to 0 at `target + slack` (slack not given: at twice the target).
+    """1 up to `target` tokens, then falling to 0 at `target + slack` (by default at twice the target).
 
-    shape: "linear", or "cosine", which is gentle at both ends. unit: "words" counts words where token ids are unknown.
-    The row may give its own target in extra_info["target_length"]. It looks at this response only: shaping against the
+    shape: "linear", or "cosine", which is flat at both ends. unit: "words" counts words if token ids are unknown.
+    The row may give its own target in extra_info["target_length"]. It uses only this response: shaping against the
     shortest and longest of its group (Kimi k1.5) needs the whole group and belongs to the advantage. Raises
-    `ValueError` where tokens are asked for and unknown, and for a target below 1.
+    `ValueError` if tokens are requested but unknown, and for a target below 1.
     """
-    own = request.extra_info.get("target_length")  # None where the rows of a file have it, but not this one
+    own = request.extra_info.get("target_length")  # None if rows of a file have it, but not this one
     target = target if own is None else int(own)
     if target < 1 or slack < 0:
         raise ValueError(f"target={target} and slack={slack}: the target is at least 1, the slack at least 0")
@@ -38,7 +38,7 @@ def verify(
 
 
 def length(request: VerifyRequest, unit: str) -> int:
-    """Tokens or words of a response. Raises `ValueError` for another unit, and for tokens that nobody counted."""
+    """Tokens or words of a response. Raises `ValueError` for another unit, and for unknown tokens."""
     if unit == "words":
         return len(request.completion.split())
     if unit != "tokens":
@@ -49,5 +49,5 @@ def length(request: VerifyRequest, unit: str) -> int:
 
 
 def gold(request: VerifyRequest) -> str:
-    """A response of one word: within every budget. Scored by words, where token ids are unknown."""
+    """A response of one word: within every budget. Scored by words if token ids are unknown."""
     return request.ground_truth.split()[0] if request.ground_truth.split() else "short"

@@ -12,17 +12,17 @@ from rlcli_verifiers.sentences import of_last_line, of_sentence, statement
 ANSWER_KIND = "latex"
 
 TAIL_CHARS = 8000
-"""The answer is looked for in this many characters at the end of a response."""
+"""The answer is searched in this many characters at the end of a response."""
 
 
 def verify(request: VerifyRequest) -> Verdict:
     """The last \\boxed{} (else what follows "the answer is", else a last line of mathematics) equals the ground truth.
 
-    It is looked for after the last </think>, and in the last <answer> tag where there is one.
-    Equal is: the same text, the same number, the same elements of a list, point or interval, or the same value by
-    math-verify. Units may be left out; decimals are exact, unless the ground truth is itself rounded. What a response
-    takes back does not count; several boxes joined by "or" are one list, so hedging is WRONG. The ground truth is the
-    bare answer or a solution with a \\boxed{}. Raises `ValueError` where it is empty.
+    It is searched after the last </think>, and in the last <answer> tag if there is one.
+    Equal means: the same text, the same number, the same elements of a list, point or interval, or the same value by
+    math-verify. Units may be left out; decimals are exact, unless the ground truth itself is rounded. A retracted
+    answer does not count; several boxes joined by "or" are one list, so hedging is WRONG. The ground truth is the
+    bare answer or a solution with a \\boxed{}. Raises `ValueError` if it is empty.
     """
     truth = ", ".join(_truth(request))
     text = request.answer_text()
@@ -56,10 +56,10 @@ def _truth(request: VerifyRequest) -> list[str]:
 
 
 def extract(text: str) -> list[str]:
-    """The final answer that a text states; several where it offers alternatives; none where it states nothing.
+    """The final answer that a text states; several if it offers alternatives; none if it states nothing.
 
-    What comes last counts: a text may correct itself. Where an `<answer>` is closed and no box follows, only what the
-    last one holds does.
+    The last one counts: a text may correct itself. If an `<answer>` is closed and no box follows, only the content of
+    the last one counts.
     """
     tagged = last_tag(text)
     if boxes(text.rpartition("</answer>")[2]):
@@ -74,6 +74,6 @@ def extract(text: str) -> list[str]:
     if after is not None:
         correction = corrected(after)
         return [correction] if correction is not None else of_sentence(after)
-    if tagged is not None:  # all of it is the answer
+    if tagged is not None:  # the whole content is the answer
         return of_last_line(tagged, alone=True) or ([tagged] if tagged else [])
     return of_last_line(text)

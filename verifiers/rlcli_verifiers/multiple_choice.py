@@ -15,13 +15,13 @@ ANSWER_KIND = "choice"
 LETTERS = "ABCDEFGHIJ"
 
 MAX_CHARS = 2000
-"""Of a statement, what is read."""
+"""Maximum length of a statement that is read."""
 
 _PHRASE = re.compile(
     r"(?:\banswer(?:\s+choice)?\W{0,4}\s*(?:is|would\s+be|must\s+be|should\s+be|[:=])"
     r"|\bcorrect\s+(?:option|choice)\s*(?:is|:)|\bI\s+(?:choose|pick|select)|\bgo(?:ing)?\s+with"
     r"|\bactually,?(?:\s+(?:it|that)(?:'s|\s+is))?"
-    # What takes an answer back, where a letter alone follows.
+    # Retraction of an answer, if only a letter follows.
     r"|\b(?:no|wait|sorry|correction|scratch\s+that|on\s+second\s+thought)\b[,.:;!\s—–-]*(?:(?:it|that)(?:'s|\s+is))?"
     r"(?=[\s*(]*[A-J][)*]*\s*(?:[.,;!\n]|\Z)))"
     r"[\s:*]*(?:(?:option|choice|letter)\s+)?(?=\S)",
@@ -42,7 +42,7 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _FOR_SURE = re.compile(rf"[\s,]*{_SURELY}\b", re.IGNORECASE)
-# "it can't be A", "not A or B": choices that are ruled out, and no others to choose from.
+# "it can't be A", "not A or B": choices that are ruled out, not offered.
 _RULED_OUT = re.compile(
     r"[,;]?\s*\b(?:it\s+|that\s+|but\s+|and\s+|because\s+|since\s+|as\s+)*"
     r"(?:can(?:'t|not|\s+not)\s+be|could(?:n't|\s+not)\s+be|is(?:n't|\s+not)|not|neither|rules?\s+out)\s+(?:option\s+)?"
@@ -56,8 +56,8 @@ def verify(
 ) -> Verdict:
     """The letter that the response states last, or the text of that choice, is the right one.
 
-    Read are `\\boxed{B}`, `<answer>B</answer>`, "Answer: B", "the answer is (B)", else a last line of `B`, `(B)`, `B.`,
-    `**B**` or `B. Paris`. Several letters to choose from, or boxes or lines of a list, are WRONG. The choices are
+    Recognized are `\\boxed{B}`, `<answer>B</answer>`, "Answer: B", "the answer is (B)", else a last line of `B`, `(B)`,
+    `B.`, `**B**` or `B. Paris`. Several letters to choose from, or boxes or lines of a list, are WRONG. The choices are
     extra_info["choices"], a list of texts; else there are `count`, up to 10, without texts. truth: whether the ground
     truth is a letter (or the text of a choice) or an index from 0 or from 1. Raises `ValueError` for a ground truth
     that is none of the choices.
@@ -73,7 +73,7 @@ def verify(
         return no_answer("no choice is stated")
     letter = _read(said[-1], choices)
     if letter is None:
-        return no_answer(f"{said[-1][:80]!r} is no choice")
+        return no_answer(f"{said[-1][:80]!r} is not a choice")
     others = [_read(one, choices) for one in said[:-1]]
     letter = "".join(dict.fromkeys([*(one for one in others if one and len(one) == 1), *letter]))
     return judged(letter == right, letter, "several choices" if len(letter) > 1 else "")
@@ -90,7 +90,7 @@ def _choices(request: VerifyRequest) -> list[str]:
     if choices is None:
         return []
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not 2 <= len(choices) <= len(LETTERS):
-        raise ValueError(f"extra_info choices {choices!r:.80} is no list of 2 to {len(LETTERS)} texts")
+        raise ValueError(f"extra_info choices {choices!r:.80} is not a list of 2 to {len(LETTERS)} texts")
     return [str(choice) for choice in choices]
 
 
@@ -110,14 +110,14 @@ def _right(ground_truth: str, choices: list[str], letters: str, truth: str) -> s
 
 
 def _statements(text: str) -> list[str]:
-    """What the last statement of an answer says, else the last line; before it, what stands beside it in its form."""
+    """The content of the last statement of an answer, else the last line; before it, its neighbour in the same form."""
     marked = [(end, start, content) for start, end, content in boxes(text)]
     marked = sorted(marked + [(match.end(), match.start(), match[1]) for match in _TAG.finditer(text)])
     found = [(end, content) for end, _, content in marked[-1:]]
     heads = list(_PHRASE.finditer(text))
     for head, following in zip_longest(heads, heads[1:]):
         said = text[head.end() : following.start() if following else len(text)].partition("\n")[0]
-        if "boxed" not in said and "<answer>" not in said.lower():  # those are read by themselves
+        if "boxed" not in said and "<answer>" not in said.lower():  # those are read separately
             found.append((head.end(), said))
     if not found:
         lines = [line.strip() for line in text.rstrip().splitlines()[-2:]]
@@ -132,7 +132,7 @@ def _statements(text: str) -> list[str]:
 
 
 def _read(said: str, choices: list[str]) -> str | None:
-    """The letter stated; several where several are; None where there is none."""
+    """The stated letter; several letters if several are stated; None if there is none."""
     text = " ".join(_MARKUP.sub(" ", said[:MAX_CHARS]).split()).replace("( ", "(").replace(" )", ")")
     if (found := _by_text(text, choices)) is not None:
         return found
@@ -151,10 +151,10 @@ def _read(said: str, choices: list[str]) -> str | None:
         return match["letter"] + re.sub("[^A-J]", "", another[0])
     beside = _by_text(rest, choices)
     if beside is not None and beside != match["letter"]:
-        return match["letter"] + beside  # "B. Paris" where Paris is A
+        return match["letter"] + beside  # "B. Paris" if Paris is A
     if match["close"] or beside is not None or _BECAUSE.match(rest):
         return match["letter"]
-    return None  # "A dog": no letter, an article
+    return None  # "A dog": an article, not a letter
 
 
 def _by_text(text: str, choices: list[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""How answers are written: one spelling for LaTeX that means the same, and numbers, units and lists taken apart."""
+"""Notation of answers: one spelling for equivalent LaTeX, and parsing of numbers, units and lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcli_verifiers.nouns import SCALES, noun
 from rlcli_verifiers.units import unit as known_unit
 
 DOLLAR = "＄"
-"""A dollar that means money, and no formula."""
+"""A dollar that means money, not a formula."""
 
 _SIGNS = str.maketrans(
     {
@@ -28,7 +28,7 @@ _INVISIBLE = re.compile(
 )
 _GROUPED = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ |\\!,|\{,\}\\!)\s*+(?=\d{3}(?!\d))")
 _JOINER = re.compile(r"\\(?:text|mbox|textrm|textnormal|mathrm)\s*\{\s*(,?)\s*(or|and)\s*\}")
-_FONT = re.compile(  # of one letter, but `5\text{m}` has a unit
+_FONT = re.compile(  # for one letter, but `5\text{m}` has a unit
     r"(?!(?<=[\d}\s,;~!/])\\(?:text|mathrm|mbox)\s*\{[ghlmsACFJKLNVW]\})\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|mathcal|mbox|bf|rm)\s*\{([A-Za-z])\}"
 )
 _WRAPPED = re.compile(
@@ -84,7 +84,7 @@ _APPROXIMATE = re.compile(r"^\s*(?:\\approx|≈|\\text\{\s*(?:about|approximatel
 
 
 class Measure(NamedTuple):
-    """A quantity: what it says without the rest, whether in percent, its unit (empty: unknown or none), whether «≈»."""
+    """A quantity: its text without the rest, whether in percent, its unit (empty: unknown or none), whether «≈»."""
 
     body: str
     percent: bool
@@ -109,7 +109,7 @@ def clean(text: str) -> str:
 
 
 def _with_money(text: str) -> str:
-    r"""With `\$`, and any dollar in `\text{}`, as `DOLLAR`: the others only begin and end a formula."""
+    r"""With `\$`, and any dollar in `\text{}`, as `DOLLAR`: the others only delimit a formula."""
     if "$" not in text:
         return text
     text = _MONEY_TEXT.sub(lambda match: match[0].replace(r"\$", DOLLAR).replace("$", DOLLAR), text)
@@ -117,7 +117,7 @@ def _with_money(text: str) -> str:
 
 
 def _typed(text: str) -> str:
-    r"""What is typed without LaTeX, in LaTeX: `2*sqrt(3)`, `x**2`, `exp(2x)`, `x^(1/2)`, `pi`, `inf`."""
+    r"""Plain-text mathematics, in LaTeX: `2*sqrt(3)`, `x**2`, `exp(2x)`, `x^(1/2)`, `pi`, `inf`."""
     if not _TYPED.search(text):
         return text
     text = _ASCII_NAME.sub(lambda match: f"\\{match[1] or _ASCII_NAMES.get(match[2], match[2])} ", text)
@@ -147,7 +147,7 @@ def braced(text: str) -> str:
 
 
 def _argument(text: str, at: int) -> tuple[str, int]:
-    """The argument that TeX would read at a position, or what is in parentheses there, and where it ends."""
+    """The argument that TeX would read at a position, or the content of parentheses there, and where it ends."""
     while at < len(text) and text[at] == " ":
         at += 1
     if at < len(text) and text[at] in "{(":
@@ -163,12 +163,12 @@ def _argument(text: str, at: int) -> tuple[str, int]:
 
 
 def squeezed(text: str) -> str:
-    """Without white space and what stands for it, except between digits: `4 2` is not 42."""
+    """Without white space and its equivalents, except between digits: `4 2` is not 42."""
     return re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.replace(DOLLAR, "").split())).rstrip(".")
 
 
 def mask(text: str) -> str:
-    """The text with all that is in brackets, and the brackets, blotted out: as long as it was."""
+    """The text with brackets and their content masked, at its original length."""
     kept, depth = [], 0
     for character in text:
         if character in "([{":
@@ -180,7 +180,7 @@ def mask(text: str) -> str:
 
 
 def split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The text between separators that stand outside of all brackets, without white space around."""
+    """The text between separators that are outside of all brackets, without white space around."""
     parts, start = [], 0
     for match in separator.finditer(mask(text)):
         parts.append(text[start : match.start()].strip())
@@ -199,7 +199,7 @@ def with_thousands(text: str) -> list[str]:
 
 
 def words(text: str) -> str | None:
-    """The text in lower case and single spaces, where it is words rather than mathematics; else None.
+    """The text in lower case and single spaces, if it is words rather than mathematics; else None.
 
     >>> words(r"\\text{October 30}"), words("x+y"), words("even")
     ('october 30', None, 'even')
@@ -238,7 +238,7 @@ def measured(text: str) -> Measure:
 
 
 def _without_money(text: str) -> tuple[str, str]:
-    """The text without a currency's sign before it, and the currency."""
+    """The text without a currency sign before it, and the currency."""
     if money := _MONEY.match(text):
         return text[: money.end(1)] + text[money.end() :], known_unit(money[2], True) or ""
     if usd := _USD.match(text):
@@ -247,7 +247,7 @@ def _without_money(text: str) -> tuple[str, str]:
 
 
 def _without_unit(text: str) -> tuple[str, str]:
-    """The text without the unit or noun at its end, and which that is; a scale ("million") is multiplied."""
+    """The text without the unit or noun at its end, and that unit; a scale ("million") is multiplied."""
     for pattern in (_TEXT_TAIL, _WORD_TAIL):
         tail = pattern.search(text)
         if not tail or tail.start() == 0 or not re.search("[A-Za-z＄€£¥¢]", tail[0]):
@@ -267,7 +267,7 @@ def _without_unit(text: str) -> tuple[str, str]:
 
 
 def _scaled(body: str, said: str) -> tuple[str, str]:
-    """A plain number times the "million" that follows it, and what follows that."""
+    """A plain number times the "million" that follows it, and the remaining text."""
     while said:
         word, _, rest = said.partition(" ")
         scale, value = SCALES.get(word.lower().removesuffix("s").rstrip(".")), number(body)
@@ -279,9 +279,9 @@ def _scaled(body: str, said: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=8192)
 def number(text: str) -> tuple[Fraction, int] | None:
-    r"""The exact value of a plain number, and how many decimals it shows; None for all else.
+    r"""The exact value of a plain number, and its number of decimals; None for all else.
 
-    Read are `-1.50`, `3/4`, `\frac{3}{4}`, mixed numbers (`3\frac{1}{2}`, `3 1/2`), `1.5 \times 10^{3}` and
+    Recognized are `-1.50`, `3/4`, `\frac{3}{4}`, mixed numbers (`3\frac{1}{2}`, `3 1/2`), `1.5 \times 10^{3}` and
     `0.1\overline{6}`.
     """
     text = text.strip()

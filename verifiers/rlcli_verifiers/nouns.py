@@ -1,4 +1,4 @@
-"""Words after a number: those that count something and change nothing, and those that make another number of it."""
+"""Words after a number: those that name the counted thing and do not matter, and those that change the number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DOUBTS = """or and nor not but to less fewer least most than above below under 
     from versus vs unless approx modulus wrong incorrect false maybe perhaps possibly if never no isn isnt plusminus"""
 
 ARITHMETIC = frozenset([*_NUMERALS.split(), *_OPERATIONS.split()])
-"""Words that make another number of the one before them."""
+"""Words that change the number before them."""
 
 _HARMFUL = ARITHMETIC | frozenset(_DOUBTS.split())
 
@@ -47,7 +47,7 @@ _PHRASE = re.compile(r"[a-z][a-z'’]*(?:[ -]+[a-z][a-z'’]*){0,4}")
 
 @lru_cache(maxsize=4096)
 def noun(text: str) -> str | None:
-    """The noun that words count, in the singular; empty for one that names nothing in particular; None for all else.
+    """The noun that words count, in the singular; empty for one that names nothing in particular; None otherwise.
 
     >>> noun("right triangles"), noun("ways in total"), noun("apples left"), noun("minus one"), noun("million dogs")
     ('triangle', '', 'apple', None, None)

@@ -23,8 +23,8 @@ def verify(
                 (max_tokens - buffer - n) / buffer         in between
                 -1                                         n ≥ max_tokens
 
-    A penalty to add to a reward: `math + overlong(max_tokens=4096, buffer=512)`. unit: "words" where token ids are
-    unknown. Raises `ValueError` where tokens are asked for and unknown, and unless 0 < buffer <= max_tokens.
+    A penalty to add to a reward: `math + overlong(max_tokens=4096, buffer=512)`. unit: "words" if token ids are
+    unknown. Raises `ValueError` if tokens are requested but unknown, and unless 0 < buffer <= max_tokens.
     """
     if not 0 < buffer <= max_tokens:
         raise ValueError(f"buffer={buffer} must be above 0 and at most max_tokens={max_tokens}")

@@ -23,10 +23,10 @@ from rlcli_verifiers.answers import OPEN_THINK, last_box, last_tag, no_answer
 ANSWER_KIND = "text"
 
 MAX_CHARS = 10_000
-"""A longer answer is not handed on."""
+"""Maximum length of an answer that is passed to the scorer."""
 
 READ_AS_LITERAL = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-"""Their scorers `eval` an answer that should be a list; here they get `ast.literal_eval` in its place."""
+"""Their scorers `eval` an answer that should be a list; here that is replaced by `ast.literal_eval`."""
 
 _EVALUATES = re.compile(r"(?<!\.)\b(?:sympy\.|sp\.)?(?:eval|exec|parse_expr|sympify)\(\s*(?!entry\b)")
 
@@ -36,8 +36,8 @@ Scorer = Callable[[str, Mapping[str, Any]], float]
 def verify(request: VerifyRequest) -> Verdict:
     """The score of the task's own verifier, from 0 to 1, for the last <answer>…</answer>, else box, else all.
 
-    The row gives the task's name as extra_info["task"] and its entry, an object or as JSON, as extra_info["entry"]. OK
-    is a score of 1. Tasks whose verifier would evaluate the answer as Python are refused. Raises `SetupError` where
+    The row gives the task's name as extra_info["task"] and its entry, an object or its JSON, as extra_info["entry"]. OK
+    is a score of 1. Tasks whose verifier would evaluate the answer as Python are refused. Raises `SetupError` if
     reasoning_gym is not installed, and `ValueError` for a row without task or entry and for a task that is refused.
     """
     task, entry = _row(request)
@@ -53,9 +53,9 @@ def verify(request: VerifyRequest) -> Verdict:
 
 
 def preload() -> None:
-    """Import reasoning_gym, where it is installed, before scoring processes are forked."""
-    with contextlib.suppress(ModuleNotFoundError), warnings.catch_warnings():  # said when a row asks for it
-        warnings.simplefilter("ignore", SyntaxWarning)  # of one of its dependencies
+    """Import reasoning_gym, if it is installed, before scoring processes are forked."""
+    with contextlib.suppress(ModuleNotFoundError), warnings.catch_warnings():  # reported when a row needs it
+        warnings.simplefilter("ignore", SyntaxWarning)  # from one of its dependencies
         import reasoning_gym  # noqa: F401
 
 
@@ -87,7 +87,7 @@ def _row(request: VerifyRequest) -> tuple[str, Mapping[str, Any]]:
     try:
         entry = json.loads(entry) if isinstance(entry, str) else entry
     except ValueError as error:
-        raise ValueError(f"extra_info entry is no JSON: {error}") from error
+        raise ValueError(f"extra_info entry is not JSON: {error}") from error
     if not isinstance(task, str) or not isinstance(entry, Mapping):
         raise ValueError("extra_info lacks task (a name of reasoning_gym) or entry (an object, or its JSON)")
     return task, entry

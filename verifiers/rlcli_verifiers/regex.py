@@ -9,15 +9,15 @@ from rlcli.types import Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, judged, no_answer
 
 MAX_CHARS = 100_000
-"""The pattern is tried on this many characters at the end of a response."""
+"""The pattern is matched against this many characters at the end of a response."""
 
 
 def verify(request: VerifyRequest, *, pattern: str = "", match: Literal["full", "search"] = "full") -> Verdict | None:
-    """What follows </think>, without white space around it, matches the pattern: the option's, else the ground truth.
+    """The text after </think>, without white space around it, matches the pattern: the option's, else the ground truth.
 
     match: "full" (from the first character to the last) or "search" (anywhere). `.` matches line ends too. The answer
-    is the group `answer`, if the pattern has one, else all that matched. A match that takes too long is killed by the
-    pool (WRONG, where it does so twice). None where neither option nor row gives a pattern; `ValueError` for one that
+    is the group `answer`, if the pattern has one, else the whole match. A match that takes too long is killed by the
+    pool (WRONG, if that happens twice). None if neither option nor row gives a pattern; `ValueError` for one that
     does not compile.
     """
     wanted = pattern or request.ground_truth

@@ -11,11 +11,11 @@ ANSWER_KIND = "length"
 
 
 def verify(request: VerifyRequest, *, n: int = 3, max_penalty: float = 1.0) -> Verdict:
-    """Minus `max_penalty` times the share of repeated n-grams of words: 0 where none repeats.
+    """Minus `max_penalty` times the share of repeated n-grams of words: 0 if none repeats.
 
         score = -max_penalty · (1 - distinct n-grams / n-grams)
 
-    Words are what white space separates, in lower case; a text without any white space is read by its characters. A
+    Words are separated by white space, in lower case; a text without any white space is read by its characters. A
     response of fewer than n words scores 0. Raises `ValueError` for n below 1 and a negative penalty.
     """
     if n < 1 or max_penalty < 0:

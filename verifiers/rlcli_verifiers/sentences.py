@@ -1,4 +1,4 @@
-"""What a text without a box states: after "the answer is", "Answer:", "A:" or "####", or on its last line."""
+"""Answers stated without a box: after "the answer is", "Answer:", "A:" or "####", or on the last line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMMENT = re.compile(r"(?:correct|right|clear|obvious|reasonable|valid|consiste
 _NUMBER_AND_UNIT = re.compile(
     r"\\?\$?(-?[\d.,/]*\d\s?\\?%?)(?=[.)]?$|[.,;!)]?\s+\(?[a-z]{2}|[.;!,)]\s)", re.IGNORECASE | re.ASCII
 )
-# Before a formula: what makes another answer of it. "greater than $5$", "not $5$", "3 times $5$".
+# Before a formula: words that change the answer. "greater than $5$", "not $5$", "3 times $5$".
 _RELATED = re.compile(
     r"[\d=<>+*/^≤≥≠]|\b(?:not|never|neither|less|fewer|greater|more|least|most|above|below|between|twice|half|double"
     r"|triple|thrice|minus|plus|times|negative|opposite|product|sum|difference|quotient|square|root|reciprocal|inverse"
@@ -45,7 +45,7 @@ _NAMED = re.compile(r"(?:[A-Za-z](?:_\w)?\s*)?[=≈]\s*")
 
 
 def statement(text: str) -> str | None:
-    """What follows the last "the answer is" or the like; None where there is none."""
+    """The text after the last "the answer is" or the like; None if there is none."""
     for match in reversed(list(_ANSWER.finditer(text))):
         after = text[match.end() :]
         if not (match["short"] and _CHOICE_B.search(after)) and not _COMMENT.match(after):
@@ -54,9 +54,9 @@ def statement(text: str) -> str | None:
 
 
 def of_sentence(after: str) -> list[str]:
-    """The answer in what follows "the answer is": its first formula, or a number and its unit, or all of the line.
+    """The answer in the text after "the answer is": its first formula, or a number and its unit, or the whole line.
 
-    Where the sentence goes on with more numbers or formulas ("5 or 6", "$5$, $6$"), these too.
+    If the sentence continues with more numbers or formulas ("5 or 6", "$5$, $6$"), these too.
     """
     displayed = MATHS.match(after)  # it may have several lines
     start = displayed.end() if displayed else 0
@@ -81,7 +81,7 @@ def of_sentence(after: str) -> list[str]:
 def of_last_line(text: str, alone: bool = False) -> list[str]:
     r"""A last line that is a formula between dollars or brackets, or a number: `1,234`, `**42**`, `x = 5`, `5 cm`.
 
-    alone: nothing may come before it.
+    alone: no text may precede it.
     """
     tail = text.strip(" \n\t.*_`")
     for opening, closing in ((r"\[", r"\]"), ("$$", "$$")):
@@ -105,7 +105,7 @@ def of_last_line(text: str, alone: bool = False) -> list[str]:
 
 
 def _with_unit(said: str, rest: str, end: int) -> tuple[str, int]:
-    """An answer with what follows that makes another of it ("42 million", "5 minus one") or is its unit ("42 km/h")."""
+    """An answer with following words that change it ("42 million", "5 minus one") or are its unit ("42 km/h")."""
     after = rest[end:]
     clause = _CLAUSE.match(after)
     words = clause[0] if clause else ""

@@ -1,16 +1,17 @@
-"""Whether two formulas have the same value, by math-verify and sympy, with the cost bounded before either sees them.
+"""Compare the values of two formulas by math-verify and sympy, after limits that bound the cost.
 
-What was found in math-verify 0.9 and latex2sympy2_extended 1.11, and is kept from happening here:
+Problems found in math-verify 0.9 and latex2sympy2_extended 1.11, and how they are prevented here:
 
 - `math_verify.parse` reads plain expressions, and the parser reads its number tokens, by sympy's `parse_expr`, which
-  evaluates Python. Here the LaTeX parser is called by itself, and makes its numbers from digits by `Fraction`.
+  evaluates Python. Here the LaTeX parser is called directly, and makes its numbers from digits by `Fraction`.
 - `\\operatorname{name}(1)` becomes a function of that name, and evaluating it calls the attribute `name` of mpmath,
   whatever that is; `\\operatorname{zeros}(10^9, …)`, `\\det`, `\\gcd` and `\\binom` compute while they are parsed.
-  Here only the commands of `_COMMANDS` pass.
-- Its time-outs are `signal.alarm`, which fails off the main thread and does not stop C code: gmpy2, where sympy finds
-  it, computes `(10^9)!` in one call. Here they are never set; the size of numbers is bounded, and the process dies.
-- Its comparison takes two values for equal that agree to six decimals. Here no decimal fraction becomes a float.
-- Versions 4.9.3, 4.11 and 4.13.2 of antlr read `42\\%` differently. Here no percent sign gets that far.
+  Here only the commands of `_COMMANDS` are accepted.
+- Its timeouts are `signal.alarm`, which fails off the main thread and does not stop C code: gmpy2, if sympy finds
+  it, computes `(10^9)!` in one call. Here they are never set; the size of numbers is limited, and the process is
+  killed.
+- Its comparison treats two values as equal that agree to six decimals. Here no decimal fraction becomes a float.
+- Versions 4.9.3, 4.11 and 4.13.2 of antlr read `42\\%` differently. Here percent signs are removed before.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ MAX_DEPTH = 12
 MAX_DIGITS = 60
 MAX_NUMBERS = 80
 MAX_CELLS = 64
-"""Of a matrix, all rows together."""
+"""Maximum number of entries of a matrix, all rows together."""
 
 MAX_POWER_DIGITS = 5000
-"""Digits that a power of a plain number may have."""
+"""Maximum digits of a power of a plain number."""
 
 MAX_EXPANSION = (200, 60, 30)
-"""Product of all exponents over brackets and functions, in a formula of no unknown, of one, of two."""
+"""Maximum product of all exponents over brackets and functions, in a formula with no, one or two unknowns."""
 
 MAX_EXPANSION_OF_MANY = 12
-"""The same where there are more unknowns, or trigonometric functions, whose identities take long to try."""
+"""The same for more unknowns, or for trigonometric functions, whose identities take long to try."""
 
 MAX_FACTORIAL = 999
 
@@ -76,14 +77,14 @@ def same(gold: str, answer: str) -> bool:
         return False
     if _differ_in_number(ours, theirs):
         return False
-    # No time-outs: they are signal.alarm, useless against C code and wrong off the main thread. Our process is killed.
+    # No timeouts: they are signal.alarm, useless against C code and wrong off the main thread. Our process is killed.
     return bool(verify(ours, theirs, timeout_seconds=None))
 
 
 def _differ_in_number(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions differ in value where their unknowns are certain numbers: quicker than a proof.
+    """Whether two expressions differ in value for certain values of their unknowns: quicker than a proof.
 
-    Two equations differ where their sides' differences, without denominators, are not in one proportion.
+    Two equations differ if their sides' differences, without denominators, are not proportional.
     """
     from sympy import Eq, Expr, Symbol, together
 
@@ -100,12 +101,12 @@ def _differ_in_number(ours: Any, theirs: Any) -> bool:
             return False
         size, distance = max(1.0, abs(left), abs(right)), abs(left - right)
     except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-        return False  # no number there, or one that no float holds
+        return False  # undefined there, or out of the range of floats
     return isfinite(size) and distance > 1e-6 * size
 
 
 def _values(pair: tuple[Any, ...], start: float) -> tuple[complex, complex]:
-    """The values of two expressions where the first of their unknowns is `start`."""
+    """The values of two expressions if the first of their unknowns is `start`."""
     from sympy import Float
 
     unknowns = sorted(pair[0].free_symbols | pair[1].free_symbols, key=str)
@@ -116,19 +117,19 @@ def _values(pair: tuple[Any, ...], start: float) -> tuple[complex, complex]:
 
 @lru_cache(maxsize=1024)
 def decimal(formula: str) -> Fraction | None:
-    """The value of a real formula without unknowns, to 40 digits; None for all else."""
+    """The value of a real formula without unknowns, to 40 digits; None otherwise."""
     if not is_tame(formula) or (parsed := _parse(formula, False)) is None:
         return None
     from sympy import Expr
 
-    if not isinstance(parsed, Expr) or not parsed.is_number:  # of a matrix, evalf recurses without end
+    if not isinstance(parsed, Expr) or not parsed.is_number:  # evalf of a matrix recurses indefinitely
         return None
     value = parsed.evalf(40)
     return Fraction(str(value)) if value.is_Float and value.is_finite else None
 
 
 def is_tame(text: str) -> bool:
-    """Whether a formula may be parsed and evaluated: only known commands, and no number or structure of great size."""
+    """Whether a formula may be parsed and evaluated: only known commands, and no very large number or structure."""
     if len(text) > MAX_CHARS or not _PLAIN.fullmatch(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
         return False
     if not all(name.rstrip("*") in ("pmatrix", "bmatrix", "matrix") for name in _ENVIRONMENT.findall(text)):
@@ -178,17 +179,17 @@ def _tower_fits(exponent: str) -> bool:
 
 
 def _exponent_fits(base: str, exponent: str) -> bool:
-    """Whether a plain number to this power has a bounded number of digits."""
+    """Whether a plain number to this power has a limited number of digits."""
     numbers = _NUMBER.findall(exponent)
     if "^" in exponent or "!" in exponent or "binom" in exponent or any(len(number) > 5 for number in numbers):
         return False
-    # Whatever the exponent computes, it computes no more than the product of its numbers, or than their sum.
+    # The exponent's value is at most the product of its numbers, or their sum.
     largest = prod(max(2, int(number)) for number in numbers) if len(numbers) > 1 else int((numbers or ["1"])[0])
     return largest * len(base) <= MAX_POWER_DIGITS
 
 
 def _group(text: str, opening: int) -> str:
-    """What the bracket at `opening` encloses."""
+    """The content of the bracket at `opening`."""
     depth = 0
     for position in range(opening, len(text)):
         depth += (text[position] in "({") - (text[position] in ")}")
@@ -208,21 +209,21 @@ def _depth(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def _parse(text: str, is_complex: bool) -> Any:
-    """The formula as a sympy object, None where it cannot be read."""
+    """The formula as a sympy object, None if it cannot be read."""
     text = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", text).replace("\n", " ")
     if is_complex:
         text = re.sub(r"(?<![A-Za-z\\])i(?![A-Za-z])", "I", text)
     try:
         parser, config = _parser()
         return parser(is_real=not is_complex, config=config).parse(text)
-    except Exception:  # whatever a parser of strange text raises, the text cannot be read
+    except Exception:  # any exception of the parser means that the text cannot be read
         return None
 
 
 @cache
 def _parser() -> Any:
     """latex2sympy2_extended's parser, with numbers made from their digits, exactly."""
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that there is no time-out
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that there is no timeout
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
     from sympy import Rational
 

@@ -1,4 +1,4 @@
-"""Units of measurement in one spelling: `km/h`, `kilometers per hour` and `kph` are the same, `mph` is another."""
+"""Units of measurement in one spelling: `km/h`, `kilometers per hour` and `kph` are equal, `mph` is different."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ABBREVIATIONS |= {name: short for short, names in _SHORT.items() for name in na
 _ALGEBRA = frozenset(
     re.findall(r"\w+", "um us ns ms ly ha dl cl pt qt Pa mA kN kV mJ mW mV MW GW MJ kB MB GB TB inr cny eur")
 )
-"""Abbreviations that without `\\text{}` may be a product of unknowns, as single letters are."""
+"""Abbreviations that without `\\text{}` may be a product of unknowns, as single letters may."""
 _HALF_DAY = re.compile(r"([ap])\.?\s?m", re.IGNORECASE)
 _FACTOR = re.compile(
     r"\s*(?:(?P<over>/|(?:per|an?|each|every)(?=\s))|(?P<skip>\\cdot(?![A-Za-z])|[*.-])"
@@ -48,9 +48,9 @@ _FACTOR = re.compile(
 
 @lru_cache(maxsize=4096)
 def unit(text: str, is_text: bool) -> str | None:
-    r"""A product of known units in one spelling; empty for "units" that nobody named, None for what is no unit.
+    r"""A product of known units in one spelling; empty for unspecified "units", None for text that is not a unit.
 
-    is_text: it stands in `\text{}`, where one letter may be a unit.
+    is_text: it is in `\text{}`, where one letter may be a unit.
 
     >>> unit("km/h", True), unit("miles per hour", False), unit("mph", True), unit("square feet", True)
     ('km h^-1', 'mi h^-1', 'mi h^-1', 'ft^2')
@@ -87,7 +87,7 @@ def unit(text: str, is_text: bool) -> str | None:
 
 
 def agree(gold: str, answer: str) -> bool:
-    """Whether two units may be the same: equal, one not named, or degrees of which one names no scale.
+    """Whether two units may be equal: identical, one not given, or degrees of which one has no scale.
 
     `#triangle` is a noun, and `#` one that names nothing in particular.
     """

@@ -1,6 +1,6 @@
-"""How rewards become advantages. `groups` has the functions of a response's reward, `tokens` those of each token's.
+"""Advantages from rewards. `groups` has the response-level functions, `tokens` the token-level ones.
 
-A function of one's own takes any of the inputs that those modules name, and is registered by name:
+A custom function takes any of the inputs that those modules name, and is registered by name:
 
     from rlcli.algorithms.advantages import register
 

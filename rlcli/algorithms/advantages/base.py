@@ -1,4 +1,4 @@
-"""What an advantage is: the type of the functions and the table of their names."""
+"""The type of advantage functions, and their registry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlcli.algorithms.named import Named
 
 
 class TokenAdvantages(NamedTuple):
-    """advantages: float [T]. returns: float [T], what the critic learns to predict; None where there is no critic."""
+    """advantages: float [T]. returns: float [T], what the critic learns to predict; None without a critic."""
 
     advantages: Tensor
     returns: Tensor | None
 
 
 AdvantageFunction = Callable[..., Tensor | TokenAdvantages]
-"""Takes inputs by name. One that takes `sequence` is token-level and gives `TokenAdvantages`; the others are
-response-level and give float [N]."""
+"""Takes inputs by name. One that takes `sequence` is token-level and returns `TokenAdvantages`; the others are
+response-level and return float [N]."""
 
 _advantage: Named[AdvantageFunction] = Named("advantage")
 get = _advantage.get

@@ -1,6 +1,6 @@
-"""Advantages of whole responses: each measured against the others that answer the same prompt.
+"""Advantages of whole responses: each is compared with the others that answer the same prompt.
 
-The inputs, all [N] with one entry a response, in any order, the whole step at once:
+The inputs, all [N] with one entry a response, in any order, for the whole step:
     rewards    float, R
     groups     int64, labels in any order: responses of equal label answer the same prompt; g is a group, n = |g|
     lengths    int64, response tokens
@@ -8,8 +8,8 @@ The inputs, all [N] with one entry a response, in any order, the whole step at o
     parts      float [N, K], the K named parts of the reward
 Every function returns the advantages: float [N], dtype of the rewards, computed in float64.
 
-A group whose rewards are all equal, a group of one included, has advantages of exactly 0 unless the function says
-otherwise: nothing in it says which response was better, and an exact 0 lets the caller skip its forward pass.
+A group whose rewards are all equal, including a group of one, has advantages of exactly 0 unless the function states
+otherwise: no response in it is better than another, and an exact 0 lets the caller skip its forward pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.errors import ConfigError
 
 _EPSILON = 1e-6
-"""Added to what a function divides by, so that a small spread or mean does not blow the advantages up without bound."""
+"""Added to denominators, so that a small spread or mean does not make advantages arbitrarily large."""
 
 
 @register("grpo")
@@ -31,14 +31,14 @@ def grpo(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> Tensor:
 
     scale: "group" as above; "batch" divides by the std of all rewards of the step, + 1e-6 (as TRL's `scale_rewards`
     does), so that the groups keep their relative weights; "none" does not divide, as in `dr_grpo`. Raises
-    `ConfigError` for another one.
+    `ConfigError` for any other value.
 
-    Of the rewards 1, 0, 0, 0 the mean is 1/4 and the std √(1/4) = 1/2, so the advantages are 3/4 ÷ 1/2 and −1/4 ÷ 1/2:
+    For the rewards 1, 0, 0, 0 the mean is 1/4 and the std √(1/4) = 1/2, so the advantages are 3/4 ÷ 1/2 and −1/4 ÷ 1/2:
 
     >>> grpo(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([7, 7, 7, 7]))
     tensor([ 1.5000, -0.5000, -0.5000, -0.5000])
 
-    Of 2, 0 and 1, 1 in two groups the std over the batch is √(2/3) = 0.8165:
+    For 2, 0 and 1, 1 in two groups the std over the batch is √(2/3) = 0.8165:
 
     >>> grpo(torch.tensor([2.0, 0.0, 1.0, 1.0]), torch.tensor([7, 7, 8, 8]), scale="batch")
     tensor([ 1.2247, -1.2247,  0.0000,  0.0000])
@@ -57,9 +57,9 @@ def grpo(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> Tensor:
 
 @register("dr_grpo")
 def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A = R − mean_g: no division, so that easy and hard prompts weigh alike. Dr. GRPO, arXiv 2503.20783.
+    """A = R − mean_g: no division, so that easy and hard prompts have equal weight. Dr. GRPO, arXiv 2503.20783.
 
-    It goes with the aggregation `seq-mean-token-sum-norm`.
+    Use it with the aggregation `seq-mean-token-sum-norm`.
 
     >>> dr_grpo(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([7, 7, 7, 7]))
     tensor([ 0.7500, -0.2500, -0.2500, -0.2500])
@@ -71,7 +71,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = n / (n − 1) · (R − mean_g) = R − the mean of the others. REINFORCE leave-one-out, arXiv 2402.14740.
 
-    Beside the reward 1 the others have mean 0; beside a 0 they have mean 1/3:
+    For the reward 1 the mean of the others is 0; for a 0 it is 1/3:
 
     >>> rloo(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([7, 7, 7, 7]))
     tensor([ 1.0000, -0.3333, -0.3333, -0.3333])
@@ -86,7 +86,7 @@ def grpo_passk(rewards: Tensor, groups: Tensor) -> Tensor:
 
     r₁ and r₂ are the highest and the second highest reward, so two that share the highest get 0. std unbiased.
 
-    Of 3, 1, 2 the std is 1:
+    For 3, 1, 2 the std is 1:
 
     >>> grpo_passk(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([7, 7, 7]))
     tensor([1.0000, 0.0000, 0.0000])
@@ -100,9 +100,10 @@ def grpo_passk(rewards: Tensor, groups: Tensor) -> Tensor:
 
 @register("gpg")
 def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A = α (R − mean_g), α = N / how many of the N responses have a gradient. Group policy gradient, arXiv 2504.02546.
+    """A = α (R − mean_g), α = N / responses with a gradient. Group policy gradient, arXiv 2504.02546.
 
-    No gradient have those of groups of equal rewards; α makes up for them, whose zeros dilute the mean of the others.
+    Responses in groups of equal rewards have no gradient; α compensates for them, since their zeros dilute the mean of
+    the others.
 
     Half of these four are in a group of equal rewards, so α = 2:
 
@@ -115,10 +116,10 @@ def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
 
 @register("maxrl")
 def maxrl(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A = (R − mean_g) / (mean_g + 1e-6), 0 where mean_g ≤ 0. Maximum-likelihood RL, arXiv 2602.02710.
+    """A = (R − mean_g) / (mean_g + 1e-6), 0 if mean_g ≤ 0. Maximum-likelihood RL, arXiv 2602.02710.
 
     The paper's rewards are 0 or 1: mean_g estimates the probability of success, a group without success has no
-    gradient, and A lies in [−1, n − 1]. Rewards below 0 leave that range; a group whose mean they bring to 0 or below
+    gradient, and A lies in [−1, n − 1]. Rewards below 0 leave that range; a group whose mean is then 0 or below
     counts as one without success.
 
     >>> maxrl(torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.tensor([7, 7, 7, 7]))  # 3/4 ÷ 1/4 and −1/4 ÷ 1/4
@@ -133,9 +134,9 @@ def maxrl(rewards: Tensor, groups: Tensor) -> Tensor:
 def opo(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """A = R − Σ L·R / Σ L over g, L the length in tokens: the baseline of least variance. OPO, arXiv 2505.23585.
 
-    In a group of empty responses alone, where no advantage is used, it is finite.
+    In a group with only empty responses, where no advantage is used, it is finite.
 
-    The baseline of the rewards 1 and 0 with 3 tokens and 1 is 3/4:
+    The baseline for the rewards 1 and 0 with 3 tokens and 1 is 3/4:
 
     >>> opo(torch.tensor([1.0, 0.0]), torch.tensor([7, 7]), torch.tensor([3, 1]))
     tensor([ 0.2500, -0.7500])
@@ -150,7 +151,7 @@ def opo(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
 def remax(rewards: Tensor, baselines: Tensor) -> Tensor:
     """A = R − the reward of the greedy response to the same prompt. ReMax, arXiv 2310.10505.
 
-    Exactly 0 where the two are equal, whatever the others of the group got.
+    Exactly 0 if the two are equal, whatever the other rewards of the group.
 
     >>> remax(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]))
     tensor([1., 0.])
@@ -162,24 +163,24 @@ def remax(rewards: Tensor, baselines: Tensor) -> Tensor:
 def win_rate(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = the share of the others of the group that the response beats, ties half, − 1/2. SPPO, arXiv 2405.00675.
 
-    Of 3, 2, 2 the first beats both others, the second ties with one of its two:
+    For 3, 2, 2 the first beats both others, the second ties with one of its two:
 
     >>> win_rate(torch.tensor([3.0, 2.0, 2.0]), torch.tensor([7, 7, 7]))
     tensor([ 0.5000, -0.2500, -0.2500])
     """
     of = Grouped.of(rewards, groups)
-    # Sorted by group, then by reward, the beaten are those before the first of equal reward. It costs N log N.
+    # Sorted by group, then by reward, the beaten ones are those before the first of equal reward. Cost: N log N.
     values, rank = torch.unique(rewards, return_inverse=True)
     _, cell, ties = torch.unique(of.index * len(values) + rank, return_inverse=True, return_counts=True)
     before = (ties.cumsum(0) - ties)[cell].double()
-    beaten = before + of.highest(-before)  # minus the lowest: how many come before the whole group
+    beaten = before + of.highest(-before)  # minus the lowest: the number before the whole group
     share = (beaten + (ties[cell].double() - 1) / 2) / (of.sizes - 1).clamp(min=1)
     return torch.where(of.sizes > 1, share - 0.5, 0.0).to(rewards.dtype)
 
 
 @register("one")
 def one(rewards: Tensor) -> Tensor:
-    """A = 1 for every response, equal rewards or not: likelihood alone, for supervised losses.
+    """A = 1 for every response, equal rewards or not: likelihood only, for supervised losses.
 
     >>> one(torch.tensor([1.0, 0.0]))
     tensor([1., 1.])
@@ -191,8 +192,8 @@ def one(rewards: Tensor) -> Tensor:
 def reinforce_pp_baseline(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """A = whiten(R − mean_g), over the tokens of the step. REINFORCE++ with baseline, arXiv 2501.03262.
 
-    Each response counts as often as it has tokens, with var + 1e-8. So the mean that is taken off is 0 only where
-    lengths are equal, and a group of equal rewards has an advantage of 0 only then, or where all groups are such.
+    Each response is weighted by its number of tokens, with var + 1e-8. So the subtracted mean is 0 only if lengths are
+    equal, and a group of equal rewards has an advantage of 0 only then, or if all groups have equal rewards.
 
     R − mean_g is 1/2 on one token and −1/2 on three; their mean is −1/4 and their variance (9 + 3) / 16 / 3 = 1/4:
 
@@ -206,11 +207,11 @@ def reinforce_pp_baseline(rewards: Tensor, groups: Tensor, lengths: Tensor) -> T
 def gdpo(parts: Tensor, groups: Tensor, weights: Sequence[float] | None = None) -> Tensor:
     """A = whiten(Σ_k w_k · GRPO(part k)), over the responses of the step. GDPO, arXiv 2601.05242.
 
-    Normalised alone, a part keeps its say however small its scale. weights: one a part, in their order; all 1 where
-    None. Raises `ConfigError` for another number of them. var + 1e-8, unbiased. The sum has mean 0 in every group, so
-    whitening only divides, and where all parts of a group are equal its advantages are exactly 0.
+    Each part is normalised separately, so it keeps its influence however small its scale. weights: one per part, in
+    their order; None: all 1. Raises `ConfigError` for another number of weights. var + 1e-8, unbiased. The sum has mean
+    0 in every group, so whitening only divides, and if all parts of a group are equal its advantages are exactly 0.
 
-    GRPO makes ±1/√2 of the first part in both groups, and of the second in the first group. The sums √2, −√2, 1/√2,
+    GRPO gives ±1/√2 for the first part in both groups, and for the second in the first group. The sums √2, −√2, 1/√2,
     −1/√2 have variance 5/3, so the advantages are ±√(6/5) and ±√(3/10):
 
     >>> parts = torch.tensor([[1.0, 10.0], [0.0, 0.0], [1.0, 0.0], [0.0, 0.0]])

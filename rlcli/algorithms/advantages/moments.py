@@ -1,4 +1,4 @@
-"""Sums, means and spreads: of the responses to one prompt, and of all the values of a step. All of it in float64."""
+"""Sums, means and spreads: over the responses to one prompt, and over all values of a step. All in float64."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlcli.algorithms.ranks import ALONE, Ranks
 class Grouped:
     """Rewards in their groups. Every tensor is [N], one entry a response.
 
-    index: int64, dense labels 0..G-1 in the order of the given ones. sizes: float64, n of the response's group.
-    raised: float64, R minus the lowest reward of the group. Measured from there, equal rewards are exactly 0 whatever
-    their value; R − mean_g of, say, six rewards of 0.1 is not.
+    index: int64, dense labels 0..G-1 in the order of the given ones. sizes: float64, n of the response's group. raised:
+    float64, R minus the lowest reward of the group: equal rewards are then exactly 0 whatever their value, while R −
+    mean_g of, say, six rewards of 0.1 is not.
     """
 
     index: Tensor
@@ -56,8 +56,8 @@ class Grouped:
 def whiten(values: Tensor, weights: Tensor | None = None, ranks: Ranks = ALONE) -> Tensor:
     """(x − mean) / √(var + 1e-8) over the values of all ranks, var unbiased (÷ count − 1).
 
-    values: [K] of this rank. weights: [K], how many times each value counts; once, where None. Returns [K] in the dtype
-    of the values; equal values, a single one included, give exactly 0.
+    values: [K] of this rank. weights: [K], how many times each value counts; None: once. Returns [K] in the dtype of
+    the values; equal values, including a single one, give exactly 0.
 
     The values 1, 1, 0 have mean 2/3 and variance (1/9 + 1/9 + 4/9) / 2 = 1/3:
 
@@ -68,7 +68,7 @@ def whiten(values: Tensor, weights: Tensor | None = None, ranks: Ranks = ALONE) 
     """
     exact = values.double()
     weight = torch.ones_like(exact) if weights is None else weights.double()
-    # Measured from one of the values: equal ones are then exactly 0, and a large common offset costs no digits.
+    # Relative to one of the values: equal ones are then exactly 0, and a large common offset costs no digits.
     raised = exact - ranks.gather(exact[weight > 0][:1])[:1].sum()
     count, total = ranks.add(torch.stack([weight.sum(), (weight * raised).sum()]))
     centred = raised - total / count.clamp(min=1)

@@ -10,8 +10,8 @@ def discounted_sums(values: Tensor, sequence: Tensor, decay: float | Tensor) -> 
 
     values: float [T]. sequence: int64 [T], non-decreasing. decay: d, one for all or float [T], equal within a sequence.
 
-    After k rounds G_t covers the 2^k tokens from t on, so that ⌈log₂ of the longest⌉ rounds cover all:
-    G_t ← G_t + d^(2^k) · G_{t + 2^k}, where token t + 2^k is still of the same sequence.
+    After k rounds G_t covers the 2^k tokens from t on, so ⌈log₂ of the longest⌉ rounds cover all: G_t ← G_t + d^(2^k) ·
+    G_{t + 2^k}, if token t + 2^k is still in the same sequence.
 
     >>> discounted_sums(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 0, 0, 1]), 0.5)
     tensor([3., 4., 4., 8.], dtype=torch.float64)

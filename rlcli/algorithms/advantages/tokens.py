@@ -1,7 +1,7 @@
-"""Advantages of single tokens, which differ within a response.
+"""Advantages of single tokens, which may differ within a response.
 
-The inputs. T response tokens of the S sequences of this rank lie end to end; a group may lie on several ranks:
-    token_rewards    float [T], the reward that arrives with each token, a KL penalty included
+The inputs. T response tokens of the S sequences of this rank are concatenated; a group may span several ranks:
+    token_rewards    float [T], the reward of each token, including a KL penalty
     values           float [T], the critic's V before each token
     process_rewards  float [T], the implicit process reward of each token
     sequence         int64 [T], non-decreasing, which of the S each token belongs to
@@ -26,9 +26,9 @@ from rlcli.algorithms.ranks import ALONE, Ranks
 def reinforce_pp(
     token_rewards: Tensor, sequence: Tensor, ranks: Ranks = ALONE, *, gamma: float = 1.0
 ) -> TokenAdvantages:
-    """A = whiten(G), G_t = r_t + γ G_{t+1}. REINFORCE++, arXiv 2501.03262. It has no critic.
+    """A = whiten(G), G_t = r_t + γ G_{t+1}. REINFORCE++, arXiv 2501.03262. No critic.
 
-    Of the rewards 0, 1 of one response and 0 of another, G = 1, 1, 0 has mean 2/3 and variance 1/3:
+    For the rewards 0, 1 of one response and 0 of another, G = 1, 1, 0 has mean 2/3 and variance 1/3:
 
     >>> reinforce_pp(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([0, 0, 1])).advantages
     tensor([ 0.5774,  0.5774, -1.1547])
@@ -73,9 +73,9 @@ def vapo(
 ) -> TokenAdvantages:
     """GAE with γ = 1 and a λ for each response, 1 − 1 / (αl), l its length, at least 0. VAPO, arXiv 2504.05118.
 
-    So the sum of the λ^t of a long response grows with l. The critic's returns take λ = 1: they are Σ r from the token
-    on. The paper does not speak of whitening; we whiten as `gae` does, for VAPO is otherwise that PPO. Its other parts
-    (clip-higher, token-mean, the likelihood term on correct responses, value pre-training) are not in here.
+    So the sum of the λ^t of a long response grows with l. The critic's returns use λ = 1: they are Σ r from the token
+    on. The paper does not mention whitening; we whiten as `gae` does, since VAPO is otherwise that PPO. Its other parts
+    (clip-higher, token-mean, the likelihood term on correct responses, value pre-training) are not included here.
 
     With α = 1 and two tokens λ = 1/2. V = 0.2, 0.6 makes δ = 0.4, 0.4 and Â = 0.6, 0.4, whose std is 0.1414:
 
@@ -101,14 +101,14 @@ def prime(
     process_coef: float = 5.0,
     accuracy_coef: float = 5.0,
 ) -> TokenAdvantages:
-    """A = whiten(Σ_{s ≥ t} (5 · RLOO(r_s) + 5 · RLOO(R) at the last token)). PRIME, arXiv 2502.01456. It has no critic.
+    """A = whiten(Σ_{s ≥ t} (5 · RLOO(r_s) + 5 · RLOO(R) at the last token)). PRIME, arXiv 2502.01456. No critic.
 
     RLOO(R) = n/(n−1) · R − Σ_g R / (n−1), and RLOO(r_t) = n/(n−1) · r_t − Σ_g r̄ / (n−1) with r̄ the mean process reward
-    of a response: verl's recipe, coefficients included. Empty responses have no r̄ and count in the first alone. A
-    response with no other to be compared with gets 0.
+    of a response: verl's recipe, including its coefficients. Empty responses have no r̄ and count only in the first. A
+    response without others to compare with gets 0.
 
     r = 0.1, 0.3 | 0.4 has r̄ = 0.2 | 0.4, so RLOO(r) = −0.4, 0 | 0.2; R = 1 | 0 has RLOO(R) = 1 | −1. Five times their
-    sums −0.4, 1 | −0.8, added up from the end, is 3, 5 | −4, of mean 4/3 and variance 67/3:
+    sums −0.4, 1 | −0.8, summed from the end, are 3, 5 | −4, of mean 4/3 and variance 67/3:
 
     >>> prime(
     ...     torch.tensor([0.1, 0.3, 0.4]), torch.tensor([1.0, 0.0]),
@@ -137,5 +137,5 @@ def _deltas(token_rewards: Tensor, values: Tensor, sequence: Tensor, gamma: floa
 
 
 def _leave_one_out(values: Tensor, count: Tensor, total: Tensor) -> Tensor:
-    """n/(n−1) · x − total / (n−1), which for an x of the total is x − the mean of the others; 0 where n < 2."""
+    """n/(n−1) · x − total / (n−1), which for an x in the total is x − the mean of the others; 0 if n < 2."""
     return torch.where(count > 1, (count * values - total) / (count - 1).clamp(min=1), 0.0)

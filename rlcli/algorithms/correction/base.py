@@ -1,4 +1,4 @@
-"""What all corrections share: their names, the ratio, and how several of them are one."""
+"""The base of all corrections: their registry, the ratio, and the product of several corrections."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ names = _correction.names
 register = _correction.register
 
 LIMIT = 20.0
-"""Largest difference of two log-probs that counts: an engine may report −inf."""
+"""Largest difference of two log-probs that is used: an engine may report −inf."""
 
 
 def rejects(function: CorrectionFunction) -> CorrectionFunction:
-    """Decorator: tokens that the function gives 0 leave the minibatch, its denominators included. (A weight of 0 alone
-    takes a token out of the sum, not out of what the sum is divided by.)
+    """Decorator: tokens for which the function returns 0 leave the minibatch, including its denominators. (A weight of
+    0 alone removes a token from the sum, but not from the denominator.)
 
-    Such a function is called once before the first update of a step, on log π as it is then; its results are 0 or 1.
+    Such a function is called once before the first update of a step, on log π at that time; its results are 0 or 1.
     """
     function.rejects = True  # type: ignore[attr-defined]
     return function
@@ -33,7 +33,7 @@ def rejects(function: CorrectionFunction) -> CorrectionFunction:
 
 @dataclass(frozen=True)
 class Corrections:
-    """The functions that `algorithm.correction` names, one or several joined by `*`: their weights are multiplied.
+    """The functions in `algorithm.correction`, one or several joined with `*`: their weights are multiplied.
 
     >>> from torch import tensor
     >>> inputs = {"log_probs": tensor([0.5, 0.3, 0.9]).log(), "rollout_log_probs": tensor([0.4, 0.6, 0.1]).log()}
@@ -49,7 +49,7 @@ class Corrections:
 
     @classmethod
     def of(cls, text: str) -> Corrections:
-        """Raises `UnknownName` for a name that there is not."""
+        """Raises `UnknownName` for an unknown name."""
         return cls(tuple(get(name.strip()) for name in text.split("*")))
 
     @property
@@ -76,7 +76,7 @@ def product_of(log_ratio: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
 
 
 def mean_of(log_ratio: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
-    """The mean of log r over each token's response: float64 [T]. It is within the clamp, as its terms are."""
+    """The mean of log r over each token's response: float64 [T]. It is within the clamp, like its terms."""
     return (sequence_sums(log_ratio, sequence, lengths) / lengths.clamp(min=1))[sequence]
 
 

@@ -1,4 +1,4 @@
-"""How far engine and trainer are apart."""
+"""Metrics of the mismatch between engine and trainer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlcli.algorithms.lazy import Tensor, torch
 def mismatch_sums(
     log_probs: Tensor, rollout_log_probs: Tensor, weights: Tensor, sequence: Tensor, lengths: Tensor
 ) -> dict[str, Tensor]:
-    """What `mismatch_metrics` divides: float64 scalars that add up over micro-batches and ranks.
+    """The sums from which `mismatch_metrics` computes: float64 scalars that add up over micro-batches and ranks.
 
-    weights: float [T], what the correction gave those tokens. A token counts as corrected if its weight is not 1, nor
-    its r, nor the Π of its response: the correction cut it or made it 0. (Weights cut at a cap of exactly 1 are not
-    told apart from no correction.)
+    weights: float [T], from the correction. A token counts as corrected if its weight is neither 1, nor its r, nor the
+    Π of its response: the correction capped it or set it to 0. (Weights capped at exactly 1 cannot be distinguished
+    from no correction.)
     """
     log_ratio = log_ratio_of(log_probs, rollout_log_probs)
     ratio = log_ratio.exp()
     free = torch.stack([torch.ones_like(ratio), ratio, product_of(log_ratio, sequence, lengths)])
-    # The weights may have been rounded to float32, and a sum on a GPU need not come out twice the same.
+    # The weights may have been rounded to float32, and a sum on a GPU is not always reproducible.
     untouched = torch.isclose(weights.double().expand_as(free), free, rtol=1e-6, atol=0.0).any(0)
     sums = {
         "mismatch_tokens": torch.ones_like(ratio),
@@ -35,15 +35,15 @@ def mismatch_sums(
 
 
 def mismatch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """How far engine and trainer are apart, from the totals of `mismatch_sums` over all tokens of a step.
+    """Mismatch between engine and trainer, from the totals of `mismatch_sums` over all tokens of a step.
 
     mismatch/kl         KL(μ ‖ π) a token, the mean of −log r: unbiased, may be negative by chance
     mismatch/k3         KL(μ ‖ π) a token, the mean of r − 1 − log r: never negative, less noise
-    mismatch/ess        effective sample size as a share of the tokens, (Σ r)² / (T Σ r²): 1 where all r agree
+    mismatch/ess        effective sample size as a share of the tokens, (Σ r)² / (T Σ r²): 1 if all r agree
     mismatch/outliers   share of tokens with r outside [0.5, 2]
-    mismatch/corrected  share of tokens whose weight the correction cut or made 0
+    mismatch/corrected  share of tokens whose weight the correction capped or set to 0
 
-    Two tokens of r = 1 and r = 3, of which the second was cut at 2; (1 + 3)² / (2 · (1 + 9)) = 0.8:
+    Two tokens of r = 1 and r = 3, of which the second was capped at 2; (1 + 3)² / (2 · (1 + 9)) = 0.8:
 
     >>> log_probs, rollout_log_probs = torch.tensor([0.5, 0.6]).log(), torch.tensor([0.5, 0.2]).log()
     >>> one = torch.tensor([0, 0]), torch.tensor([2])

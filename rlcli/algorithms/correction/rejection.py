@@ -1,6 +1,6 @@
-"""Rejections: what lies too far from the engine's policy leaves the minibatch, numerator and denominators alike.
+"""Rejections: tokens too far from the engine's policy leave the minibatch, both numerator and denominators.
 
-The bounds are those of r = π / μ, as in the papers. verl states its own for μ / π: its `lower_upper` is
+The bounds are those of r = π / μ, as in the papers. verl defines its bounds for μ / π: its `lower_upper` is
 correction_low = 1 / upper and correction_high = 1 / lower here.
 """
 
@@ -39,8 +39,8 @@ def sequence_mask(
 ) -> Tensor:
     """Rejects responses unless low ≤ Π ≤ high; low = 0.5, high = 2. The others have weight 1.
 
-    Rejection by response, of Liu, Li et al., "When Speed Kills Stability" (2025); verl's `seq_sum_k1`, bounds
-    included. Π strays with the length, so this rejects most long responses: the geometric mean does not.
+    Rejection by response, of Liu, Li et al., "When Speed Kills Stability" (2025); verl's `seq_sum_k1`, including its
+    bounds. Π drifts with the length, so this rejects most long responses; the geometric mean does not.
 
     Π = 0.625 and Π = 9:
 
@@ -65,8 +65,8 @@ def geometric_mask(
 ) -> Tensor:
     """Rejects responses unless low ≤ G ≤ high; low = 1/1.001, high = 1/0.999. The others have weight 1.
 
-    As `sequence_mask`, whatever the length; the bounds are tight because a mean strays little. verl's `seq_mean_k1`,
-    whose 0.999 and 1.001 are bounds of 1/G.
+    Like `sequence_mask`, but independent of the length; the bounds are tight because a mean varies little. verl's
+    `seq_mean_k1`, whose 0.999 and 1.001 are bounds of 1/G.
 
     G = √(1.25 · 0.8) = 1 and G = 1.01:
 
@@ -90,10 +90,10 @@ def off_policy_mask(
 ) -> Tensor:
     """0 where A < 0 and mean_t(log μ − log π) of the response > threshold, else 1; threshold = 0.5.
 
-    Off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556 eq. 9: a wrong response that the policy would hardly
-    give any more teaches it nothing. π is the policy in this update, so the mask follows each of them. The tokens stay
-    in the denominators, as in the paper, so this rejects nothing. The paper does not print its threshold; 0.5 is TRL's
-    example. It is usually joined to weights: token_tis * off_policy_mask.
+    Off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556 eq. 9: a wrong response that the policy would now
+    hardly generate has nothing to teach it. π is the policy in this update, so the mask is recomputed in each update.
+    The tokens stay in the denominators, as in the paper, so this rejects nothing. The paper does not print its
+    threshold; 0.5 is TRL's example. It is usually combined with weights: token_tis * off_policy_mask.
 
     The mean of log μ − log π is ln 4 / 2 = 0.69 in the first two responses, of A = −1 and A = 1, and 0.1 in the last:
 

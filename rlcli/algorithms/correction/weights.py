@@ -1,4 +1,4 @@
-"""Weights: each token counts in the loss as much as the trainer's policy, and not the engine's, would draw it."""
+"""Weights: importance weights that correct the loss from the engine's policy to the trainer's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def none(log_probs: Tensor) -> Tensor:
 def bypass(log_probs: Tensor) -> Tensor:
     """1, and π_old is μ: the loss compares the policy with the engine's log-probs, ρ = π / μ.
 
-    PPO as if the engine were the trainer's policy: the loss's own bounds hold what engine and trainer disagree on, and
-    no forward pass is needed for old log-probs. verl's `bypass_mode`; "When Speed Kills Stability" (2025).
+    PPO as if the engine were the trainer's policy: the loss's own bounds limit the mismatch between engine and trainer,
+    and no forward pass is needed for old log-probs. verl's `bypass_mode`; "When Speed Kills Stability" (2025).
 
     >>> bypass(torch.tensor([-0.5, -2.0]))
     tensor([1., 1.])
@@ -45,7 +45,7 @@ def token_tis(log_probs: Tensor, rollout_log_probs: Tensor, *, correction_cap: f
 def sequence_tis(
     log_probs: Tensor, rollout_log_probs: Tensor, sequence: Tensor, lengths: Tensor, *, correction_cap: float = 2.0
 ) -> Tensor:
-    """min(Π, cap), cap = 2, on every token of the response: unbiased but for the cap, of more variance than token_tis.
+    """min(Π, cap), cap = 2, on every token of the response: unbiased except for the cap, more variance than token_tis.
 
     The weight is the product of the r, not a mean of them: verl's `rollout_is: sequence`, TRL's `sequence_truncate`.
 

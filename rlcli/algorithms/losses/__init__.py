@@ -1,11 +1,12 @@
 """Losses: one term for each response token.
 
-A policy loss takes, by name, what it declares of: `log_probs` (float [T], log π of the tokens, with gradient),
-`old_log_probs` (float [T], log π_old, the behaviour policy as the trainer computes it), `advantages` (float [T], A of
-each token), `sequence` (int64 [T], which sequence of this micro-batch a token belongs to), `lengths` (int64 [S], their
-response tokens), `reference_log_probs` (float [T]), `pairs` (int64 [S]), `selected` (bool [T], what the selector of
-the loss's name has chosen) and `weights` (float [T], of the correction; the loss of a function that does not declare
-them is multiplied by them). It returns a `TokenLoss`. ρ = π / π_old, by `ratio`, which is finite whatever the policies.
+A policy loss takes, by name, any of: `log_probs` (float [T], log π of the tokens, with gradient), `old_log_probs`
+(float [T], log π_old, the behaviour policy as the trainer computes it), `advantages` (float [T], A of each token),
+`sequence` (int64 [T], which sequence of this micro-batch a token belongs to), `lengths` (int64 [S], their response
+tokens), `reference_log_probs` (float [T]), `pairs` (int64 [S]), `selected` (bool [T], the tokens chosen by the selector
+registered under the loss's name) and `weights` (float [T], of the correction; the loss of a function that does not
+declare them is multiplied by them). It returns a `TokenLoss`. ρ = π / π_old, computed by `ratio`, which is always
+finite.
 """
 
 from __future__ import annotations

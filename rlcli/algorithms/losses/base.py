@@ -1,4 +1,4 @@
-"""What all losses share: their result, their names, the ratio, and sums over a sequence."""
+"""The base of all losses: their result, their registry, the ratio, and sums over a sequence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcli.algorithms.named import Named
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """loss: float [T]. clipped_low, clipped_high: bool [T], where a lower or an upper bound held the token back."""
+    """loss: float [T]. clipped_low, clipped_high: bool [T], whether a lower or an upper bound clipped the token."""
 
     loss: Tensor
     clipped_low: Tensor
@@ -24,7 +24,7 @@ loss_functions: Named[LossFunction] = Named("policy loss")
 
 
 def unclipped(loss: Tensor) -> TokenLoss:
-    """`loss` (float [T]) of a function that bounds nothing.
+    """`loss` (float [T]) of a function that clips nothing.
 
     >>> unclipped(torch.tensor([0.5, 1.5])).clipped_high
     tensor([False, False])
@@ -43,7 +43,7 @@ def ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 
 def sequence_sums(values: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
-    """Σ_t of each sequence: float64 [S], 0 for an empty one. Long sums in float32 would cost a ratio its digits.
+    """Σ_t of each sequence: float64 [S], 0 for an empty one. Long sums in float32 would lose digits of a ratio.
 
     >>> sequence_sums(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 0, 2]), torch.tensor([2, 0, 1]))
     tensor([3., 0., 5.], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Losses that hold each token by itself near the policy that generated it."""
+"""Losses that keep each token separately near the policy that generated it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, uncli
 
 
 def clipped_surrogate(rho: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLoss:
-    """max(−Aρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)) of ratios ρ, float [T], that bear the gradient.
+    """max(−Aρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)) of ratios ρ, float [T], that carry the gradient.
 
     `clipped_low` is A < 0 with ρ < 1 − clip_low; `clipped_high` is A > 0 with ρ > 1 + clip_high.
 
@@ -66,8 +66,8 @@ def cispo(
     """−sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π, sg: without gradient.
 
     CISPO of MiniMax-M1, arXiv 2506.13585: the weight is clipped, not the update, so every token keeps a gradient.
-    The paper leaves out the lower bound (clip_low = 1) and does not print its upper one; 0.2 is that of verl's
-    example. `clipped_low` and `clipped_high` are the tokens whose weight was clipped, whatever A is.
+    The paper omits the lower bound (clip_low = 1) and does not print its upper one; 0.2 is that of verl's
+    example. `clipped_low` and `clipped_high` are the tokens whose weight was clipped, whatever A.
 
     With log π = −2 and A = 1, a ratio of e^−1 = 0.3679 counts in full and one of e = 2.718 as 1.2:
 
@@ -91,8 +91,8 @@ def sapo(
 ) -> TokenLoss:
     """−A·(4/τ)·σ(τ(ρ − 1)), τ = tau_positive where A > 0, else tau_negative.
 
-    SAPO, arXiv 2511.20347: a gate that closes softly as ρ leaves 1, in the place of a clip. At ρ = 1 its gradient is
-    that of −Aρ.
+    SAPO, arXiv 2511.20347: a gate that closes smoothly as ρ leaves 1, instead of a clip. At ρ = 1 its gradient is that
+    of −Aρ.
 
     >>> advantages = torch.tensor([1.0, -1.0])
     >>> sapo(torch.zeros(2), torch.zeros(2), advantages).loss  # −4·σ(0) and 4/1.05·σ(0)
@@ -116,9 +116,9 @@ def dppo_tv(
 ) -> TokenLoss:
     """−Aρ, but 0 where A > 0 and π − π_old > clip_high, or A < 0 and π_old − π > clip_low.
 
-    DPPO with its binary total variation, arXiv 2602.04879; 0.15 is the bound that its authors run with. What is bounded
-    is the change of the token's probability, not of its ratio: a rare token may become many times as likely, a frequent
-    one may not lose half of its mass. `clipped_low` and `clipped_high` are the tokens that give 0.
+    DPPO with its binary total variation, arXiv 2602.04879; 0.15 is the bound that its authors use. It bounds the change
+    of the token's probability, not of its ratio: a rare token may become many times as likely, a frequent one may not
+    lose half of its mass. `clipped_low` and `clipped_high` are the tokens with loss 0.
 
     From 0.01 to 0.04 is a small step although ρ = 4; from 0.5 to 0.75 is a large one although ρ = 1.5:
 

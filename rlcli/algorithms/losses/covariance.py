@@ -1,11 +1,11 @@
-"""Losses that treat the few tokens apart on which entropy is lost, and the choice of those tokens.
+"""Losses that treat separately the few tokens on which entropy is lost, and the selection of those tokens.
 
 A token that is both likely and better than expected (a high cov = (A − mean A)(log π − mean log π)) lowers the entropy
-of the policy. The Entropy Mechanism, arXiv 2505.22617, holds back a share of 2e-4 of the tokens.
+of the policy. The Entropy Mechanism, arXiv 2505.22617, restrains a share of 2e-4 of the tokens.
 
-The choice is made before a minibatch's update, once, over all its tokens on all ranks, from π_old: so any split into
-micro-batches and ranks gives the same update. With one update a step π_old is π. (Implementations that choose within
-each micro-batch as it comes choose others when the batch is split differently.)
+The selection is made once before a minibatch's update, over all its tokens on all ranks, from π_old: so any split into
+micro-batches and ranks gives the same update. With one update a step π_old is π. (Implementations that select within
+each micro-batch select other tokens when the batch is split differently.)
 
 A selector takes old_log_probs and advantages (float [T], this rank's tokens of the minibatch) and noise (float [T],
 uniform in (0, 1), drawn so that a token has the same value in every split), and returns bool [T]. All ranks call it.
@@ -39,7 +39,7 @@ def clip_cov(
 ) -> TokenLoss:
     """`ppo`, but 0 and without gradient on the `selected` tokens (bool [T], of the selector of this name).
 
-    Clip-Cov, arXiv 2505.22617, with the clips of its authors' runs: no lower one (1), ρ at most 2. `clipped_low` and
+    Clip-Cov, arXiv 2505.22617, with the clips of its authors' runs: no lower clip (1), ρ at most 2. `clipped_low` and
     `clipped_high` are PPO's; selected tokens are in neither.
 
     >>> selected = torch.tensor([True, False, False])
@@ -63,8 +63,8 @@ def kl_cov(
 ) -> TokenLoss:
     """−Aρ, and + cov_coef·|log π − log π_old| on the `selected` tokens (bool [T], of the selector of this name).
 
-    KL-Cov, arXiv 2505.22617: nothing is clipped. The penalty's gradient is 0 where π = π_old: with one update a step
-    it does nothing, so give it several.
+    KL-Cov, arXiv 2505.22617: nothing is clipped. The penalty's gradient is 0 where π = π_old: with one update a step it
+    has no effect, so use several.
 
     −1.5 and −1.5 + ln 1.5:
 
@@ -89,8 +89,8 @@ def select_clip_cov(
 ) -> Tensor:
     """max(1, ⌊cov_share·N⌋) of the N tokens, at random among those whose cov is in (cov_low, cov_high).
 
-    Fewer if fewer are. Random means: those of least noise. Clip-Cov, arXiv 2505.22617; the count is that of its
-    authors' code.
+    Fewer if fewer are in range. Random means those with the least noise. Clip-Cov, arXiv 2505.22617; the count is that
+    of its authors' code.
 
     Means 0 and −2, so cov is 2, −1, −1 and 2; a share this small is one token, and the last has the smaller noise:
 
@@ -122,7 +122,7 @@ def select_kl_cov(
 
 
 def _covariances(old_log_probs: Tensor, advantages: Tensor, ranks: Ranks) -> tuple[Tensor, int]:
-    """(A − mean A)(log π − mean log π), float64 [T], with means over all ranks; and how many tokens these have."""
+    """(A − mean A)(log π − mean log π), float64 [T], with means over all ranks; and the number of tokens in them."""
     pair = torch.stack([advantages.double(), old_log_probs.double()])
     sums = torch.cat([pair.sum(dim=1), pair.new_tensor([pair.shape[1]])])
     *totals, tokens = ranks.add(sums).unbind()
@@ -137,7 +137,7 @@ def _count(share: float, tokens: int) -> int:
 def _least(candidates: Tensor, keys: Tensor, noise: Tensor, count: int, ranks: Ranks) -> Tensor:
     """The `count` candidates, of all ranks, with the least (key, noise): bool [T]; all of them if there are fewer.
 
-    No rank can hold more than `count` of them, so no rank need send more than its own `count` least.
+    No rank can hold more than `count` of them, so no rank needs to send more than its own `count` least.
     """
     noise = noise.double()
     own = _order(keys[candidates], noise[candidates])[:count]

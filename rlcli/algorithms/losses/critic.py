@@ -1,4 +1,4 @@
-"""Losses of the models beside the policy: the critic's values, and an implicit process reward model."""
+"""Losses of the models next to the policy: the critic's values, and an implicit process reward model."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def implicit_reward_loss(
 ) -> TokenLoss:
     """−r·log σ(z) − (1 − r)·log σ(−z), z = Σ_t of `process_rewards`, on each token of the response.
 
-    rewards: float [S], r: 1 for a right response, 0 for a wrong one, or between. PRIME, arXiv 2502.01456. The
-    tokens bear their response's loss as those of the sequence losses do: aggregate by seq-mean-token-mean.
+    rewards: float [S], r: 1 for a right response, 0 for a wrong one, or between. PRIME, arXiv 2502.01456. Each
+    token has its response's loss, as in the sequence losses: aggregate by seq-mean-token-mean.
 
     z = 0.05·20 = 1 for a right response and for a wrong one: −log σ(1) and −log σ(−1):
 

@@ -1,4 +1,4 @@
-"""Losses that take log π itself and bound nothing."""
+"""Losses that use log π itself and clip nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlcli.algorithms.losses.base import TokenLoss, loss_functions, unclipped
 
 @loss_functions.register("gpg")
 def gpg(log_probs: Tensor, advantages: Tensor) -> TokenLoss:
-    """−A·log π: the policy gradient, no ratio. GPG, arXiv 2504.02546. It trusts that the samples are the policy's own.
+    """−A·log π: the policy gradient, no ratio. GPG, arXiv 2504.02546. It assumes that the samples are the policy's own.
 
     >>> from torch import tensor
     >>> gpg(tensor([-2.0, -1.0]), tensor([1.0, -0.5])).loss
@@ -21,7 +21,7 @@ def gpg(log_probs: Tensor, advantages: Tensor) -> TokenLoss:
 def dro(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, beta: float) -> TokenLoss:
     """−(A·log π − β/2·(log π − log π_old)²): the policy gradient with a quadratic pull to the old policy.
 
-    DRO, arXiv 2405.19107, of tokens where the paper has whole responses; A stands for its reward less value. β has no
+    DRO, arXiv 2405.19107, for tokens where the paper has whole responses; A replaces its reward minus value. β has no
     default: it is in the units of A.
 
     Log-ratio 0.5 and log π = −1: 1 + 2/2·0.25 with A = 1, −1 + 0.25 with A = −1:

@@ -1,7 +1,7 @@
 """Losses of whole sequences.
 
-Each of a sequence's tokens bears the sequence's loss, so that the aggregation seq-mean-token-mean gives the mean over
-sequences that the papers have. An empty response has no token and adds nothing.
+Each token of a sequence has the sequence's loss, so that the aggregation seq-mean-token-mean gives the mean over
+sequences of the papers. An empty response has no token and adds nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def gspo(
 ) -> TokenLoss:
     """max(−As, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean_t(log π − log π_old)) of the token's sequence.
 
-    GSPO, arXiv 2507.18071, in its token form: of value s, but with the gradient s·∇log π of the token itself. With one
-    A a response and seq-mean-token-mean, that is the sequence form; and tokens may have an A of their own. The clip
-    acts on whole sequences: `clipped_low` and `clipped_high` are all tokens of those, as in PPO.
+    GSPO, arXiv 2507.18071, in its token form: the value is s, but the gradient is s·∇log π of the token itself. With
+    one A a response and seq-mean-token-mean, that is the sequence form; tokens may also have different A. The clip acts
+    on whole sequences: `clipped_low` and `clipped_high` are all tokens of those, as in PPO.
 
     The first response's ratio is e^((0.6 − 0.2)/2) = 1.2214, of which 1.0004 counts; the second's is 1:
 
@@ -55,10 +55,10 @@ def gmpo(
 ) -> TokenLoss:
     """−A·exp(mean_t d_t), d_t = min(log ρ_t, clip_high) where A > 0, max(log ρ_t, −clip_low) where A < 0.
 
-    GMPO, arXiv 2507.20673: PPO with the geometric mean of the token ratios in place of the arithmetic one. The bounds
-    are those of log ρ and hold each token by itself: `clipped_low` is A < 0 with log ρ < −clip_low, `clipped_high` is
-    A > 0 with log ρ > clip_high. weights: those of the correction, float [T]; a response's weight is their geometric
-    mean, as its ratio is that of the tokens' (so in verl; a weight counts as at least 1e-10).
+    GMPO, arXiv 2507.20673: PPO with the geometric mean of the token ratios instead of the arithmetic one. The bounds
+    are those of log ρ and apply to each token: `clipped_low` is A < 0 with log ρ < −clip_low, `clipped_high` is A > 0
+    with log ρ > clip_high. weights: those of the correction, float [T]; a response's weight is their geometric mean,
+    like its ratio (as in verl; a weight counts as at least 1e-10).
 
     Log-ratios 1 and 0 with A = 1 count as 0.4 and 0: −e^0.2; −1 and 0 with A = −1 as −0.4 and 0: e^−0.2:
 
@@ -67,7 +67,7 @@ def gmpo(
     >>> gmpo(torch.tensor([1.0, 0.0, -1.0, 0.0]), torch.zeros(4), advantages, sequence, lengths).loss
     tensor([-1.2214, -1.2214,  0.8187,  0.8187])
 
-    Weights of 2 and 0.5 are together 1, and of 2 and 2 they are 2:
+    Weights of 2 and 0.5 combine to 1, and of 2 and 2 to 2:
 
     >>> weights = torch.tensor([2.0, 0.5, 2.0, 2.0])
     >>> gmpo(torch.tensor([1.0, 0.0, -1.0, 0.0]), torch.zeros(4), advantages, sequence, lengths, weights).loss
@@ -99,8 +99,8 @@ def dpo(
     """−log σ(β(h_w − h_l)), h = Σ_t(log π − log π_ref), on each token of the two responses of a pair.
 
     DPO, arXiv 2305.18290. pairs: int64 [S]; two sequences of equal label are a pair, and both must be here. The sign of
-    A says which is which: > 0 the preferred one, w; < 0 the other, l; only the sign counts. The mean over sequences is
-    the mean over pairs: where one response of a pair is empty (its h is 0), the other one bears the loss of both.
+    A (only the sign counts) distinguishes them: > 0 the preferred one, w; < 0 the other, l. The mean over sequences is
+    the mean over pairs: if one response of a pair is empty (its h is 0), the other one carries the loss of both.
 
     h is 1 and −1, so −log σ(0.1·2) = 0.5981:
 
@@ -131,8 +131,8 @@ def sppo(
 ) -> TokenLoss:
     """(Σ_t(log π − log π_old) − η·A)², A = P̂ − 1/2 of the response: its estimated chance to beat the others, centred.
 
-    SPPO, arXiv 2405.00675, with the paper's η of 1000: a response that always wins is to become e^500 times as
-    likely, of which the learning rate decides how much comes true. Smaller η ask for less.
+    SPPO, arXiv 2405.00675, with the paper's η of 1000: the target for a response that always wins is e^500 times
+    its probability; the learning rate limits how far it gets. Smaller η give smaller targets.
 
     Two responses of log-ratio 0.5 and −0.5, always won and always lost, with η = 4: (0.5 − 2)² and (−0.5 + 2)²:
 

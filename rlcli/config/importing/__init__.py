@@ -1,4 +1,4 @@
-"""Configurations of verl and TRL as recipes. Files are read as data: nothing in them is executed."""
+"""Import verl and TRL configurations as recipes. Files are read as data and never executed."""
 
 from __future__ import annotations
 

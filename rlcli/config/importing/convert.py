@@ -1,4 +1,4 @@
-"""From a foreign file to a recipe of ours that resolves."""
+"""Convert a verl or TRL configuration file to an rlcli recipe that resolves."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NAMES = {"verl": "verl", "trl": "TRL"}
 
 @dataclass(frozen=True)
 class Imported:
-    """framework: `verl` or `trl`; version: that its meaning was read in. settings: dotted key → value. toml: the
-    recipe's file. lines: what became of each key."""
+    """framework: `verl` or `trl`; version: the one that the import follows. settings: dotted key → value. toml: the
+    text of the recipe file. lines: what became of each key."""
 
     framework: str
     version: str
@@ -35,9 +35,9 @@ class Imported:
 
 
 def import_file(path: Path, processes: int = 1) -> Imported:
-    """The recipe of a configuration of verl or TRL. processes: that TRL is started with.
+    """The recipe for a verl or TRL configuration. processes: the number that TRL is started with.
 
-    Raises `ConfigError` for a file that cannot be read or is neither, and for one whose recipe breaks a rule.
+    Raises `ConfigError` for a file that cannot be read or is neither, and if the recipe breaks a rule.
     """
     framework, given = files.read(path)
     ours = {name: key.default for name, key in keys().items()}
@@ -52,12 +52,12 @@ def import_file(path: Path, processes: int = 1) -> Imported:
         try:
             resolve(str(recipe))
         except ConfigError as error:
-            raise ConfigError(f"{path} makes no recipe: {error.message}", error.mend) from error
+            raise ConfigError(f"{path} gives no valid recipe: {error.message}", error.hint) from error
     return Imported(framework, version, read.settings, toml, [shown(line) for line in read.lines])
 
 
 def shown(line: Line) -> Line:
-    """The line with its texts as they may be printed: bounded, without control characters."""
+    """The line with printable texts: bounded in length, without control characters."""
     return replace(line, source=_printable(line.source), given=_safe(line.given), value=_safe(line.value))
 
 
@@ -75,7 +75,7 @@ def _printable(text: str) -> str:
 
 
 def _drop_invalid(read: Reading) -> None:
-    """Leave out settings that their key does not take, and report them as such."""
+    """Drop settings that their key does not accept, and report them as missing."""
     for key, value in dict(read.settings).items():
         section, _, name = key.partition(".")
         table, _, member = name.partition(".")
@@ -84,7 +84,7 @@ def _drop_invalid(read: Reading) -> None:
             RunConfig.model_validate_json(json.dumps(nested), strict=True)
         except ValidationError as error:
             if not any(one["loc"] for one in error.errors(include_url=False)):
-                continue  # a rule between keys, of which the others are not here
+                continue  # a rule between keys; the other keys are not set here
             known = find(key)
             rule = f"{key} must be {known.rule}" if known else key
             del read.settings[key]
@@ -94,7 +94,7 @@ def _drop_invalid(read: Reading) -> None:
 
 
 def _keep_ratios_right(read: Reading) -> None:
-    """Give a correction where a rule of ours asks for one and the file has none."""
+    """Set a correction if our rules require one and the file has none."""
     settings = read.settings
     biased = [
         key for key in ("rollout.top_p", "dynamic_sampling.oversample") if key in settings and settings[key] != 1.0
@@ -109,13 +109,13 @@ def _keep_ratios_right(read: Reading) -> None:
 
 
 def _toml(read: Reading, path: Path, origin: str) -> str:
-    """The recipe's file: sections in the order of the schema, each value with the key that it comes from."""
+    """The text of the recipe: sections in schema order, each value with its source key as a comment."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", path.stem).strip("-")[:60] or "imported"
     sources = {line.key: line.source for line in read.lines if line.kind == "mapped"}
     lines = [
         "[recipe]",
         f"name = {to_toml(name)}",
-        f"summary = {to_toml(f'Imported from a configuration of {origin}.')}",
+        f"summary = {to_toml(f'Imported from a {origin} configuration.')}",
     ]
     order = [key for key in keys() if key != "algorithm.options"]
     plain = sorted((key for key in read.settings if key in order), key=order.index)

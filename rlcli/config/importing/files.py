@@ -1,4 +1,4 @@
-"""A foreign configuration file, of whatever format, as flat keys and values. Bounded in size and depth."""
+"""Read a foreign configuration file of any supported format as flat keys and values, bounded in size and depth."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REFERENCE = re.compile(
 VERL = frozenset(
     {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "reward", "reward_model", "trainer"}
 )
-"""The first words of verl's keys."""
+"""The first parts of verl's keys."""
 TRL = frozenset(
     {"per_device_train_batch_size", "num_generations", "max_completion_length", "max_prompt_length", "beta"}
     | {"loss_type", "scale_rewards", "num_iterations", "use_vllm", "epsilon", "learning_rate", "output_dir"}
 )
-"""Keys one of which any TRL configuration of GRPO holds."""
+"""Every TRL GRPO configuration has at least one of these keys."""
 
 
 def read(path: Path) -> tuple[str, dict[str, Any]]:
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
     framework = framework or ("trl" if TRL & given.keys() else "")
     if not framework:
         raise ConfigError(
-            f"{path} holds no configuration of verl or TRL",
+            f"{path} holds no verl or TRL configuration",
             "give a script that runs verl.trainer.main_ppo, verl's YAML, or TRL's YAML, JSON or GRPOConfig(...)",
         )
     return framework, dict(given)
@@ -55,14 +55,14 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
 def _text(path: Path) -> str:
     try:
         if not path.is_file():
-            raise ConfigError(f"{path} is no file", "give a shell script, a YAML, a JSON or a Python file")
+            raise ConfigError(f"{path} is not a file", "give a shell script, a YAML, a JSON or a Python file")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path} cannot be read: {reason}", "give a file that can be") from error
+        raise ConfigError(f"{path} cannot be read: {reason}", "give a readable file") from error
     if len(content) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "give the configuration alone")
+        raise ConfigError(f"{path} is larger than {MOST_BYTES >> 20} MiB", "give only the configuration")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -76,22 +76,22 @@ def _json(text: str, path: Path) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {_line(error)}", "correct that place") from error
+        raise ConfigError(f"{path} is not JSON: {_line(error)}", "fix that place") from error
 
 
 def _yaml(text: str, path: Path) -> Any:
     import yaml
 
-    try:  # all values as texts, tags without effect: YAML's own numbers would make 0.52 of the bounds 0.5_2
+    try:  # all values as text, tags ignored: YAML would read the bounds 0.5_2 as the number 0.52
         return yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {_line(error)}", "correct that place") from error
+        raise ConfigError(f"{path} is not YAML: {_line(error)}", "fix that place") from error
 
 
 def _flat(table: Any, path: Path) -> dict[str, Any]:
-    """Nested tables as dotted keys. A list of anything but plain values counts as unresolved."""
+    """Nested tables as dotted keys. A list with lists or tables in it counts as unresolved."""
     if not isinstance(table, Mapping):
-        raise ConfigError(f"{path} holds no table of keys and values", "give a configuration of verl or TRL")
+        raise ConfigError(f"{path} holds no table of keys and values", "give a verl or TRL configuration")
     flat: dict[str, Any] = {}
     count = 0
 
@@ -102,7 +102,7 @@ def _flat(table: Any, path: Path) -> dict[str, Any]:
             if count > MOST_VALUES or depth > DEEPEST:
                 raise ConfigError(
                     f"{path} holds more than {MOST_VALUES} values, or tables more than {DEEPEST} deep",
-                    "give the configuration alone",
+                    "give only the configuration",
                 )
             if isinstance(value, Mapping) and value:
                 add(value, f"{prefix}{name}.", depth + 1)
@@ -118,7 +118,7 @@ def _flat(table: Any, path: Path) -> dict[str, Any]:
 
 
 def _typed(value: Any) -> Any:
-    """A value of a YAML file, whose texts stand for numbers, booleans and nothing, too."""
+    """A YAML value as a number, boolean or None if its text is one."""
     if isinstance(value, list):
         return [_typed(item) for item in value]
     if not isinstance(value, str):
@@ -128,7 +128,7 @@ def _typed(value: Any) -> Any:
 
 
 def _referred(value: Any, flat: Mapping[str, Any]) -> Any:
-    """What an interpolation of OmegaConf's refers to, where that is a plain value of the same file."""
+    """The value that an OmegaConf interpolation refers to, if it is a plain value of the same file."""
     found = REFERENCE.fullmatch(value.text) if isinstance(value, Unresolved) else None
     if not found or len(value.text) > 300:
         return value
@@ -139,6 +139,6 @@ def _referred(value: Any, flat: Mapping[str, Any]) -> Any:
 
 
 def _line(error: BaseException) -> str:
-    """What is wrong, in one line: a parser's message may have several, or hold the whole text."""
+    """The error in one line: a parser's message may have several lines, or hold the whole text."""
     text = "too deep" if isinstance(error, RecursionError) else " ".join(str(error).split())
     return text if len(text) <= 160 else f"{text[:160]}…"

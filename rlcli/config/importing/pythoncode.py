@@ -1,4 +1,4 @@
-"""The arguments of `GRPOConfig(...)` in a Python file, and of what stands beside it. The file is parsed, never run."""
+"""Read the arguments of `GRPOConfig(...)` and related calls from a Python file. The file is parsed, never executed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcli.config.importing.reading import Unresolved
 from rlcli.errors import ConfigError
 
 BESIDE = {"GRPOTrainer": {"model": "model_name_or_path"}, "LoraConfig": {}}
-"""Other calls whose arguments are read, with what they are called here. Those of LoraConfig bear its name."""
+"""Other calls whose arguments are read: their name → our name. Those of LoraConfig are in LORA."""
 LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -26,12 +26,12 @@ LARGEST = 1e18
 
 
 def arguments(text: str, path: Path) -> dict[str, Any]:
-    """Keyword → value of the only GRPOConfig of the file; `Unresolved` for what is not written out there.
+    """Keyword → value of the only GRPOConfig in the file; `Unresolved` for values that are not literal there.
 
-    Raises `ConfigError` where the file is not Python, or holds no such call or several.
+    Raises `ConfigError` if the file is not Python, or does not hold exactly one such call.
     """
     try:
-        with warnings.catch_warnings(action="ignore"):  # of escapes that are none, which are not ours to tell of
+        with warnings.catch_warnings(action="ignore"):  # about invalid escapes in the user's file
             tree = ast.parse(text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         constants = _constants(tree)
@@ -55,7 +55,7 @@ def arguments(text: str, path: Path) -> dict[str, Any]:
 
 
 def arithmetic(text: str) -> float | None:
-    """The value of a sum of numbers; None for anything else.
+    """The value of an arithmetic expression of numbers; None for anything else.
 
     >>> arithmetic("1024 * (2 + 20)"), arithmetic("__import__('os')"), arithmetic("9 ** 9 ** 9")
     (22528, None, None)
@@ -92,7 +92,7 @@ def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
 
 
 def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
-    """The value of a sum of numbers and of constants that are numbers; None for anything else."""
+    """The value of an arithmetic expression of numbers and numeric constants; None for anything else."""
     if isinstance(node, ast.Constant | ast.Name):
         value = constants.get(node.id) if isinstance(node, ast.Name) else node.value
         return value if isinstance(value, int | float) and abs(value) <= LARGEST else None
@@ -109,7 +109,7 @@ def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names that the module sets once, at its top level, to a plain value."""
+    """Names that the module sets exactly once, at its top level, to a plain value."""
     found: dict[str, Any] = {}
     twice = set()
     stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]

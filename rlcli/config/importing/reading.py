@@ -1,4 +1,4 @@
-"""What was read of a foreign configuration, and what became of each of its keys."""
+"""A foreign configuration during translation, and the report of what became of each key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["mapped", "same", "unresolved", "missing"]
 
 @dataclass(frozen=True)
 class Unresolved:
-    """A value that is not in the file: a shell variable, a Python name. text: as it is written there."""
+    """A value that is not in the file, such as a shell variable or a Python name. text: as written there."""
 
     text: str
 
@@ -24,8 +24,8 @@ class Line:
     """One line of the report.
 
     kind: `mapped` to `key` = `value`; `same`: rlcli does the same without a key; `unresolved`: the value is not in the
-    file; `missing`: rlcli has no counterpart. source: the foreign key. given: its value; None where the file leaves it
-    to a default of the foreign framework.
+    file; `missing`: rlcli has no counterpart. source: the foreign key. given: its value; None if the file does not set
+    it (the foreign framework's default applies).
     """
 
     kind: Kind
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass
 class Reading:
-    """A foreign configuration while it is translated. given: what the file sets; defaults: what the framework would."""
+    """A foreign configuration during translation. given: what the file sets; defaults: those of the framework."""
 
     given: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -48,25 +48,25 @@ class Reading:
     asked: set[str] = field(default_factory=set)
 
     def __call__(self, source: str) -> Any:
-        """The value of a foreign key: the file's, else the framework's default; None where there is neither."""
+        """The value of a foreign key: the file's, else the framework's default; None if there is neither."""
         self.asked.add(source)
         value = self.given.get(source)
         return self.defaults.get(source) if value is None or isinstance(value, Unresolved) else value
 
     def gives(self, source: str) -> bool:
-        """Whether the file itself sets the key to something that can be read."""
+        """Whether the file itself sets the key to a known value."""
         self.asked.add(source)
         return source in self.given and not isinstance(self.given[source], Unresolved | None)
 
     def number(self, source: str) -> float | None:
-        """The value as a number; None where it is none, which is then reported as not usable."""
+        """The value as a number; None if it is not one, which is then reported."""
         value = number_of(self(source))
         if value is None and self.gives(source):
             self.missing(source, "not a number")
         return value
 
     def whole(self, source: str) -> int:
-        """The value as a whole number of at least 1; the default's, else 1, where it is none."""
+        """The value as a whole number of at least 1; otherwise the default, else 1."""
         value = self.number(source)
         if value is None or value < 1:
             value = number_of(self.defaults.get(source)) or 1
@@ -82,7 +82,7 @@ class Reading:
         return "" if value is None else str(value)
 
     def map(self, source: str, key: str, value: Any, note: str = "", also: Iterable[str] = ()) -> None:
-        """Set `key`. also: further foreign keys that went into it."""
+        """Set `key`. also: further foreign keys used for it."""
         self.settings[key] = value
         if isinstance(self.given.get(source), Unresolved):
             note = f"{note}; the file's value is not known".removeprefix("; ")
@@ -94,15 +94,15 @@ class Reading:
             self._once(Line("same", source, self._given(source), note=note))
 
     def missing(self, source: str, note: str) -> None:
-        """Report what has no counterpart, or none with this value."""
+        """Report a key without a counterpart, or without one for this value."""
         self._once(Line("missing", source, self._given(source), note=note))
 
     def skip(self, *sources: str) -> None:
-        """These were looked at, and there is nothing to report of them."""
+        """Mark keys as handled, with nothing to report."""
         self.seen |= {*sources}
 
     def direct(self, table: Mapping[str, tuple[str, type]]) -> None:
-        """Map each foreign key of `table` that the file or the framework sets: to its key of ours, as that type."""
+        """Map each foreign key of `table` that the file or the framework sets to our key, with the given type."""
         for source, (key, kind) in table.items():
             if kind is bool:
                 self.map(source, key, self.flag(source))
@@ -113,8 +113,8 @@ class Reading:
                 self.map(source, key, int(value) if kind is int else float(value))
 
     def finish(self, same: Mapping[str, str], missing: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-        """Report the keys that nobody asked for, by patterns → notes; and leave out settings that the file does not
-        give and that are our defaults anyway."""
+        """Report the keys that were not read, by patterns → notes; drop settings that the file does not give and that
+        equal our defaults."""
         for source, value in self.given.items():
             if isinstance(value, Unresolved) and (source in self.asked or source == "**"):
                 self.lines.append(Line("unresolved", source, value.text))
@@ -139,7 +139,7 @@ class Reading:
             self.missing(source, lacking[0] if lacking else "")
 
     def _given(self, source: str) -> Any:
-        """What the file sets the key to, for the report: None where that is not known."""
+        """The value in the file, for the report: None if it is not known."""
         value = self.given.get(source)
         return None if isinstance(value, Unresolved) else value
 
@@ -150,7 +150,7 @@ class Reading:
 
 
 def number_of(value: Any) -> float | None:
-    """A number, or a text that is one; None for anything else. Python would read verl's bounds `0.5_2` as 0.52.
+    """A number, also from text; None for anything else. Python would read verl's bounds `0.5_2` as 0.52.
 
     >>> number_of("1e-6"), number_of(True), number_of("ten"), number_of("0.5_2")
     (1e-06, None, None, None)
@@ -186,7 +186,7 @@ def scalar(text: str) -> Any:
 
 
 def divisor_near(whole: int, parts: float) -> int:
-    """The divisor of `whole` that is nearest to `parts`, the smaller of two.
+    """The divisor of `whole` nearest to `parts`; of two, the smaller one.
 
     >>> divisor_near(32, 3), divisor_near(32, 100)
     (2, 32)

@@ -1,5 +1,5 @@
-"""The key=value words of a shell script that runs verl, with the variables that the script itself sets. Nothing is
-executed, and nothing is taken from this machine's environment."""
+"""Read the key=value words of a shell script that runs verl, with the variables that the script itself sets. Nothing is
+executed, and nothing is read from this machine's environment."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ VARIABLE = re.compile(r"\$\{(?P<braced>[A-Za-z_]\w*)(?::?-(?P<default>[^{}]*))?\
 LONGEST_COMMAND = 200
 """Lines that a quoted text may span."""
 MOST_SKIPPED = 20
-"""Lines of open quotes that are left out."""
+"""Maximum lines with open quotes that are skipped."""
 LONGEST_VALUE = 10_000
 
 
 def overrides(text: str, path: Path) -> dict[str, Any]:
-    """Dotted key → value, the last one of each; `Unresolved` where variables remain that the script does not set."""
+    """Dotted key → value (the last one wins); `Unresolved` if a variable remains that the script does not set."""
     variables: dict[str, str] = {}
     found: dict[str, Any] = {}
     for words in _commands(text, path):
@@ -41,7 +41,7 @@ def overrides(text: str, path: Path) -> dict[str, Any]:
 
 
 def _commands(text: str, path: Path) -> Iterator[list[str]]:
-    """The words of each command: lines that end in a backslash, or in open quotes, go on in the next one."""
+    """The words of each command: a line that ends in a backslash, or in an open quote, continues in the next one."""
     text = SUM.sub(lambda found: "".join(found[0].split()), text.replace("\r\n", "\n"))
     lines = text.replace("\\\n", " ").split("\n")
     at = skipped = 0
@@ -50,14 +50,14 @@ def _commands(text: str, path: Path) -> Iterator[list[str]]:
         if words is not None:
             yield words
         elif "verl." in lines[at] or any(map(OVERRIDE.fullmatch, lines[at].split())) or skipped >= MOST_SKIPPED:
-            raise ConfigError(f"{path}: a quote is opened and not closed: {lines[at].strip()[:80]}", "close it")
+            raise ConfigError(f"{path}: a quote is not closed: {lines[at].strip()[:80]}", "close it")
         else:  # an apostrophe in the text of a here-document
             skipped += 1
         at = after
 
 
 def _command(lines: list[str], at: int) -> tuple[list[str] | None, int]:
-    """The words of the command that begins in line `at`, None if its quotes do not end; and the line after it."""
+    """The words of the command that begins in line `at` (None if a quote is not closed), and the line after it."""
     held = ""
     for line in range(at, min(len(lines), at + LONGEST_COMMAND)):
         held = f"{held}\n{lines[line]}" if line > at else lines[line]
@@ -70,8 +70,8 @@ def _command(lines: list[str], at: int) -> tuple[list[str] | None, int]:
 
 
 def _filled(value: str, variables: Mapping[str, str]) -> str:
-    """The value with the script's own variables and sums filled in. `${NAME:-text}` is the text, unless the script sets
-    NAME."""
+    """The value with the script's own variables and arithmetic expanded. `${NAME:-text}` is the text, unless the script
+    sets NAME."""
 
     def fill(found: re.Match[str]) -> str:
         return variables.get(found["braced"] or found["plain"], found["default"] or found[0])

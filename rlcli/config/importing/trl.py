@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig as settings of ours. Read in TRL 1.16.0: trl/trainer/grpo_config.py and grpo_trainer.py."""
+"""Translate TRL's GRPOConfig to our settings. Follows TRL 1.16.0: trl/trainer/grpo_config.py and grpo_trainer.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VERSION = "1.16.0"
 
 
 def translate(given: dict[str, Any], ours: dict[str, Any], processes: int) -> Reading:
-    """ours: our defaults, by key. processes: that TRL is started with; its batch sizes are those of one."""
+    """ours: our defaults, by key. processes: the number that TRL is started with; its batch sizes are per process."""
     read = Reading(given, DEFAULTS)
     read.direct({source: to for source, to in DIRECT.items() if to[1] is not bool or read.gives(source)})
     updates = _sizes(read, processes)
@@ -25,7 +25,7 @@ def translate(given: dict[str, Any], ours: dict[str, Any], processes: int) -> Re
 
 
 def _sizes(read: Reading, processes: int) -> int:
-    """Batch sizes; returns the optimizer's updates in a step of ours, passes included."""
+    """Batch sizes; returns the optimizer updates in one of our steps, passes included."""
     each, accumulated = "per_device_train_batch_size", "gradient_accumulation_steps"
     window, batch = "steps_per_generation", "generation_batch_size"
     update = read.whole(each) * processes * read.whole(accumulated)
@@ -78,7 +78,7 @@ def _steps(read: Reading, updates: int) -> None:
         if read.text(strategy) == "steps" and (count := of_steps(every)):
             read.map(every, key, count, note, [strategy])
         elif read.text(strategy) == "no":
-            read.map(strategy, key, 0, "at the end alone", [every])
+            read.map(strategy, key, 0, "only at the end", [every])
         elif read.gives(strategy):
             read.missing(strategy, f"{key} counts steps")
         read.skip(every)
@@ -87,7 +87,7 @@ def _steps(read: Reading, updates: int) -> None:
     if schedule in known:
         read.map("lr_scheduler_type", "train.schedule", known[schedule])
     else:
-        read.missing("lr_scheduler_type", "constant, linear and cosine alone")
+        read.missing("lr_scheduler_type", "only constant, linear and cosine")
 
 
 def _advantage(read: Reading) -> None:
@@ -116,7 +116,7 @@ def _loss(read: Reading) -> None:
     else:
         read.missing(kind, f"no such loss; the recipe has {loss}")
     if sequence and loss != "gspo":
-        read.missing(level, f"{name} looks at single tokens")
+        read.missing(level, f"{name} uses single tokens")
     if loss == "sapo":
         temperatures = {"sapo_temperature_pos": "tau_positive", "sapo_temperature_neg": "tau_negative"}
         read.direct({theirs: (f"algorithm.options.{ours}", float) for theirs, ours in temperatures.items()})
@@ -135,11 +135,11 @@ def _loss(read: Reading) -> None:
         if loss == "ppo" and (read.number("delta") or 0) > 1:
             read.direct({"delta": ("algorithm.dual_clip", float)})
         else:
-            read.missing("delta", "algorithm.dual_clip belongs to the loss ppo, and is more than 1")
+            read.missing("delta", "algorithm.dual_clip needs the loss ppo and a value above 1")
     read.skip(low, high, level, "sapo_temperature_pos", "sapo_temperature_neg")
     truncated = "mask_truncated_completions"
     if read.flag(truncated):
-        read.map(truncated, "train.truncated", "mask", "TRL keeps them in the statistics of their group")
+        read.map(truncated, "train.truncated", "mask", "TRL keeps them in their group's statistics")
     read.skip(truncated)
 
 
@@ -194,7 +194,7 @@ def _sampling(read: Reading) -> None:
         else:
             read.missing("vllm_tensor_parallel_size", f"does not divide {workers} workers (--processes)")
     if read.text("vllm_mode") == "server":
-        read.missing("vllm_mode", "engines in workers of their own: rollout.workers")
+        read.missing("vllm_mode", "engines in separate workers: rollout.workers")
 
 
 def _model(read: Reading) -> None:
@@ -217,7 +217,7 @@ def _trackers(read: Reading) -> None:
     if known:
         read.map("report_to", "tracking.trackers", known)
     elif names in (["none"], []):
-        read.same("report_to", "metrics.jsonl alone")
+        read.same("report_to", "only metrics.jsonl")
     if others := [name for name in names if name not in (*known, "none")]:
         read.seen.discard("report_to")
         read.missing("report_to", f"no tracker called {', '.join(others)}")

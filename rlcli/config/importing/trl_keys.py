@@ -1,4 +1,4 @@
-"""TRL's keys as tables: its defaults, one-to-one keys, and keys that need no counterpart or have none."""
+"""Tables of TRL's keys: its defaults, one-to-one keys, and keys that need no counterpart or have none."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DIRECT: dict[str, tuple[str, type]] = {
     "save_total_limit": ("checkpoint.keep", int),
     "full_determinism": ("train.deterministic", bool),
 }
-"""Mapped as they are. Those of type bool are mapped only where the file sets them."""
+"""Mapped unchanged. Keys of type bool are mapped only if the file sets them."""
 
 AGGREGATIONS = {
     "grpo": "seq-mean-token-mean",
@@ -80,8 +80,8 @@ SAME = {
     "torch_dtype": "model.dtype = auto: bfloat16 on GPUs",
     "dtype": "model.dtype = auto: bfloat16 on GPUs",
     "tf32": "torch decides",
-    "attn_implementation": "attention is that of packed sequences",
-    "gradient_checkpointing_kwargs*": "activations are recomputed without reentry",
+    "attn_implementation": "attention over packed sequences",
+    "gradient_checkpointing_kwargs*": "recomputation is non-reentrant",
     "remove_unused_columns": "columns are those of the schema",
     "log_completions": "tracking.save_samples writes samples to parquet",
     "num_completions_to_print": "tracking.save_samples writes samples to parquet",
@@ -113,15 +113,15 @@ MISSING = {
     "dataset_test_split": "make a parquet file: rlcli prep, then data.path",
     "num_train_epochs": "a run is counted in steps: give train.steps",
     "reward_funcs": "verifiers: verifier.name takes functions written for TRL, as FILE.py:FUNCTION",
-    "reward_weights": "weights stand in verifier.name, as in math + 0.1 * format",
+    "reward_weights": "weights are part of verifier.name, as in math + 0.1 * format",
     "push_to_hub": "rlcli export --push",
     "hub_*": "rlcli export --push",
-    "sync_ref_model": "the reference model stays as it is",
-    "ref_model_*": "the reference model stays as it is",
+    "sync_ref_model": "the reference model does not change",
+    "ref_model_*": "the reference model does not change",
     "vespo_*": "no such loss",
-    "lora_*": "rank, alpha and targets alone",
-    "vllm_server_*": "engines in workers of their own: rollout.workers",
-    "chat_template_kwargs": "an argument a line: chat_template_kwargs.NAME",
-    "generation_kwargs*": "temperature, top_p and the longest response alone",
+    "lora_*": "only rank, alpha and targets",
+    "vllm_server_*": "engines in separate workers: rollout.workers",
+    "chat_template_kwargs": "one argument per line: chat_template_kwargs.NAME",
+    "generation_kwargs*": "only temperature, top_p and the response length",
     "**": "its keys are not in the file",
 }

@@ -1,4 +1,4 @@
-"""verl's configuration as settings of ours."""
+"""Translate verl's configuration to our settings."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _data(read: Reading) -> None:
         read.map(source, key, str(files[0]) if whole else [str(file) for file in files])
         if whole and len(files) > 1:
             read.seen.discard(source)
-            read.missing(source, f"{len(files)} files: {key} is the first of them")
+            read.missing(source, f"{len(files)} files: {key} is the first one")
     template(read, "data.apply_chat_template_kwargs")
 
 
 def template(read: Reading, prefix: str) -> None:
-    """Arguments of the chat template, each a key below `prefix`."""
+    """Map arguments of the chat template, each a key below `prefix`."""
     for source in [source for source in read.given if source.startswith(f"{prefix}.")]:
         name = source.removeprefix(f"{prefix}.")
         if re.fullmatch(r"\w{1,60}", name, re.ASCII) and read.gives(source) and not isinstance(read(source), list):
@@ -94,7 +94,7 @@ def _sizes(read: Reading) -> None:
             else:
                 read.missing(shards, f"does not divide {nodes * each} workers")
     elif read.gives(f"{ROLLOUT}.tensor_model_parallel_size"):
-        read.missing(f"{ROLLOUT}.tensor_model_parallel_size", "give it with cluster.workers: it has to divide those")
+        read.missing(f"{ROLLOUT}.tensor_model_parallel_size", "set it with cluster.workers, which it has to divide")
 
 
 def _model(read: Reading) -> None:
@@ -141,7 +141,7 @@ def _optimizer(read: Reading) -> None:
         if schedule == "cosine":
             read.direct({f"{OPTIM}.min_lr_ratio": ("train.min_lr_fraction", float)})
     else:
-        read.missing(source, "constant, linear and cosine alone")
+        read.missing(source, "only constant, linear and cosine")
     read.skip(f"{OPTIM}.min_lr_ratio")
 
 
@@ -177,7 +177,7 @@ def _loss(read: Reading) -> None:
     if clips:
         read.direct({low: ("algorithm.clip_low", float), high: ("algorithm.clip_high", float)})
         if read.gives(f"{ACTOR}.clip_ratio") and not (read.gives(low) and read.gives(high)):
-            read.missing(f"{ACTOR}.clip_ratio", "verl reads clip_ratio_low and clip_ratio_high, 0.2 where not given")
+            read.missing(f"{ACTOR}.clip_ratio", "verl reads clip_ratio_low and clip_ratio_high, 0.2 if not given")
     if loss == "ppo":
         read.direct({dual: ("algorithm.dual_clip", float)})
     read.skip(low, high, dual, f"{ACTOR}.clip_ratio")
@@ -225,7 +225,7 @@ def _kl(read: Reading) -> None:
         read.map(switch, "algorithm.kl_in", "loss" if in_loss else "reward")
         estimator, note = ESTIMATORS.get(read.text(kind)), ""
         if estimator == "k1" and in_loss:
-            estimator, note = "k1+", "as a term of the loss k1 has an expected gradient of 0; k1+ has that of the KL"
+            estimator, note = "k1+", "as a loss term k1 has an expected gradient of 0; k1+ has the gradient of the KL"
         if estimator:
             read.map(kind, "algorithm.kl_estimator", estimator, note)
         else:
@@ -281,7 +281,7 @@ def _correction(read: Reading) -> None:
         else:
             read.missing(bounds, "not lower_upper")
     elif read(rejection) is not None:
-        read.missing(rejection, "token_k1, seq_sum_k1 or seq_mean_k1, one alone, and not beside two bounds of weights")
+        read.missing(rejection, "one of token_k1, seq_sum_k1 or seq_mean_k1, and not with two bounds of weights")
     read.map(source, "algorithm.correction", " * ".join(parts) or "none", "" if parts else "verl corrects nothing")
     read.skip(cap, bounds, bypass, kind)
 
@@ -318,7 +318,7 @@ def _dynamic(read: Reading) -> None:
         if (read.number(most) or 0) > 0:
             read.direct({most: ("dynamic_sampling.max_batches", int)})
         elif read.gives(most):
-            read.missing(most, "the rounds are bounded: dynamic_sampling.max_batches = 10")
+            read.missing(most, "rounds are bounded: dynamic_sampling.max_batches = 10")
         if read.gives(generated):
             share = min(max(read.whole(generated) / read.whole("data.train_batch_size"), 1.0), 16.0)
             read.map(generated, "dynamic_sampling.oversample", share, "of data.train_batch_size")
@@ -339,22 +339,20 @@ def _critic(read: Reading) -> None:
         read.same("trainer.critic_warmup", "there is no critic")
     for source in read.given:
         if source.startswith("critic."):
-            read.same(
-                source, "the critic is trained as the policy is" if "algorithm.advantage" in read.settings else ""
-            )
+            read.same(source, "the critic is trained like the policy" if "algorithm.advantage" in read.settings else "")
 
 
 def _trainer(read: Reading) -> None:
     for source, key in (("trainer.save_freq", "checkpoint.every"), ("trainer.test_freq", "evaluation.every")):
         every = max(int(read.number(source) or 0), 0)
-        read.map(source, key, every, "" if every else "at the end alone")
+        read.map(source, key, every, "" if every else "only at the end")
     loggers = read("trainer.logger")
     names = [str(name) for name in loggers] if isinstance(loggers, list) else [str(loggers)] if loggers else []
     known = [name for name in names if name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")]
     if known:
         read.map("trainer.logger", "tracking.trackers", known)
     elif names == ["console"]:
-        read.same("trainer.logger", "the console is always written to")
+        read.same("trainer.logger", "console output is always on")
     if others := [name for name in names if name not in (*known, "console")]:
         read.seen.discard("trainer.logger")
         read.missing("trainer.logger", f"no tracker called {', '.join(others)}")
@@ -387,4 +385,4 @@ def _rewards(read: Reading) -> None:
             read.same(manager, "verifiers score each response; shaping adds to that")
     for switch in ("reward_model.enable", "reward.reward_model.enable"):
         if read.gives(switch) and not read.flag(switch):
-            read.same(switch, "verifiers alone")
+            read.same(switch, "only verifiers")

@@ -1,6 +1,6 @@
-"""verl's keys as tables: its defaults where they differ in effect, one-to-one keys, and keys that need no counterpart.
+"""Tables of verl's keys: defaults that differ in effect, one-to-one keys, and keys that need no counterpart.
 
-Read in verl 0.9.1: verl/trainer/config/_generated_ppo_trainer.yaml.
+Follows verl 0.9.1: verl/trainer/config/_generated_ppo_trainer.yaml.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ DIRECT: dict[str, tuple[str, type]] = {
     "trainer.max_actor_ckpt_to_keep": ("checkpoint.keep", int),
     "trainer.project_name": ("tracking.project", str),
 }
-"""Mapped as they are. Those of type bool are mapped only where the file sets them."""
+"""Mapped unchanged. Keys of type bool are mapped only if the file sets them."""
 
 ADVANTAGES = {
     "gae": "gae",
@@ -124,20 +124,20 @@ ESTIMATORS |= {"kl+": "k1+", "k1+": "k1+", "k3+": "k3+", "low_var_kl+": "k3+"}
 AGGREGATIONS = {"token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"}
 
 SAME = {
-    "*profiler*": "measures, and changes no update: rlcli train --profile",
-    "critic.*": "of the critic's keys its model, lr, clip and warm-up count; else it is trained as the policy is",
+    "*profiler*": "only measures: rlcli train --profile",
+    "critic.*": "only the critic's model, lr, clip and warm-up are read; otherwise it is trained like the policy",
     "*use_remove_padding": "sequences are always packed",
     "*use_dynamic_bsz": "micro-batches are always filled by tokens",
-    "*micro_batch_size*": "train.tokens_per_microbatch bounds micro-batches; their sizes change no update",
-    "*max_token_len_per_gpu": "train.tokens_per_microbatch bounds micro-batches; their sizes change no update",
-    "*.log_prob_*": "log-probs are computed with the micro-batches of training",
+    "*micro_batch_size*": "train.tokens_per_microbatch bounds micro-batches; their size does not change updates",
+    "*max_token_len_per_gpu": "train.tokens_per_microbatch bounds micro-batches; their size does not change updates",
+    "*.log_prob_*": "log-probs use the micro-batches of training",
     "*.free_cache_engine": "the engine sleeps while the trainer works",
     "*.enable_chunked_prefill": "vLLM decides",
     "*.enable_prefix_caching": "vLLM decides",
     "*.max_num_batched_tokens": "sized to the workload",
     "*.max_model_len": "the longest prompt and response",
-    "*.load_format": "the engine is given the trained weights before it generates",
-    "*.calculate_log_probs": "the engine's log-probs are always taken",
+    "*.load_format": "the engine gets the trained weights before it generates",
+    "*.calculate_log_probs": "the engine's log-probs are always used",
     "*.skip_tokenizer_init": "the tokenizer is the trainer's",
     "*.use_fused_kernels": "log-probs are always computed in chunks, without whole logits",
     "*.use_torch_compile": "see model.compile",
@@ -149,11 +149,11 @@ SAME = {
     "*.strategy": "FSDP2",
     "*.fsdp.*": "weights are always sharded over all workers",
     "actor_rollout_ref.hybrid_engine": "engine and trainer share the workers",
-    f"{ROLLOUT}.mode": "engines are fed asynchronously",
+    f"{ROLLOUT}.mode": "requests to engines are asynchronous",
     f"{ROLLOUT}.do_sample": "responses are sampled",
     f"{ROLLOUT}.layered_summon": "weights are streamed tensor by tensor",
-    "data.filter_overlong_prompts": "longer prompts are left out, and counted",
-    "data.filter_overlong_prompts_workers": "longer prompts are left out, and counted",
+    "data.filter_overlong_prompts": "longer prompts are left out and counted",
+    "data.filter_overlong_prompts_workers": "longer prompts are left out and counted",
     "data.prompt_key": "the prompt is the column of this name",
     "data.return_raw_chat": "prompts are chat messages",
     "data.val_batch_size": "an evaluation is one batch",
@@ -170,15 +170,15 @@ SAME = {
     "*.custom_reward_function.name": "the function of the file",
 }
 MISSING = {
-    "*.megatron*": "no Megatron backend: FSDP2 alone",
+    "*.megatron*": "no Megatron backend: only FSDP2",
     "*ulysses_sequence_parallel_size": "no sequence parallelism",
-    f"{ROLLOUT}.multi_turn.*": "no tools and no turns: one prompt, one response",
-    f"{ROLLOUT}.agent.*": "no tools and no turns: one prompt, one response",
-    f"{ROLLOUT}.engine_kwargs.*": "the engine's own settings cannot be set",
-    "reward_model.*": "no reward model: verifiers alone (rlcli verifiers list)",
-    "reward.*": "no reward model: verifiers alone (rlcli verifiers list)",
+    f"{ROLLOUT}.multi_turn.*": "no tools and no multi-turn: one prompt, one response",
+    f"{ROLLOUT}.agent.*": "no tools and no multi-turn: one prompt, one response",
+    f"{ROLLOUT}.engine_kwargs.*": "engine arguments cannot be set",
+    "reward_model.*": "no reward model: only verifiers (rlcli verifiers list)",
+    "reward.*": "no reward model: only verifiers (rlcli verifiers list)",
     "ray_kwargs.*": "cluster.address names a running Ray cluster",
     "data.truncation": "longer prompts are left out, never cut",
-    "data.reward_fn_key": "the verifier is verifier.name, or what the row names (reward_model.style)",
+    "data.reward_fn_key": "the verifier is verifier.name, or the one named by the row (reward_model.style)",
     "trainer.total_epochs": "a run is counted in steps: give train.steps",
 }

@@ -1,10 +1,10 @@
-"""Judging a program by tests that it cannot see, in two sandboxed processes that share nothing but values.
+"""Tests a program with hidden tests, in two sandboxed processes that exchange only values.
 
     verifier ── job, nonce ──> tester ──── name, arguments ───> candidate <── program ── verifier
     verifier <── result, nonce ── tester <── value or exception ── candidate
 
-The candidate's process runs the program and knows no test. The tester's process runs the dataset's tests and compares
-what comes back; `wire` lets nothing but values of exact built-in types through. So `sys.exit(0)`, a walk up the frames,
+The candidate's process runs the program and has no tests. The tester's process runs the dataset's tests and compares
+the returned values; `wire` lets only values of exact built-in types through. So `sys.exit(0)`, a walk up the frames,
 patched builtins, an `__eq__` that is always true or a forged reply change the candidate's own process and no verdict.
 Programs that read standard input and write standard output (`judge_scripts`) need no tester: their output is text,
 which the verifier compares itself.

@@ -1,6 +1,6 @@
-"""The source text that starts a judge's process: our modules, compiled, and the call that sets them going.
+"""The source text that starts a judge's process: our modules, compiled, and the call that starts them.
 
-The sandbox shows its processes no package of ours, so they bring along what they need.
+The sandbox shows its processes no package of ours, so the text includes what they need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ for name, code in {modules!r}:
 
 @cache
 def _code(name: str) -> bytes:
-    """A module of this package for an interpreter of our own version, which a sandbox's is.
+    """A module of this package, compiled for our interpreter version, which the sandbox uses too.
 
     Compressed, because a remote judge starts its processes with all of it as one argument: 128 KiB at most.
     """

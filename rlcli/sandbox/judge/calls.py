@@ -1,4 +1,4 @@
-"""Judging by calls: the dataset's tests in one sandboxed process, the program in another."""
+"""Tests by calls: the dataset's tests in one sandboxed process, the program in another."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlcli.sandbox.judge.process import Process, Starts, over_limit, pipes
 from rlcli.sandbox.limits import Exit, Limits
 
 _GRACE_S = 0.2
-"""How long a program that closed its pipe may take to end, so that its exit can say why."""
+"""How long a program that closed its pipe may take to end, so that its exit status can show the reason."""
 
 
 class Job(TypedDict, total=False):
-    """Tests, as `tester` reads them: the fields of one kind, and count_all (go on after a failure, to know a share)."""
+    """Tests, as `tester` reads them: the fields of one kind, and count_all (continue after a failure, for a share)."""
 
     kind: Literal["check", "asserts", "cases"]
     setup: str
@@ -31,8 +31,8 @@ class Job(TypedDict, total=False):
 def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judgement:
     """Run the tests of `job` against `program`, both within `limits`.
 
-    Raises `ValueError` for tests that can judge no program (they do not compile, need a module that is not there, call
-    nothing, pass functions), and `RuntimeError` where the sandbox failed and not the program.
+    Raises `ValueError` for tests that cannot test any program (they do not compile, need a missing module, call
+    nothing, pass functions), and `RuntimeError` if the sandbox failed and not the program.
     """
     nonce = secrets.token_hex(16)
     with pipes(2) as [(asked, asks), (told, tells)]:
@@ -44,7 +44,7 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
             tester = Process(sandbox, main, limits, order, (asks.fileno(), told.fileno()))
             try:
                 for end in (asked, asks, told, tells):
-                    end.close()  # each process now sees it when the other one ends
+                    end.close()  # each process can now detect the end of the other
                 end_of_tests = tester.ended()
             finally:
                 tester.kill()
@@ -58,7 +58,7 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
 
 
 def _result(end: Exit, nonce: str) -> dict[str, Any] | None:
-    """What the tester wrote, if it came to that."""
+    """The tester's output, if it wrote any."""
     try:
         result = json.loads(end.stdout)
     except ValueError:
@@ -69,7 +69,7 @@ def _result(end: Exit, nonce: str) -> dict[str, Any] | None:
 def _judgement(result: dict[str, Any] | None, tests: Exit, program: Exit | None, limits: Limits) -> Judgement:
     excess = over_limit(program.killed_for, limits) if program else ""
     if result is None:
-        # Tests that loop or grow without end do so over what the program gave them.
+        # Tests that loop or grow without end do so because of the program's values.
         excess = excess or over_limit(tests.killed_for, limits)
         if not excess:
             raise RuntimeError(f"the tests' process ended with status {tests.status}: {_last_line(tests.stderr)}")
@@ -88,4 +88,4 @@ def _judgement(result: dict[str, Any] | None, tests: Exit, program: Exit | None,
 
 def _last_line(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it printed nothing"

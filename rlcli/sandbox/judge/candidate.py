@@ -1,16 +1,16 @@
-"""The side that runs the program under test, and trusts nobody's life to it: it knows no test and no expected value.
+"""The side that runs the program under test: it is not trusted, and has no tests and no expected values.
 
-Two ways to run it, each in a sandboxed process of its own:
+Two ways to run it, each in a separate sandboxed process:
 
 `serve_calls`: the program is loaded once as a module; each request names one of its functions (or a method of its
-class `Solution`), or an object that a call has made and its method, and brings arguments; the reply brings the value,
-the handle of an object, or the exception. Whatever the program does to this process, the other side gets nothing but
-values to compare.
+class `Solution`), or an object made by a call and its method, and contains arguments; the reply contains the value,
+the handle of an object, or the exception. Whatever the program does to this process, the other side gets only values
+to compare.
 
-`serve_scripts`: each request brings a standard input; the program runs from its first line as `__main__` in a fresh
-namespace, writes to a pipe that the verifier reads, and the reply says how it ended.
+`serve_scripts`: each request contains a standard input; the program runs from its first line as `__main__` in a fresh
+namespace, writes to a pipe that the verifier reads, and the reply reports how it ended.
 
-This file runs inside the sandbox: the standard library and `wire` are all that it may import.
+This file runs inside the sandbox: it may import only the standard library and `wire`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 from rlcli.sandbox.judge.wire import NotPlain, TooBig, decode, encode, receive, send
 
 RECURSION_LIMIT = 50_000
-"""What LiveCodeBench gives programs: depth-first searches need more than 1,000 frames."""
+"""LiveCodeBench's limit for programs: depth-first searches need more than 1,000 frames."""
 
 MAX_TEXT_CHARS = 500
 
@@ -45,8 +45,8 @@ SHELF = {
 }
 """Names that a program may use without importing them: module → its names.
 
-LeetCode and LiveCodeBench lend them all, and these modules and `_MODULES` as well; other programs are lent those of
-typing, which only say what a prompt with its own imports had said.
+LeetCode and LiveCodeBench provide them all, and these modules and `_MODULES` as well; other programs get those of
+typing, which only replace the imports of a prompt.
 """
 
 OPERATORS: dict[str, Any] = {
@@ -54,13 +54,13 @@ OPERATORS: dict[str, Any] = {
     **{"contains": operator.contains, "getitem": operator.getitem, "setitem": operator.setitem},
     **{"len": len, "str": str, "repr": repr, "list": list, "setattr": setattr},
 }
-"""What tests may do to an object of a class besides calling its methods."""
+"""What tests may do with an object of a class besides calling its methods."""
 
 _MODULES = (*SHELF, "re", "string", "random", "operator", "datetime", "json")
 
 
 def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) -> None:
-    """Load the program, with all of `SHELF` lent to it or only typing, and answer calls until none come."""
+    """Load the program, with all of `SHELF` provided to it or only typing, and answer calls until they end."""
     send(replies, {"started": True})
     module = ModuleType("solution")
     sys.modules["solution"] = module
@@ -81,7 +81,7 @@ def serve_calls(program: str, requests: int, replies: int, whole_shelf: bool) ->
 
 
 def _answer(module: ModuleType, request: dict[str, Any], objects: list[Any]) -> dict[str, Any]:
-    """The value or exception of one request; what is no plain value is kept in `objects`, and told by its handle."""
+    """The value or exception of one request; any other object is kept in `objects`, and represented by its handle."""
     try:
         args, kwargs = (decode(request[name], objects=objects) for name in ("args", "kwargs"))
         if "operator" in request:
@@ -130,7 +130,7 @@ def _load(code: CodeType, module: ModuleType) -> None:
 
 
 def _lend(code: CodeType, module: ModuleType, whole_shelf: bool) -> None:
-    """Put the names that the code uses and is lent into its module, before it runs and may define its own."""
+    """Put the provided names that the code uses into its module, before it runs and may define its own."""
     used: set[str] = set()
     codes = [code]
     while codes:
@@ -147,7 +147,7 @@ def _lend(code: CodeType, module: ModuleType, whole_shelf: bool) -> None:
 def serve_scripts(program: str, requests: int, replies: int, output: int) -> None:
     """Run the program once for each request, `{"stdin": text}`, its output to the descriptor `output`.
 
-    Each run starts in an empty folder; a reply that is not `clean` says that the next one would not.
+    Each run starts in an empty folder; a reply that is not `clean` means that the next one would not.
     """
     folder = os.getcwd()  # the program may leave it
     send(replies, {"started": True})
@@ -160,7 +160,7 @@ def serve_scripts(program: str, requests: int, replies: int, output: int) -> Non
 
 
 def _is_emptied(folder: str) -> bool:
-    """Make the working directory what it was; False where that fails, and another process has to run the next case."""
+    """Restore the working directory; False if that fails, and another process has to run the next case."""
     try:
         os.chdir(folder)
         for path, folders, files in os.walk(folder, topdown=False):
@@ -168,7 +168,7 @@ def _is_emptied(folder: str) -> bool:
                 entry = os.path.join(path, name)
                 (os.rmdir if name in folders and not os.path.islink(entry) else os.unlink)(entry)
         return not os.listdir(folder)
-    except BaseException:  # whatever the program made of these functions
+    except BaseException:  # the program may have replaced these functions
         return False
 
 
@@ -181,7 +181,7 @@ def _set_streams(text: str, output: int, folder: str) -> None:
     while data:
         data = data[os.write(fd, data) :]
     os.lseek(fd, 0, os.SEEK_SET)
-    if fd != 0:  # which it is where the program closed its own
+    if fd != 0:  # it is 0 if the program closed its own
         os.dup2(fd, 0)
         os.close(fd)
     os.dup2(output, 1)

@@ -1,4 +1,4 @@
-"""What a judge says."""
+"""The result of a judge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Judgement:
     """right: every test passed. share: how many of them did, from 0 to 1. detail: the first failure, in words.
 
-    Unless all failures were to be counted, `share` is of no meaning where `right` is false: the tests stopped there.
+    Unless all failures are counted, `share` has no meaning if `right` is false: the tests stopped there.
     """
 
     right: bool

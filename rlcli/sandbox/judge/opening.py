@@ -1,4 +1,4 @@
-"""Which judge there is: our own sandbox, or a remote one."""
+"""Select the judge: our own sandbox, or a remote one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcli.sandbox.limits import Limits
 
 
 class Judge(Protocol):
-    """Runs programs against tests; see `judge_calls` and `judge_scripts` for what they take, give and raise."""
+    """Runs programs against tests; see `judge_calls` and `judge_scripts` for arguments, results and errors."""
 
     def calls(self, program: str, job: Job, limits: Limits) -> Judgement: ...
 
@@ -38,9 +38,9 @@ class LocalJudge:
 
 
 def open_judge() -> Judge:
-    """The judge that the variable RLCLI_SANDBOX names: a backend of ours, or the http address of a SandboxFusion.
+    """The judge named by the variable RLCLI_SANDBOX: a backend of ours, or the http address of a SandboxFusion.
 
-    Raises `SetupError` where there is none.
+    Raises `SetupError` if it is not available.
     """
     return _open(os.environ.get("RLCLI_SANDBOX", ""))
 

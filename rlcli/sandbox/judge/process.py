@@ -1,4 +1,4 @@
-"""One sandboxed process of a judge, and what its end means."""
+"""One sandboxed process of a judge, and the meaning of its exit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Starts(Protocol):
 
 
 class Process:
-    """A started child that has been given its standard input; a thread waits for it, so that its limits hold."""
+    """A started child with its standard input written; a thread waits for it, so that its limits hold."""
 
     def __init__(self, sandbox: Starts, main: str, limits: Limits, stdin: bytes, pass_fds: Sequence[int]) -> None:
         self.limits = limits
         self._child = sandbox.start(main, limits, pass_fds)
         self._exit: Exit | None = None
-        with contextlib.suppress(BrokenPipeError):  # it died; its exit says of what
+        with contextlib.suppress(BrokenPipeError):  # it died; its exit status shows why
             self._child.stdin.write(stdin)
             self._child.stdin.close()
         self._waiter = threading.Thread(target=self._wait, daemon=True)
@@ -44,7 +44,7 @@ class Process:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds that it has used, as they were looked at last."""
+        """CPU seconds that it has used, as of the last check."""
         return self._child.cpu_s
 
     def kill(self) -> None:
@@ -54,7 +54,7 @@ class Process:
 
 
 def over_limit(broken: Excess, limits: Limits) -> str:
-    """Which limit a program was killed for, in words; empty where it was not."""
+    """The limit that a program was killed for, in words; empty if it was not killed."""
     return {
         "": "",
         "cpu": f"ran past {limits.cpu_s:g} s of CPU time",
@@ -67,7 +67,7 @@ def over_limit(broken: Excess, limits: Limits) -> str:
 
 @contextlib.contextmanager
 def pipes(count: int) -> Iterator[list[tuple[FileIO, FileIO]]]:
-    """Pipes as (read, write) files without buffers, closed at the end; an end that is not ours is closed before."""
+    """Pipes as (read, write) files without buffers, closed at the end; the other side's ends may be closed earlier."""
     with contextlib.ExitStack() as stack:
         made = [(FileIO(read, "rb"), FileIO(write, "wb")) for read, write in (os.pipe() for _ in range(count))]
         for end in (end for pair in made for end in pair):

@@ -1,6 +1,6 @@
 """The program under test as the tester sees it: functions to call by name, and values that come back.
 
-This file runs inside the sandbox: the standard library and `wire` are all that it may import.
+This file runs inside the sandbox: it may import only the standard library and `wire`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlcli.sandbox.judge.wire import NotPlain, OutOfProtocol, Remote, TooBig, de
 MAX_TEXT_CHARS = 300
 
 Use = Literal["made", "live", "opaque"]
-"""What tests may do with an object of the program's; see `Object`."""
+"""What tests may do with an object of the program; see `Object`."""
 
 # What a program may raise in the tests: no SystemExit, and no StopIteration, which would end the tests' loops early.
 _ERRORS = {
@@ -29,7 +29,7 @@ _ERRORS["UnicodeError"] = UnicodeError
 
 
 class Stop(BaseException):
-    """Ends the tests; no `except Exception` of theirs holds it up. `verdict` is one of the verdicts in `Result`."""
+    """Ends the tests; no `except Exception` in them catches it. `verdict` is one of the verdicts in `Result`."""
 
     def __init__(self, verdict: str, detail: str) -> None:
         super().__init__(detail)
@@ -38,14 +38,14 @@ class Stop(BaseException):
 
 
 class Program:
-    """The program under test, seen from here."""
+    """The program under test, as seen from here."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self.requests = requests
         self.replies = replies
         self.calls = 0
         self.arguments_are_data = False
-        """Whether nothing that the program returned is among the arguments it is given."""
+        """Whether the arguments contain nothing that the program returned."""
         self.gave_objects = False
         self.stopped: Stop | None = None
 
@@ -59,7 +59,7 @@ class Program:
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the program's function returns, or raises as a built-in exception. Raises `Stop`.
 
-        A name with a capital is a class to the tests that call it: what it makes may be used as an object.
+        A capitalized name is a class to the tests that call it: its result may be used as an object.
         """
         return self.ask({"name": name}, args, kwargs, "made" if name[:1].isupper() else "opaque")
 
@@ -74,7 +74,7 @@ class Program:
         if self.stopped:
             raise self.stopped
         self.calls += 1
-        # Its number is not known to a reply that was sent before the request.
+        # A reply sent before the request cannot know its number.
         number = int.from_bytes(os.urandom(6), "big")
         try:
             send(
@@ -82,7 +82,7 @@ class Program:
             )
         except NotPlain as error:
             whose = "wrong" if self.gave_objects else "data"
-            raise self._stop(whose, f"the tests pass what cannot cross to the program: {error}") from None
+            raise self._stop(whose, f"the tests pass a value that cannot be sent to the program: {error}") from None
         except TooBig as error:
             whose = "data" if self.arguments_are_data else "wrong"
             raise self._stop(whose, f"the tests pass too much to the program: {error}") from None
@@ -117,7 +117,7 @@ class Program:
         if reply is None:
             raise self._stop(if_closed, "")
         if not isinstance(reply, dict):
-            raise self._stop("wrong", "the program sent a message that is no object")
+            raise self._stop("wrong", "the program sent a message that is not an object")
         return reply
 
     def _stop(self, verdict: str, detail: str) -> Stop:
@@ -160,7 +160,7 @@ def _only_if_made(name: str) -> Any:
 
 def _with_its_like(name: str, use: Use = "opaque") -> Any:
     def ask(self: Object, other: Any) -> Any:
-        # Nothing of the program's decides whether a plain value is the right one, or near it.
+        # No code of the program decides whether a plain value is right, or nearly right.
         both = isinstance(other, Object) and self.handle >= 0 and other.handle >= 0
         return self._program.ask({"operator": name}, (self, other), use=use) if both else NotImplemented
 
@@ -168,11 +168,12 @@ def _with_its_like(name: str, use: Use = "opaque") -> Any:
 
 
 class Object(Remote):
-    """What the program returned of no built-in type: true or false, with methods and attributes; equal to no value.
+    """A program's result of no built-in type: true or false, with methods and attributes; equal to no value.
 
-    use: of what a class made, tests may take the length, items and text. What its methods and attributes give is live:
-    two live objects are compared and added by the program's own methods, and may be passed on. A function's result is
-    opaque: what is in everything, near everything and equal to everything must not pass for a number or a list.
+    use: for an instance of a class, tests may use the length, items and text. What its methods and attributes return is
+    live: two live objects are compared and added by the program's own methods, and may be passed on. A function's
+    result is opaque: an object that contains everything, is near everything and equals everything must not pass for a
+    number or a list.
     """
 
     def __init__(self, program: Program, handle: int, kind: str, true: bool, use: Use) -> None:
@@ -181,7 +182,7 @@ class Object(Remote):
 
     def _ask(self, name: str, others: tuple[Any, ...] = ()) -> Any:
         if self._use != "made":
-            raise TypeError(f"{self!r} is no value that tests can use")
+            raise TypeError(f"{self!r} is not a value that tests can use")
         return self._program.ask({"operator": name}, (self, *others), use="made")
 
     def __bool__(self) -> bool:

@@ -1,8 +1,8 @@
-"""What runs inside a remote sandbox: a judge by calls whose two processes are plain children of this one.
+"""The judge by calls inside a remote sandbox: its two processes are plain children of this one.
 
 It reads one JSON object from the standard input, {"program", "job", "limits", "nonce"}, and writes one, with the nonce,
-to the standard output. The remote sandbox is all that holds the two processes: they see each other's files and, being
-of one user, each other. `rlcli.sandbox.fusion` says what follows from that.
+to the standard output. Only the remote sandbox confines the two processes: they see each other's files and, as
+processes of one user, each other. `rlcli.sandbox.fusion` lists the consequences.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlcli.sandbox.limits import Excess, Exit, Limits
 if TYPE_CHECKING:
     from rlcli.sandbox import Child
 
-# Bytes of data rather than of address space: the remote machine's libraries are not ours to count.
+# Bytes of data rather than of address space: the remote machine's libraries should not count.
 _PRELUDE = "import resource; resource.setrlimit(resource.RLIMIT_DATA, ({0}, {0}))\n"
 
 
 class PlainProcesses:
-    """Starts processes with limits of time and memory, and nothing else to hold them."""
+    """Starts processes with limits of time and memory, and no other isolation."""
 
     def start(self, main: str, limits: Limits, pass_fds: Sequence[int] = ()) -> Child:
         return cast("Child", _PlainChild(_PRELUDE.format(limits.memory_bytes) + main, limits, pass_fds))
@@ -49,7 +49,7 @@ class _PlainChild:
         self.stdin = cast(io.BufferedWriter, self._process.stdin)
 
     def wait(self) -> Exit:
-        self._process.stdin = None  # it has been written and closed
+        self._process.stdin = None  # already written and closed
         killed_for: Excess = ""
         try:
             stdout, stderr = self._process.communicate(timeout=max(0.0, self._ends - time.monotonic()))
@@ -64,7 +64,7 @@ class _PlainChild:
 
 
 def main() -> None:
-    """Judge what the standard input says; `error` is "tests" or "sandbox" where the judge raised."""
+    """Run the job on the standard input; `error` is "tests" or "sandbox" if the judge raised."""
     order = json.load(sys.stdin)
     answer: dict[str, Any] = {"nonce": order["nonce"]}
     try:

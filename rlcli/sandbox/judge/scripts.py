@@ -1,4 +1,4 @@
-"""Judging by standard input and output: one sandboxed process runs the program for one case after another."""
+"""Tests by standard input and output: one sandboxed process runs the program for one case after another."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlcli.sandbox.judge.process import Process, Starts, over_limit, pipes
 from rlcli.sandbox.judge.wire import OutOfProtocol, TooBig, encode, receive, send
 from rlcli.sandbox.limits import Limits
 
-# No leading zeros: "0110" is a text of digits, which another number must not pass for.
+# No leading zeros: "0110" is a text of digits, which no other number may match.
 _NUMBER = re.compile(r"[+-]?(?:0|[1-9]\d{0,400})(?:\.\d{0,400})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _START_S = 0.1
-"""With less time than this left, no further case is begun."""
+"""Minimum time left to begin another case."""
 
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 
@@ -34,8 +34,8 @@ def judge_scripts(
     """Run `program` as `__main__` for each case (`input`, `output`) and compare what it writes.
 
     Every case has a fresh namespace, an empty folder and its own standard input; the process is started once, and again
-    only where the program ends it (`os._exit`) or leaves files that cannot be removed. `limits` hold for all the cases
-    together, output for each. The program's process never sees an expected output. Raises `RuntimeError` where the
+    only if the program ends it (`os._exit`) or leaves files that cannot be removed. `limits` hold for all the cases
+    together, output for each. The program's process never sees an expected output. Raises `RuntimeError` if the
     sandbox failed and not the program.
     """
     ends, spent_s = time.monotonic() + limits.wall_s, 0.0
@@ -100,7 +100,7 @@ class _Runner:
         self._stack.close()
 
     def run(self, stdin: str) -> tuple[str, str]:
-        """What the program writes when it is given `stdin`, and what went wrong, in words, or an empty text."""
+        """The program's output for `stdin`, and the error, in words, or an empty text."""
         written = bytearray()
         try:
             if not self._started and receive(self._told.fileno()) is None:
@@ -109,7 +109,7 @@ class _Runner:
             try:
                 send(self._asks.fileno(), {"stdin": encode(stdin)})
             except BrokenPipeError:
-                pass  # it has ended: so will its replies
+                pass  # it has ended, and its replies will too
             except TooBig as error:
                 raise ValueError(f"a case's input is too long: {error}") from None
             reply = self._read(written)
@@ -117,14 +117,14 @@ class _Runner:
             self.over = True
             return "", f"the program sent {error}"
         if reply is not None and reply.get("clean") is not True:
-            self.over = True  # the next case starts in a folder, and a process, of its own
+            self.over = True  # the next case starts in a new folder and process
         problem = self._end() if reply is None else str(reply.get("text", "")) if reply.get("error") else ""
         if len(written) > self.limits.output_bytes:
             self.over, problem = True, f"wrote more than {self.limits.output_bytes} bytes"
         return written.decode("utf-8", "replace"), problem[:300]
 
     def _end(self) -> str:
-        """Why the process ended; empty where it ended itself with status 0."""
+        """Why the process ended; empty if it ended by itself with status 0."""
         self.over = True
         end = self._process.ended(0.2)
         if end is None:
@@ -134,7 +134,7 @@ class _Runner:
         return over_limit(end.killed_for, self.limits) or f"the program ended with status {end.status}"
 
     def _read(self, written: bytearray) -> dict[str, Any] | None:
-        """Collect output until the reply comes; None where the process ended instead."""
+        """Collect output until the reply comes; None if the process ended instead."""
         with selectors.DefaultSelector() as ready:
             for end in (self._told, self._output):
                 ready.register(end, selectors.EVENT_READ)
@@ -146,13 +146,13 @@ class _Runner:
                     reply = receive(self._told.fileno())
                     _drain(self._output, written, self.limits.output_bytes)
                     if reply is not None and not isinstance(reply, dict):
-                        raise OutOfProtocol("a message that is no object")
+                        raise OutOfProtocol("a message that is not an object")
                     return reply
         return {}
 
 
 def _drain(source: FileIO, written: bytearray, most: int) -> bool:
-    """Take what a pipe holds, up to `most` bytes in all and one chunk; False at its end."""
+    """Read what a pipe holds, up to `most` bytes in all and one chunk; False at its end."""
     while len(written) <= most:
         chunk = source.read(1 << 16)
         if chunk is None:
@@ -164,9 +164,9 @@ def _drain(source: FileIO, written: bytearray, most: int) -> bool:
 
 
 def same_output(expected: str, got: str) -> bool:
-    """Whether an output is the expected one: line by line, white space around lines and at both ends aside.
+    """Whether an output equals the expected one: line by line, ignoring white space around lines and at both ends.
 
-    Lines that differ are compared by their words: the same text, or the same number; where the expected number has a
+    Lines that differ are compared by their words: the same text, or the same number; if the expected number has a
     fraction or an exponent, within 1e-6 of it, relative or absolute.
 
     >>> same_output("1 2.5\\n", "1  2.5000001 \\n\\n")

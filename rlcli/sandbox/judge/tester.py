@@ -1,4 +1,4 @@
-"""The side that holds the tests. It calls the program by name through two pipes and compares what comes back itself.
+"""The side that holds the tests: it calls the program by name through two pipes and compares the results itself.
 
 A job is one JSON object on the standard input, with a nonce that the result repeats:
 
@@ -6,10 +6,10 @@ A job is one JSON object on the standard input, with a nonce that the result rep
     {"kind": "asserts", "setup": "…", "asserts": ["assert f(1) == 2"]}
     {"kind": "cases", "entry_point": "f", "cases": [{"input": […], "output": …}], "wrapped": false}
 
-The result goes to what was the standard output; the tests' own output goes to the standard error. Test source is a
-dataset's, so it runs here, in a sandbox, and not in the verifier. What the program sends can only ever be a value of
-exact built-in types, compared by Python's own equality: no code of the program's runs in this process.
-This file runs inside the sandbox: the standard library, `wire` and `program` are all that it may import.
+The result goes to the original standard output; the tests' own output goes to the standard error. Test source comes
+from a dataset, so it runs here, in a sandbox, and not in the verifier. The program can only send values of exact
+built-in types, compared by Python's own equality: no code of the program runs in this process.
+This file runs inside the sandbox: it may import only the standard library, `wire` and `program`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IMPLIED = {"__score__", "__name__", "__file__", "__doc__"}
 
 
 class Score:
-    """Counts what passed. Unless all are wanted, the first failure ends the tests."""
+    """Counts passed tests. Unless all are wanted, the first failure ends the tests."""
 
     def __init__(self, count_all: bool) -> None:
         self.count_all = count_all
@@ -55,7 +55,7 @@ class Score:
 
 
 class _CountAsserts(ast.NodeTransformer):
-    """Makes each `assert` tell the score how it ended."""
+    """Makes each `assert` report its result to the score."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         counted: ast.Try = ast.parse(
@@ -88,10 +88,10 @@ def _run_source(source: str, names: dict[str, Any], program: Program, score: Sco
 
 
 def _bind(tree: ast.AST, names: dict[str, Any], program: Program) -> None:
-    """Give the names that test source does not know a meaning: modules of the standard library, else the program's.
+    """Resolve the names that test source does not define: modules of the standard library, else the program's.
 
-    A built-in function is the program's only where the source would not call the program at all otherwise: a program
-    that defines `abs` must not decide what the tests' `abs` says.
+    A built-in function is the program's only if the source would otherwise not call the program at all: a program
+    that defines `abs` must not decide the result of the tests' `abs`.
     """
     nodes = list(ast.walk(tree))
     modules = {node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
@@ -113,7 +113,7 @@ def _run_check(job: dict[str, Any], program: Program, score: Score) -> None:
     _run_source(f"{job['setup']}\n{job['test']}", names, program, score)
     if not callable(names.get("check")) or isinstance(names["check"], Proxy):
         raise Stop("data", "the tests define no check(candidate)")
-    names[job["entry_point"]] = entry  # tests may bring along a reference program, which defines it too
+    names[job["entry_point"]] = entry  # tests may include a reference program, which defines it too
     try:
         names["check"](entry)
     except Exception:
@@ -131,7 +131,7 @@ def _run_asserts(job: dict[str, Any], program: Program, score: Score) -> None:
 def _finish(source: str, score: Score) -> None:
     """Tests that reached no assertion pass by ending, unless they meant to compare what they loop over: it was empty.
 
-    `assert False` is no comparison: it stands where a right program never comes.
+    `assert False` is no comparison: it marks code that a right program never reaches.
     """
     loops = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.For, ast.While))]
     asserts = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Assert)]
@@ -162,10 +162,10 @@ def _run_cases(job: dict[str, Any], program: Program, score: Score) -> None:
 
 
 def same(expected: Any, got: Any) -> bool:
-    """Whether a returned value is the expected one, which came as JSON.
+    """Whether a returned value is the expected one, which was sent as JSON.
 
-    Tuples are lists and numbers that are keys are text, because JSON has no others. Where a float is expected, a number
-    within 1e-6 of it, relative or absolute, will do; all else is compared exactly.
+    Tuples are lists and numeric keys are text, because JSON has no others. If a float is expected, a number within
+    1e-6 of it, relative or absolute, is accepted; all else is compared exactly.
     """
     if isinstance(got, tuple):
         got = list(got)
@@ -199,7 +199,7 @@ _KINDS = {"check": _run_check, "asserts": _run_asserts, "cases": _run_cases}
 def run(job: dict[str, Any], requests: int, replies: int) -> dict[str, Any]:
     """The result of a job: `verdict` (done, wrong, data, gone, unstarted), `passed`, `total`, `detail`.
 
-    done: all tests ran. wrong: they stopped at what the program did. data: they cannot judge any program. gone: the
+    done: all tests ran. wrong: they stopped because of the program. data: they cannot test any program. gone: the
     program's process ended or closed its pipe. unstarted: it did so before it had read the program.
     """
     program, score = Program(requests, replies), Score(job["count_all"])
@@ -209,9 +209,9 @@ def run(job: dict[str, Any], requests: int, replies: int) -> dict[str, Any]:
         _KINDS[job["kind"]](job, program, score)
     except Stop as stop:
         verdict, detail = stop.verdict, stop.detail
-    except BaseException as error:  # a test that calls sys.exit, or runs out of memory or stack over what came back
+    except BaseException as error:  # a test that calls sys.exit, or exhausts memory or stack on a returned value
         verdict, detail = "wrong", f"{type(error).__name__}: {error}"[:MAX_DETAIL_CHARS]
-    if program.stopped:  # a bare `except:` of the tests does not hide it
+    if program.stopped:  # even if a bare `except:` of the tests caught it
         verdict, detail = program.stopped.verdict, program.stopped.detail
     if verdict == "done" and not program.calls:
         verdict, detail = "data", "the tests never call the program"
@@ -227,4 +227,4 @@ def main(requests: int, replies: int) -> None:
     rest = memoryview(line.encode())
     while rest:
         rest = rest[os.write(result, rest) :]
-    os._exit(0)  # threads and exit handlers of the tests' have no say
+    os._exit(0)  # skip threads and exit handlers of the tests

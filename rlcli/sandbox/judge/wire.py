@@ -1,16 +1,16 @@
-"""What crosses between the tests and the program under test: values of exact built-in types, as typed JSON in frames.
+"""The protocol between the tests and the program: values of exact built-in types, as typed JSON in frames.
 
-A value is None, a bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, and so is all it holds.
-JSON's own types stand for themselves; every other value is an object with one key that names its type:
+A value is None, a bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict, with only such contents.
+JSON's own types represent themselves; every other value is an object with one key that names its type:
 
     {"int": "0x1f…"} beyond 64 bits   {"float": "nan"}   {"complex": [1.0, 2.0]}   {"str": "eda080"} (UTF-8, surrogates)
-    {"object": 3} (one of the program's, by its handle)
+    {"object": 3} (an object of the program, by its handle)
     {"bytes": "00ff"}   {"tuple": […]}   {"set": […]}   {"frozenset": […]}   {"dict": [[key, value], …]}
 
-`encode` makes subclasses (Counter, namedtuple, IntEnum, NumPy's scalars and arrays) their base type, and iterators,
-ranges and views lists, on the side that sends. `decode` builds exact types only, whatever it is sent: no pickle, no
-look-up of classes.
-This file runs inside the sandbox: the standard library is all that it may import.
+`encode`, on the sending side, converts subclasses (Counter, namedtuple, IntEnum, NumPy's scalars and arrays) to their
+base type, and iterators, ranges and views to lists. `decode` builds exact types only, whatever it receives: no pickle,
+no look-up of classes.
+This file runs inside the sandbox: it may import only the standard library.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from itertools import islice
 from typing import Any
 
 MAX_FRAME_BYTES = 8 << 20
-"""Longest message, either way."""
+"""Maximum length of a message, in both directions."""
 
 MAX_DEPTH = 100
-"""Deepest nesting of a value."""
+"""Maximum nesting of a value."""
 
 MAX_ITEMS = 1_000_000
-"""Most items taken from an iterator."""
+"""Maximum number of items read from an iterator."""
 
 _LENGTH_BYTES = 4
 _VIEWS: tuple[type, ...] = (range, type({}.keys()), type({}.values()), type({}.items()))
 
 
 class Remote:
-    """An object of the program's that stays in its process. handle: its number there; -1: it may not be passed back."""
+    """An object of the program that stays in its process. handle: its number there; -1: it may not be passed back."""
 
     handle: int = -1
 
 
 class NotPlain(TypeError):
-    """A value that is of no built-in type and cannot be made so."""
+    """A value that is not of a built-in type and cannot be converted to one."""
 
 
 class TooBig(ValueError):
@@ -50,11 +50,11 @@ class TooBig(ValueError):
 
 
 class OutOfProtocol(Exception):
-    """The other side sent what no frame of ours looks like."""
+    """The other side sent data that is not a valid frame."""
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """A value as typed JSON. Raises `NotPlain` and `TooBig`, and whatever an iterator of the program's own raises."""
+    """A value as typed JSON. Raises `NotPlain` and `TooBig`, and any exception of an iterator of the program."""
     if depth > MAX_DEPTH:
         raise TooBig(f"a value is nested more than {MAX_DEPTH} deep")
     if value is None or value is True or value is False:
@@ -79,13 +79,13 @@ def encode(value: Any, depth: int = 0) -> Any:
         if len(taken) > MAX_ITEMS:
             raise TooBig(f"an iterator gave more than {MAX_ITEMS} items")
         return items(taken)
-    raise NotPlain(f"a value of type {type(value).__name__} cannot cross: only built-in values can")
+    raise NotPlain(f"a value of type {type(value).__name__} cannot be sent: only built-in values can")
 
 
 def _encode_atom(value: Any) -> Any:
     if isinstance(value, Remote):
         if value.handle < 0:
-            raise NotPlain(f"a value of type {type(value).__name__} cannot cross: only built-in values can")
+            raise NotPlain(f"a value of type {type(value).__name__} cannot be sent: only built-in values can")
         return {"object": value.handle}
     if isinstance(value, int):
         value = int.__int__(value)
@@ -106,7 +106,7 @@ def _encode_atom(value: Any) -> Any:
 
 
 def decode(data: Any, depth: int = 0, objects: Sequence[Any] = ()) -> Any:
-    """The value that typed JSON stands for. objects: by their handles. Raises `OutOfProtocol`."""
+    """The value that typed JSON represents. objects: by their handles. Raises `OutOfProtocol`."""
     if depth > MAX_DEPTH:
         raise OutOfProtocol(f"a value nested more than {MAX_DEPTH} deep")
     if isinstance(data, list):
@@ -142,7 +142,7 @@ _CONTAINERS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozense
 
 
 def send(fd: int, message: Any) -> None:
-    """Write one frame: its length, four bytes, and its JSON. Raises `TooBig`, and `OSError` where nobody reads."""
+    """Write one frame: its length, four bytes, and its JSON. Raises `TooBig`, and `OSError` if the reader is gone."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise TooBig(f"a message of {len(body)} bytes, more than {MAX_FRAME_BYTES}")
@@ -152,7 +152,7 @@ def send(fd: int, message: Any) -> None:
 
 
 def receive(fd: int) -> Any:
-    """Read one frame; None where the other side has closed. Raises `OutOfProtocol`."""
+    """Read one frame; None if the other side has closed. Raises `OutOfProtocol`."""
     head = _exactly(fd, _LENGTH_BYTES)
     if head is None:
         return None

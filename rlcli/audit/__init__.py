@@ -1,0 +1,1 @@
+"""Audit a verifier: write every row's right answer in many ways, and compare its verdicts with the expected ones."""

@@ -1,0 +1,66 @@
+"""Probes: responses for which the audit knows in advance whether they are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rlcli.types import VerifyRequest
+
+
+class Group(StrEnum):
+    """The relation of a probe to the answer; it decides the expected verdict and how serious another one is."""
+
+    GOLD = "gold"
+    """The row's right answer: the response that came with it, or the verifier's statement of its ground truth."""
+    EQUIVALENT = "equivalent"
+    """The same answer in another form."""
+    NEAR_MISS = "near-miss"
+    """Another answer, almost the right one, or the right one retracted."""
+    HEDGE = "hedge"
+    """The right answer among others, without a choice."""
+    EXPLOIT = "exploit"
+    """No answer, or a wrong one, with a trick."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a verifier must accept it."""
+        return self in (Group.GOLD, Group.EQUIVALENT)
+
+    @property
+    def rule(self) -> str:
+        """The expected verdict, in words."""
+        return f"{'must' if self.grave else 'should'} be {'accepted' if self.accepted else 'rejected'}"
+
+    @property
+    def grave(self) -> bool:
+        """Whether one unexpected verdict fails the audit; the other groups warn, unless the audit is strict."""
+        return self in (Group.GOLD, Group.NEAR_MISS, Group.EXPLOIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One response to verify. kind: the change to the right answer, e.g. `off by one`."""
+
+    group: Group
+    kind: str
+    completion: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row and how its answer is stated.
+
+    request: the row; its completion is a response that the verifier accepted. answer: its ground truth, bare. state:
+    builds a response with another text as the answer, in the form that this verifier reads; None if it cannot.
+    """
+
+    request: VerifyRequest
+    answer: str
+    state: Callable[[str], str | None]
+
+    @property
+    def prompt(self) -> str:
+        """All messages of the prompt, as one text."""
+        return "\n".join(message["content"] for message in self.request.prompt)

@@ -1,0 +1,1 @@
+"""`rlcli eval` and `rlcli eval compare`."""

@@ -1,0 +1,1 @@
+"""`rlcli prep` and its subcommands."""

@@ -1,0 +1,344 @@
+"""`rlcli prep`: turns a dataset into the parquet files that training and evaluation read."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.group import Group
+from rlcli.cli.prep.filter import filter_prompts
+from rlcli.cli.prep.show import describe_all, show_one
+from rlcli.errors import ConfigError
+from rlcli.types import ConvertOptions
+
+if TYPE_CHECKING:
+    from rlcli.prep.pipeline import Plan, Prepared
+    from rlcli.types import Converter, Prompt
+
+FORMATS = ("verl", "trl")
+FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz")
+SOURCE, ROWS, OUTPUT = "The source", "Which rows", "The output"
+
+
+class Prep(Group):
+    """Treats any argument that is not a subcommand as the name of a dataset."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        first, second = [*args, "", ""][:2]
+        if first in ("", "-h", "--help") or (first in self.commands and first != "NAME"):
+            return super().parse_args(ctx, args)
+        # The literal `rlcli prep NAME --help` is not about a dataset called NAME.
+        args = args if first == "NAME" and second.startswith("-") else ["NAME", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=Prep,
+    no_args_is_help=True,
+    help="""Make train.parquet and test.parquet from a dataset.
+
+Examples:
+
+  rlcli prep list                                  all datasets
+
+  rlcli prep gsm8k
+
+  rlcli prep gsm8k --help                          all options
+""",
+)
+app.command("list")(describe_all)
+app.command("show")(show_one)
+app.command("filter")(filter_prompts)
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The dataset; rlcli prep list shows all.")]
+Out = Annotated[Path | None, typer.Option(help="Folder to write to (default: data/NAME).", rich_help_panel=OUTPUT)]
+OutputFormat = Annotated[
+    str, typer.Option("--format", help="verl: for rlcli and verl. trl: flat.", rich_help_panel=OUTPUT)
+]
+Source = Annotated[str | None, typer.Option(help="Hub id, or local folder or file.", rich_help_panel=SOURCE)]
+Subset = Annotated[str | None, typer.Option(help="A named part of the source.", rich_help_panel=SOURCE)]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(metavar="OURS=THEIRS,…", help="Which columns of the source to read.", rich_help_panel=SOURCE),
+]
+Verifier = Annotated[str | None, typer.Option(help="Verifier of every row.", rich_help_panel=SOURCE)]
+DataSource = Annotated[str | None, typer.Option(help="The dataset's name in every row.", rich_help_panel=SOURCE)]
+Ability = Annotated[str | None, typer.Option(help="The ability in every row.", rich_help_panel=SOURCE)]
+Instruction = Annotated[str | None, typer.Option(help="Text that is added to each question.", rich_help_panel=SOURCE)]
+Task = Annotated[str | None, typer.Option(help="Task of a generator.", rich_help_panel=SOURCE)]
+Difficulty = Annotated[int | None, typer.Option(help="Difficulty of generated problems.", rich_help_panel=SOURCE)]
+Seed = Annotated[int | None, typer.Option(help="Seed of generated problems.", rich_help_panel=SOURCE)]
+Count = Annotated[int | None, typer.Option(help="Generated rows of train.", rich_help_panel=SOURCE)]
+TestCount = Annotated[int | None, typer.Option(help="Generated rows of test.", rich_help_panel=SOURCE)]
+Split = Annotated[str | None, typer.Option(help="Only this one: train or test.", rich_help_panel=ROWS)]
+MinPromptChars = Annotated[int | None, typer.Option(min=1, rich_help_panel=ROWS)]
+MaxPromptChars = Annotated[int | None, typer.Option(min=1, rich_help_panel=ROWS)]
+MaxPromptTokens = Annotated[int | None, typer.Option(min=1, help="As --tokenizer counts.", rich_help_panel=ROWS)]
+Tokenizer = Annotated[str | None, typer.Option(help="A model's folder or hub id.", rich_help_panel=ROWS)]
+Dedup = Annotated[bool, typer.Option("--dedup", help="Keep the first of equal prompts.", rich_help_panel=ROWS)]
+Decontaminate = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE,…",
+        help="Leave out train rows that are in these evaluation sets (parquet); repeatable.",
+        rich_help_panel=ROWS,
+    ),
+]
+Ngram = Annotated[int | None, typer.Option(min=1, help="Words in a row that are compared (13).", rich_help_panel=ROWS)]
+NgramShare = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        max=1.0,
+        help="Leave a row out if it has this share of an evaluation prompt's n-grams, or more (0.5).",
+        rich_help_panel=ROWS,
+    ),
+]
+Shuffle = Annotated[int | None, typer.Option(metavar="SEED", help="Shuffle each split.", rich_help_panel=ROWS)]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most N rows a split.", rich_help_panel=ROWS)]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not verify each row's own answer.", rich_help_panel=ROWS)]
+SkipBad = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad",
+        help="Leave out and count malformed rows instead of stopping.",
+        rich_help_panel=ROWS,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
+
+
+@app.command("NAME")
+def prep(
+    name: Name,
+    out: Out = None,
+    output_format: OutputFormat = "verl",
+    source: Source = None,
+    subset: Subset = None,
+    columns: Columns = None,
+    verifier: Verifier = None,
+    data_source: DataSource = None,
+    ability: Ability = None,
+    instruction: Instruction = None,
+    task: Task = None,
+    difficulty: Difficulty = None,
+    seed: Seed = None,
+    count: Count = None,
+    test_count: TestCount = None,
+    split: Split = None,
+    min_prompt_chars: MinPromptChars = None,
+    max_prompt_chars: MaxPromptChars = None,
+    max_prompt_tokens: MaxPromptTokens = None,
+    tokenizer: Tokenizer = None,
+    dedup: Dedup = False,
+    decontaminate: Decontaminate = None,
+    ngram: Ngram = None,
+    ngram_share: NgramShare = None,
+    shuffle: Shuffle = None,
+    limit: Limit = None,
+    no_check: NoCheck = False,
+    skip_bad: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make train.parquet and test.parquet from a dataset.
+
+    Examples:
+
+      rlcli prep gsm8k
+
+      rlcli prep gsm8k --source ~/downloads/gsm8k --out data/gsm8k
+
+      rlcli prep arithmetic --difficulty 2 --seed 1
+
+      rlcli prep jsonl --source mine.jsonl --columns prompt=question,ground_truth=answer --verifier math
+
+      rlcli prep math --dedup --decontaminate data/math500 --shuffle 0 --limit 4096
+    """
+    from rlcli.prep.decontaminate import NGRAM, SHARE
+    from rlcli.prep.pipeline import Plan
+
+    options = ConvertOptions(
+        source=source,
+        subset=subset,
+        task=task,
+        difficulty=difficulty,
+        seed=seed,
+        count=count,
+        test_count=test_count,
+        columns=_columns(columns or []),
+        verifier=verifier,
+        data_source=data_source,
+        ability=ability,
+        instruction=instruction,
+    )
+    against = tuple(path for paths in decontaminate or [] for path in paths.split(",") if path)
+    plan = Plan(
+        split=split,
+        min_chars=min_prompt_chars,
+        max_chars=max_prompt_chars,
+        max_tokens=max_prompt_tokens,
+        tokenizer=tokenizer,
+        dedup=dedup,
+        against=against,
+        ngram=ngram or NGRAM,
+        share=ngram_share or SHARE,
+        shuffle=shuffle,
+        limit=limit,
+        check=not no_check,
+        skip_bad=skip_bad,
+    )
+    _refuse(plan, ngram is not None or ngram_share is not None, output_format)
+    _make(name, out or Path("data") / name, options, plan, output_format, as_json)
+
+
+def _columns(given: list[str]) -> dict[str, str]:
+    """
+    >>> _columns(["prompt=question,ground_truth=answer"])
+    {'prompt': 'question', 'ground_truth': 'answer'}
+    """
+    columns = {}
+    for pair in (pair for pairs in given for pair in pairs.split(",")):
+        ours, equals, theirs = pair.partition("=")
+        if not (ours.strip() and equals and theirs.strip()):
+            raise ConfigError(f"--columns: '{pair}' is not OURS=THEIRS", "write for instance: prompt=question")
+        columns[ours.strip()] = theirs.strip()
+    return columns
+
+
+def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
+    """Refuse options that do not fit together."""
+    if output_format not in FORMATS:
+        raise ConfigError(f"--format = {output_format} is not known", f"give one of {', '.join(FORMATS)}")
+    if (plan.max_tokens is None) != (plan.tokenizer is None):
+        raise ConfigError(
+            "--max-prompt-tokens and --tokenizer need each other",
+            "give both: --tokenizer is a model's folder or hub id",
+        )
+    if plan.min_chars and plan.max_chars and plan.min_chars > plan.max_chars:
+        raise ConfigError(
+            f"--min-prompt-chars = {plan.min_chars} is more than --max-prompt-chars = {plan.max_chars}", "swap them"
+        )
+    if ngrams_given and not plan.against:
+        raise ConfigError(
+            "--ngram and --ngram-share need --decontaminate", "give it an evaluation set, or leave them out"
+        )
+    if plan.against and plan.split not in (None, "train"):
+        raise ConfigError(
+            f"--decontaminate takes rows out of train, and --split = {plan.split}", "leave one of them out"
+        )
+
+
+def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_format: str, as_json: bool) -> None:
+    from rlcli.cli import console
+    from rlcli.cli.progress import progress
+    from rlcli.data.prompts.provenance import provenance
+    from rlcli.hub import offline_unless_reachable
+    from rlcli.prep.converters import CONVERTERS, converter_named
+    from rlcli.prep.pipeline import counts, prepare
+    from rlcli.prep.write import write_splits
+
+    converter = converter_named(name)
+    _refuse_unread(name, converter, options)
+    if options.verifier is not None:
+        _refuse_verifier(options.verifier)
+    if _asks_the_hub(converter, options.source):
+        offline_unless_reachable(lambda note: typer.echo(note, err=True))
+    with progress() as on_progress:
+        made = prepare(converter, options, plan, on_progress)
+    arguments = _given(options) | _given(plan) | {"format": output_format}
+    record = provenance(name, CONVERTERS.origin(name), made.origins, arguments, counts(made.steps))
+    written = write_splits(out, made.splits, record, output_format)
+    older = sorted(path.name for path in out.glob("*.parquet") if path.stem not in written)
+    example = next(iter(made.splits.values()))[0]
+    if as_json:
+        shown = {"messages": example.messages, "ground_truth": example.ground_truth, "verifier": example.verifier}
+        splits = {split: {"path": path, "rows": len(made.splits[split])} for split, path in written.items()}
+        steps = [
+            count | {"examples": step.examples} for count, step in zip(counts(made.steps), made.steps, strict=True)
+        ]
+        console.emit_json(
+            {"name": name, "out": out, "splits": splits, "steps": steps, "older": older, "example": shown}
+        )
+        return
+    for split, path in written.items():
+        console.plain(f"{split}: {len(made.splits[split])} rows in {path}")
+    _tell(made)
+    if older:
+        console.plain(f"left as before in {out}: {', '.join(older)}")
+    _show(example)
+
+
+def _asks_the_hub(converter: Converter, source: str | None) -> bool:
+    """Whether rows may come from the hub: they are not generated, not local and not a file name."""
+    if "source" not in converter.options or (source and Path(source).expanduser().exists()):
+        return False
+    name = source or converter.source
+    return "/" in name and Path(name).suffix not in FILES
+
+
+def _refuse_unread(name: str, converter: Converter, options: ConvertOptions) -> None:
+    for field in _given(options):
+        if field not in converter.options:
+            reads = ", ".join(map(flag, converter.options)) or "none"
+            raise ConfigError(f"{flag(field)}: {name} does not read it", f"its options are: {reads}")
+
+
+def _refuse_verifier(verifier: str) -> None:
+    """Refuse a verifier that no row may name: code, since a data file must not decide what is executed, and unknown
+    names."""
+    from rlcli.scoring.expression import parse
+    from rlcli.scoring.registry import target
+
+    for term in parse(verifier).terms:
+        if ":" in term.ref:
+            raise ConfigError(
+                f"--verifier = {verifier}: rows may name installed verifiers only, and {term.ref} is code",
+                f"name an installed one here (rlcli verifiers list), and when training --verifier '{term.ref}'",
+            )
+        target(term.ref)
+
+
+def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
+    """The fields that differ from their defaults."""
+    default = type(settings)()
+    return {
+        field.name: value
+        for field in fields(settings)
+        if (value := getattr(settings, field.name)) != getattr(default, field.name)
+    }
+
+
+def _tell(made: Prepared) -> None:
+    """Print the rows that each step left out."""
+    from rlcli.cli import console
+
+    for step in made.steps:
+        for why, count in step.removed.items():
+            if count:
+                console.plain(f"  {step.name}: {count} left out, {why}")
+        for example in step.examples:
+            console.plain(f"    {example}")
+
+
+def _show(example: Prompt) -> None:
+    from rlcli.cli import console
+    from rlcli.tracking.console import printable
+
+    console.plain("example:")
+    for message in example.messages:
+        console.plain(f"  {message['role']}: " + printable(message["content"]).replace("\n", "\n    "))
+    truth = printable(example.ground_truth)
+    shown = truth if len(truth) <= 200 else truth[:200] + "…"
+    console.plain(f"  ground truth: {shown} (verifier {example.verifier})")
+
+
+def flag(option: str) -> str:
+    """
+    >>> flag("test_count")
+    '--test-count'
+    """
+    return "--" + option.replace("_", "-")

@@ -1,0 +1,1 @@
+"""`rlcli recipes` and `rlcli config`."""

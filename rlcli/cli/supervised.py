@@ -1,0 +1,75 @@
+"""Runs training commands under supervision: as a child process that is restarted if the machine fails."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import typer
+
+from rlcli.attempt import is_supervised
+from rlcli.cli.group import command_line
+from rlcli.supervisor.supervise import supervise
+
+P = ParamSpec("P")
+Options = Mapping[str, Any]
+
+
+def supervised(folder_of: Callable[[Options], Path | None]) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Run a training command under supervision if it comes from a shell. folder_of: the run folder of its options; None
+    if they name none, which the command then reports itself."""
+
+    def wrap(command: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(command)
+        def run(*args: P.args, **options: P.kwargs) -> None:
+            words = command_line.get()
+            alone = words is None or is_supervised() or options.get("dry_run")
+            if alone or not words or (folder := folder_of(options)) is None:
+                return command(*args, **options)
+            goes_on = "out" not in options or bool(options.get("resume"))
+            debug = ["--debug"] if "--debug" in words else []
+            name, *rest = (word for word in words if word != "--debug")
+            out = [] if goes_on or options["out"] else ["--out", str(folder)]
+            first = _rlcli(name, *out, *rest, *debug)
+            again = first  # its changes may not be in the folder yet; applying them twice changes nothing
+            if not goes_on:
+                again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
+            raise typer.Exit(supervise(folder, first, again, goes_on=goes_on))
+
+        return run
+
+    return wrap
+
+
+def train_folder(options: Options) -> Path | None:
+    """The run folder of `rlcli train`: the one to resume, the one given with --out, or the next free one."""
+    if options["resume"]:
+        from rlcli.launch.resume import find_run
+
+        return find_run(options["resume"])
+    from rlcli.config.recipes import load
+    from rlcli.runs.folder import default_out
+
+    out: Path | None = options["out"]
+    recipe: str | None = options["recipe"]
+    return out or (default_out(load(recipe).header.name) if recipe else None)
+
+
+def _of_this_call(options: Options) -> list[str]:
+    """The options that are not part of the configuration in the run folder."""
+    kept = []
+    if options.get("ray_address"):
+        kept += ["--ray-address", str(options["ray_address"])]
+    if options.get("show_samples"):
+        kept += ["--show-samples", str(options["show_samples"])]
+    if options.get("profile"):
+        kept.append("--profile")
+    return [*kept, "--json"] if options.get("as_json") else kept
+
+
+def _rlcli(*words: str) -> list[str]:
+    # -P: files in the current folder must not shadow a library.
+    return [sys.executable, "-P", "-m", "rlcli.cli.main", *words]

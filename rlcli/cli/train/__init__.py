@@ -1,0 +1,1 @@
+"""`rlcli train`, `rlcli plan` and `rlcli quickstart`."""

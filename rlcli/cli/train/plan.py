@@ -1,0 +1,194 @@
+"""`rlcli plan`: the memory, time and disk of a run, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.train.datasets import data_sets
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from rlcli.planner.forecast import Forecast
+    from rlcli.planner.memory import PhaseMemory
+
+BAR = 40
+"""Characters of a bar that is a whole device."""
+GIB = 1 << 30
+COLOURS = ("cyan", "blue", "magenta", "green", "yellow", "red", "bright_cyan", "bright_blue", "bright_magenta")
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")],
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the model; a folder needs only config.json.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:WEIGHT]",
+            help="A parquet file, or a folder with train.parquet, for prompt lengths; repeatable.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str, typer.Option(metavar="DEVICES", help="h100:8, 8x80GB or cpu (default: what this machine has).")
+    ] = "",
+    workers: Annotated[int | None, typer.Option(help="Workers that train (default: all of --gpus).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; memory in GiB.")] = False,
+) -> None:
+    """Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.
+
+    Examples:
+
+      rlcli plan grpo --model Qwen/Qwen2.5-7B-Instruct --gpus h100:8
+
+      rlcli plan grpo --model ./my-model --data data/gsm8k --gpus 2x24GB --set lora.rank=32
+
+      rlcli plan ppo --model ./my-model --gpus cpu --json
+    """
+    from rlcli.extras import TRAINING, require
+
+    require(*TRAINING)
+    from rlcli.launch.memory_auto import planned
+
+    flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
+    notes: list[str] = []
+    found, rows = planned(recipe, flags, sets or [], gpus, notes.append)
+    if as_json:
+        from rlcli.cli.console import emit_json
+
+        emit_json(found.as_dict() | {"plan": dict(rows), "notes": notes})
+        return
+    show_plan(found, rows, notes)
+
+
+def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
+    """Print the plan, memory as bars and by part, time, disk, and which sizes could grow or must shrink."""
+    from rlcli.cli.console import plain, show, table
+
+    show(table(["plan", ""], rows))
+    show(_bars(found))
+    show(_parts(found))
+    if found.seconds:
+        total = found.step_seconds
+        times = [
+            (phase.name, _seconds(phase.seconds), f"{phase.seconds / total:.0%}", phase.bound)
+            for phase in found.seconds
+        ]
+        show(table(["a step at most", _seconds(total), "", "bound by"], times))
+    else:
+        plain("a step's time: unknown without a GPU name; give --gpus h100:8\n")
+    show(
+        table(
+            ["on disk", _bytes(sum(found.disk.values()))], [(what, _bytes(size)) for what, size in found.disk.items()]
+        )
+    )
+    _verdict(found)
+    for note in notes:
+        plain(f"note: {note}")
+
+
+def _bars(found: Forecast) -> Table:
+    """Each phase's peak as a bar, part by part, against the device's memory."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    whole, device = found.setting.device.memory, found.setting.device
+    workers = found.setting.config.all_workers
+    share = f"{whole / GIB:.1f} GiB" + (f" for {workers} workers" if device.is_cpu and workers > 1 else "")
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("memory", no_wrap=True)
+    made.add_column(f"{device.name}: {share}", no_wrap=True)
+    made.add_column("GiB", justify="right", no_wrap=True)
+    colours = _colours(found)
+    most = found.budget if device.is_cpu else whole
+    for name, phase in _named(found):
+        over = phase.total > found.budget
+        made.add_row(name, _bar(phase, most, colours), Text(f"{phase.total / GIB:.2f}", "red" if over else ""))
+    return made
+
+
+def _bar(phase: PhaseMemory, whole: float, colours: dict[str, str]) -> Text:
+    from rich.text import Text
+
+    bar, drawn, size = Text(), 0, 0.0
+    for part, taken in phase.parts.items():
+        size += taken
+        until = min(round(BAR * size / whole), BAR)
+        bar.append("█" * (until - drawn), colours[part])
+        drawn = until
+    bar.append("░" * (BAR - drawn), "dim")
+    return bar.append("▶", "red") if size > whole else bar
+
+
+def _parts(found: Forecast) -> Table:
+    """A table of memory in GiB, by part and phase."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    phases, colours = _named(found), _colours(found)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    made.add_column("GiB of a worker", no_wrap=True)
+    for name, _ in phases:
+        made.add_column(name, justify="right")
+    for part, colour in colours.items():
+        label = Text.assemble(("█ ", colour), part)
+        made.add_row(label, *(f"{phase.parts[part] / GIB:.2f}" if part in phase.parts else "" for _, phase in phases))
+    made.add_row("total", *(f"{phase.total / GIB:.2f}" for _, phase in phases), style="bold")
+    return made
+
+
+def _named(found: Forecast) -> list[tuple[str, PhaseMemory]]:
+    apart = {"engine apart": found.apart, "critic apart": found.critic_apart}
+    return [*((phase.name, phase) for phase in found.memory), *((name, own) for name, own in apart.items() if own)]
+
+
+def _colours(found: Forecast) -> dict[str, str]:
+    """Part → colour, in order of first appearance."""
+    parts = dict.fromkeys(part for _, phase in _named(found) for part in phase.parts)
+    return {part: COLOURS[number % len(COLOURS)] for number, part in enumerate(parts)}
+
+
+def _verdict(found: Forecast) -> None:
+    from rlcli.cli.console import plain
+    from rlcli.planner.solve import shortfall
+
+    plain("fits" if found.fits else f"does not fit: {shortfall(found.setting)}")
+    if found.largest:
+        plain(f"the largest sizes that fit: {_set(found.largest)}  (rlcli train … --memory auto takes them)")
+        return
+    if not found.fixes:
+        plain("nothing tried makes it fit: choose a smaller model, shorter responses or larger devices")
+        return
+    plain("what would fit, the cheapest first:")
+    for hint in found.fixes:
+        plain(f"  {_set(hint.keys)}  ({hint.cost}{f'; {_seconds(hint.seconds)} a step' if hint.seconds else ''})")
+
+
+def _set(keys: dict[str, Any]) -> str:
+    return " ".join(f"--set {key}={str(value).lower()}" for key, value in keys.items())
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+def _bytes(size: float) -> str:
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 1e3:.0f} kB"

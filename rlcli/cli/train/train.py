@@ -1,0 +1,160 @@
+"""`rlcli train`: trains with a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli.supervised import supervised, train_folder
+from rlcli.cli.train.datasets import data_sets, one_or_all
+from rlcli.cli.train.run import resume_training, run_training
+from rlcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlcli.config.load import Resolved
+
+
+Recipe = Annotated[str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")]
+Model = Annotated[str | None, typer.Option(help="Folder or hub id of the model.")]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH[:WEIGHT]",
+        help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
+    ),
+]
+EvalData = Annotated[
+    list[str] | None,
+    typer.Option(help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable."),
+]
+Out = Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Resume the run in this folder from its newest checkpoint, in place."),
+]
+Steps = Annotated[int | None, typer.Option(help="Steps of the run.")]
+Workers = Annotated[int | None, typer.Option(help="Worker processes, one a device.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")]
+Verifier = Annotated[
+    str | None, typer.Option(help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.")
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")
+]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
+]
+RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")]
+ShowSamples = Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")]
+Memory = Annotated[
+    str | None,
+    typer.Option(metavar="auto", help="auto: the largest micro-batch and engine share of a GPU that fit."),
+]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the derived plan and exit.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace the run in the run folder and its checkpoints, unless it is alive."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+
+
+@supervised(train_folder)
+def train(
+    recipe: Recipe = None,
+    model: Model = None,
+    data: Data = None,
+    eval_data: EvalData = None,
+    out: Out = None,
+    resume: Resume = None,
+    steps: Steps = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    verifier: Verifier = None,
+    deterministic: Deterministic = False,
+    sets: Sets = None,
+    ray_address: RayAddress = None,
+    show_samples: ShowSamples = 0,
+    memory: Memory = None,
+    profile: Profile = False,
+    dry_run: DryRun = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model by reinforcement learning with verifiable rewards.
+
+    Examples:
+
+      rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k
+
+      rlcli train grpo --model ./my-model --data data/gsm8k --workers 8 --set lora.rank=16
+
+      rlcli train grpo --model ./my-model --data data/gsm8k:2 --data data/math:1 --eval-data data/gsm8k
+
+      rlcli train grpo --model ./my-model --data data/gsm8k --memory auto --dry-run
+
+      rlcli train --resume runs/grpo-1
+    """
+    from rlcli.extras import TRAINING, require
+
+    require(*TRAINING)
+    flags: dict[str, object] = {
+        "model.path": model,
+        "data.path": data_sets(data),
+        "evaluation.data": one_or_all(eval_data),
+        "train.steps": steps,
+        "train.seed": seed,
+        "train.deterministic": deterministic or None,
+        "verifier.name": verifier,
+        "cluster.workers": workers,
+        "cluster.address": ray_address,
+    }
+    if memory not in (None, "auto"):
+        raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
+    if resume is not None:
+        if memory:
+            raise ConfigError(
+                f"--memory auto is for new runs, and {resume} has already started", "leave it out: its sizes stay"
+            )
+        if out is not None or force:
+            raise ConfigError(
+                f"--resume {resume} continues in that folder", f"leave {'--out' if out is not None else '--force'} out"
+            )
+        resume_training(
+            *(resume, recipe, flags, sets or []),
+            show_samples=show_samples,
+            dry_run=dry_run,
+            as_json=as_json,
+            profile=profile,
+        )
+        return
+    if recipe is None:
+        raise ConfigError(
+            "no recipe is given", "name one (rlcli recipes list shows them), or resume a run: --resume runs/NAME"
+        )
+    resolved = _resolved(recipe, flags, sets or [], auto_memory=memory == "auto")
+    run_training(
+        resolved,
+        out=out,
+        show_samples=show_samples,
+        dry_run=dry_run,
+        force=force,
+        as_json=as_json,
+        profile=profile,
+        auto_memory=memory == "auto",
+    )
+
+
+def _resolved(recipe: str, flags: Mapping[str, object], sets: Sequence[str], *, auto_memory: bool) -> Resolved:
+    if auto_memory:
+        from rlcli.launch.memory_auto import resolve_auto
+
+        return resolve_auto(recipe, flags, sets)
+    from rlcli.config.load import resolve
+
+    return resolve(recipe, flags, sets)

@@ -1,0 +1,1 @@
+"""`rlcli verifiers` and its subcommands."""

@@ -1,0 +1,136 @@
+"""`rlcli verifiers audit`: tests whether a verifier judges correctly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.progress import progress
+
+if TYPE_CHECKING:
+    from rlcli.audit.report import Report, Surprise, Tally
+
+SHOWN = 20
+"""Unexpected verdicts that are printed."""
+
+SHOWN_OF_KIND = 3
+LINE_CHARS = 100
+
+
+def audit_verifier(
+    name: Annotated[str, typer.Argument(help="Name, file.py:function, expression, or auto: what each row names.")],
+    data: Annotated[Path, typer.Option(help="A parquet file, or a folder with train.parquet or test.parquet.")],
+    limit: Annotated[int, typer.Option(min=0, help="The first N rows only; 0: all.")] = 0,
+    mutations: Annotated[int, typer.Option(min=0, help="Mutations tried per row; 0: all.")] = 12,
+    seed: Annotated[int, typer.Option(help="Seed for choosing each row's mutations.")] = 0,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the full report as one HTML file.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
+    deadline: Annotated[
+        float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")
+    ] = 5.0,
+    sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> None:
+    """Test a verifier on a dataset's right answers and on mutations of them, and report whether it passes.
+
+    Right answers must score 1, in other forms too; wrong ones, retracted ones
+    and known exploits must not. Exit code 1: a right answer is refused, a wrong
+    one or an exploit is accepted or crashes the verifier, or verdicts change
+    on a second try. Refused equivalents and accepted hedges are warnings,
+    which --strict turns into failures.
+
+    Examples:
+
+      rlcli verifiers audit math --data data/math --html audit.html
+
+      rlcli verifiers audit auto --data data/gsm8k/test.parquet --limit 500
+
+      rlcli verifiers audit path/to/file.py:function --data data/gsm8k --strict --json
+    """
+    from rlcli.audit.run import Options, audit
+    from rlcli.cli.verifiers.run import cores
+
+    options = Options(limit, seed, mutations, processes or cores(), deadline, sandbox, strict)
+    with progress() as on_progress:
+        report = audit(name, data, options, on_progress)
+    if as_json:
+        console.emit_json(report.as_dict())
+    else:
+        _print(report)
+    if html:  # last: a file that cannot be written must not lose the report
+        from rlcli.audit.page import write_page
+
+        write_page(html, report)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _print(report: Report) -> None:
+    of_all = f" of {report.rows_in_file:,}" if report.rows < report.rows_in_file else ""
+    console.plain(
+        f"audit of {report.verifier} on {report.data}: {report.rows:,}{of_all} rows, {report.verifications:,} "
+        f"verifications in {report.seconds:.1f} s ({report.per_second:,.0f}/s)"
+    )
+    _print_tallies(report.tallies)
+    if report.surprises:
+        _print_surprises(report.surprises)
+    latency = report.latency
+    console.plain(
+        f"\nlatency: p50 {_ms(latency.p50)}, p90 {_ms(latency.p90)}, p99 {_ms(latency.p99)}, max {_ms(latency.max)}\n"
+        f"determinism: {report.determinism.checked} verified again, {len(report.determinism.differing)} differ"
+    )
+    for line in [*(f"note: {note}" for note in report.notes), *(f"warning: {warning}" for warning in report.warnings)]:
+        console.plain(line)
+    noted = f" (warnings: {len(report.warnings)})" if report.warnings else ""
+    console.plain(f"PASS{noted}" if report.passed else f"FAIL: {'; '.join(report.faults)}")
+
+
+def _print_tallies(tallies: tuple[Tally, ...]) -> None:
+    """A table by kind, under the name of each group."""
+    width = max(len(tally.kind) for tally in tallies) + 4
+    console.plain(f"\n{'':{width}}{'tried':>9}{'as expected':>13}{'share':>9}")
+    group = None
+    for tally in tallies:
+        if tally.group is not group:
+            group = tally.group
+            console.plain(f"{group}: {group.rule}")
+        failed = f"  {tally.failed:,} crashed or timed out" if tally.failed else ""
+        line = f"  {tally.kind:{width - 2}}{tally.tried:>9,}{tally.as_expected:>13,}{_floored(tally.share):>9}"
+        console.plain(line + failed)
+
+
+def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
+    from rlcli.tracking.console import printable
+
+    grave_first = sorted(surprises, key=lambda one: not one.group.grave)
+    of_kind: Counter[str] = Counter()
+    shown: list[Surprise] = []
+    for one in grave_first:
+        of_kind[one.kind] += 1
+        if of_kind[one.kind] <= SHOWN_OF_KIND and len(shown) < SHOWN:
+            shown.append(one)
+    console.plain("\nnot as expected:")
+    for one in shown:
+        said = printable(f"{one.score:g} {one.outcome} {one.extracted or ''}".strip()[:LINE_CHARS]).replace("\n", " ")
+        truth = printable(one.ground_truth[:LINE_CHARS]).replace("\n", "⏎")
+        ending = printable(one.response_end[-LINE_CHARS:]).replace("\n", "⏎")
+        console.plain(f"  row {one.row}, {one.group}, {one.kind}: {said}")
+        console.plain(f"    truth {truth}, response …{ending}")
+        if one.detail:
+            console.plain(f"    {printable(one.detail[: 2 * LINE_CHARS])}".replace("\n", " "))
+    if len(surprises) > len(shown):
+        console.plain(f"and {len(surprises) - len(shown):,} more, in --json")
+
+
+def _floored(share: float) -> str:
+    """A percentage, rounded down: 100% means all."""
+    return "100%" if share == 1 else f"{int(share * 1000) / 10:.1f}%"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"

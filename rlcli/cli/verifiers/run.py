@@ -1,0 +1,130 @@
+"""`rlcli verifiers run`: scores a file of responses."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.progress import progress
+from rlcli.errors import ConfigError, RunFailed
+
+if TYPE_CHECKING:
+    from rlcli.scoring.rows import Summary
+
+SANDBOXES = "bwrap, landlock, unsafe or auto"
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+Name = Annotated[str, typer.Argument(help="Name, path/to/file.py:function, or an expression of these.")]
+Source = Annotated[str, typer.Option("--input", help="JSON Lines file of responses (.gz too); -: standard input.")]
+Output = Annotated[
+    str | None, typer.Option(help="File for the scored rows (.gz too); -: standard output; unset: no rows.")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")]
+Processes = Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")]
+Deadline = Annotated[float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")]
+Sandbox = Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")]
+
+
+def run_verifier(
+    name: Name,
+    source: Source,
+    output: Output = None,
+    skip_bad: SkipBad = False,
+    processes: Processes = None,
+    deadline: Deadline = 5.0,
+    sandbox: Sandbox = "",
+    as_json: AsJson = False,
+) -> None:
+    """Score responses: each row keeps its fields and gains score, outcome, extracted and seconds.
+
+    A row is {"completion": "…", "ground_truth": "…"} and may have prompt, data_source,
+    extra_info, finish_reason ("stop", "length") and thinking (true: the prompt opened a <think>).
+
+    Examples:
+
+      rlcli verifiers run math --input rows.jsonl --output scored.jsonl
+
+      rlcli verifiers run "math + 0.1 * format" --input rows.jsonl.gz --json
+
+      cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
+    """
+    from rlcli.sandbox import backend_name
+    from rlcli.scoring.checking import check_loaded
+    from rlcli.scoring.expression import parse
+    from rlcli.scoring.processes.pool import ScoringPool
+    from rlcli.scoring.processes.worker import FAILED
+    from rlcli.scoring.registry import target
+    from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
+    from rlcli.types import Outcome
+
+    if as_json and output == STANDARD:
+        raise ConfigError("--json and --output - both use standard output", "give --output a file")
+    if output and STANDARD not in (source, output) and _is_same(Path(source), Path(output)):
+        raise ConfigError(f"--output {output} is the file of --input and would replace it", "give it another name")
+    backend_name(sandbox)
+    composition = parse(name).located()
+    for term in composition.terms:
+        target(term.ref)  # an unknown name, before a large file is read
+    rows, skipped = read_rows(source, skip_bad)
+    summary = Summary()
+    with ScoringPool(processes or cores(), deadline, [str(composition)], sandbox) as pool:
+        backend = check_loaded(pool.loaded, deadline, sandbox, "--deadline")
+        with writing(output) if output else nullcontext() as write, progress() as on_progress:
+            for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
+                summary.add(verdict)
+                if write:
+                    write(as_fields(row, verdict))
+    said = _as_dict(summary, skipped)
+    if as_json:
+        asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
+        console.emit_json({**asked, **said})
+    else:
+        _print(said)
+    if summary.failures:
+        failed = " and ".join(f"{said['outcomes'][how]} {how}" for how in FAILED if how in said["outcomes"])
+        typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
+    if summary.outcomes.get(Outcome.CRASH) == summary.rows:
+        raise RunFailed(
+            f"all {summary.rows} verifications crashed: {summary.failures[0]}",
+            f"fix the verifier or the rows of {source}" + (f"; {output} is written" if output else ""),
+        )
+
+
+def _is_same(source: Path, output: Path) -> bool:
+    return source.exists() and output.exists() and source.samefile(output)
+
+
+def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
+    from rlcli.audit.report import Latency
+
+    latency = Latency.of(summary.seconds)
+    return {
+        "rows": summary.rows,
+        "skipped": skipped,
+        "mean_score": summary.score / summary.rows,
+        "outcomes": dict(summary.outcomes.most_common()),
+        "parts": {part: total / count for part, (total, count) in summary.parts.items()},
+        "seconds": {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99, "max": latency.max},
+    }
+
+
+def _print(said: dict[str, Any]) -> None:
+    total = said["rows"]
+    rows: list[tuple[str, str]] = [("rows", f"{total:,}")]
+    rows += [("skipped lines", f"{said['skipped']:,}")] if said["skipped"] else []
+    rows += [("mean score", f"{said['mean_score']:.4f}")]
+    rows += [(f"mean of {part}", f"{mean:.4f}") for part, mean in said["parts"].items()]
+    rows += [(outcome, f"{count:,} ({count / total:.1%})") for outcome, count in said["outcomes"].items()]
+    rows += [(f"seconds, {name}", f"{seconds:.4f}") for name, seconds in said["seconds"].items()]
+    console.stderr().print(console.table(["measure", "value"], rows))

@@ -1,0 +1,1 @@
+"""Ray: the session, placement, worker groups, dispatch, the watchdog, and the clean-up of stray processes."""

@@ -1,0 +1,128 @@
+"""Error messages for a worker that died, failed or ran out of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from rlcli.errors import RunFailed
+
+OFFLOADS = "on GPUs set train.offload (optimizer, or all)"
+PLANS = "rlcli plan shows what each phase takes, and what fits"
+GENERATES = f"lower rollout.gpu_memory_utilization, rollout.kv_cache_mb or rollout.max_concurrent, {OFFLOADS}"
+TRAINS = (
+    "lower train.tokens_per_microbatch, set model.gradient_checkpointing (true, or on GPUs offload), "
+    "raise cluster.workers, or train an adapter with lora.rank"
+)
+SYNCS = f"lower rollout.gpu_memory_utilization, {OFFLOADS}"
+HELPS = {
+    "rollout": GENERATES,
+    "sync_weights": SYNCS,
+    "receive_weights": SYNCS,
+    "release_rollout_memory": SYNCS,
+    "build": f"{GENERATES}; {TRAINS}",
+}
+"""Hints by method that runs out of memory; TRAINS for those that are not listed."""
+
+_OOM_TYPES = {"OutOfMemoryError", "MemoryError"}  # torch's by name: the command line does not import torch
+_OOM_TEXT = re.compile(
+    r"out of memory|DefaultCPUAllocator|bad_alloc|cannot allocate memory|_ALLOC_FAILED"
+    # vLLM's messages before it allocates.
+    r"|free memory on device|no available memory for the cache|larger than the available KV cache memory",
+    re.I,
+)
+_GPU_TEXT = re.compile(
+    r"\bECC\b|NVLink|GPU is lost|fallen off the bus|unspecified launch failure|busy or unavailable", re.I
+)
+_PEER_TYPES = {"DistBackendError", "DistNetworkError", "DistStoreError", "GetTimeoutError", "ObjectLostError"}
+_PEER_TEXT = re.compile(
+    r"connection (was )?(closed|reset)|broken pipe|timed out waiting|gloo.*(timeout|timed out)", re.I
+)
+
+
+def helps(method: str) -> str:
+    """Hint for `method` when it runs out of memory."""
+    return f"{HELPS.get(method, TRAINS)}; {PLANS}"
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` is a failed allocation in the process that raised it."""
+    return type(error).__name__ in _OOM_TYPES or bool(_OOM_TEXT.search(str(error)))
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether `error` means that another process is gone, which is the one to report."""
+    return type(error).__name__ in _PEER_TYPES or bool(_PEER_TEXT.search(str(error)))
+
+
+def lost_a_gpu(error: BaseException) -> bool:
+    """Whether `error` is a failed GPU, after which another process may succeed. The effects of a wrong index on a
+    kernel (`illegal memory access`, `device-side assert`) would happen again."""
+    return type(error).__name__ == "AcceleratorError" and bool(_GPU_TEXT.search(str(error)))
+
+
+def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
+    """Not retried: it would happen again."""
+    said = str(error).strip().splitlines()
+    return RunFailed(
+        f"worker {rank} ran out of memory in {method}: {said[0] if said else type(error).__name__}",
+        helps(method),
+    )
+
+
+def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kills: int) -> RunFailed:
+    """The error for an actor that is gone. tail: the end of its log; oom_kills: how often the kernel of this machine
+    has killed a process for lack of memory since the worker was started."""
+    text = str(death).strip()
+    hint = helps(method)
+    # Its log is more informative than Ray, unless the process ended before it wrote any.
+    ending = f"; its log {log} ends: {tail}" if tail else f": {_of_ray(text)}"
+    if getattr(death, "actor_init_failed", False):  # Its constructor raised, and would raise again.
+        return RunFailed(f"worker {rank} died in {method}{ending}")
+    if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
+        return RunFailed(
+            f"worker {rank} was killed in {method}: its machine{_node(text)} ran out of memory{ending}",
+            hint,
+            retry=True,
+        )
+    if "node" in text.lower() and re.search(
+        r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I
+    ):
+        return RunFailed(f"worker {rank} died in {method}: its machine{_node(text)} is gone{ending}", retry=True)
+    if oom_kills:
+        return RunFailed(
+            f"worker {rank} was killed in {method}, and the kernel has killed a process on this machine for lack of "
+            f"memory{ending}",
+            hint,
+            retry=True,
+        )
+    return RunFailed(
+        f"worker {rank} died in {method}{ending}", f"if it was killed because memory ran out: {hint}", retry=True
+    )
+
+
+def kernel_oom_kills() -> int:
+    """How often this machine's kernel has killed a process for lack of memory; 0 if it does not count that."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of an error: in Ray's messages, the cause."""
+    return str(error).strip().splitlines()[-1].strip() if str(error).strip() else type(error).__name__
+
+
+def _of_ray(text: str) -> str:
+    """The most informative line of Ray's message, which explains at length how to configure Ray."""
+    lines = text.splitlines()
+    memory = [line.strip() for line in lines if "Memory on the node" in line]
+    return (memory or [line.strip() for line in lines[-1:]] or ["the cause is unknown"])[0]
+
+
+def _node(text: str) -> str:
+    found = re.search(r"\bip: (\S+)|IP: ([\d.]+)", text)
+    return f" {found[1] or found[2]}" if found else ""

@@ -1,0 +1,286 @@
+"""Placement of a cluster's workers, and their actors: ranks contiguous by machine, an engine on one machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcli.attempt import is_restart
+from rlcli.cluster.process import malloc
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.errors import SetupError
+from rlcli.redact import SECRET_NAME
+
+PLACEMENT_TIMEOUT_S = 120.0
+RETRY_EVERY_S = 2.0
+
+WORKER_ENV = {
+    # vLLM runs inside the worker, so that weights reach it within the process.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Its warnings (weights that «failed to load», a template that cannot be warmed up) are false alarms here.
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore",
+    "PYTHONUNBUFFERED": "1",
+}
+
+DETERMINISTIC_ENV = {
+    # vLLM's kernels then give a response the same bits whatever else is in the batch; vLLM configures NCCL likewise.
+    "VLLM_BATCH_INVARIANT": "1",
+    # Without a separate workspace for each stream cuBLAS may choose another order of sums.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""On GPUs, with train.deterministic."""
+
+PASSED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "HF_ENDPOINT", "WANDB_MODE")
+PASSED_ON_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "VLLM_")
+"""Variables of the driver that are passed to the workers of a running cluster, whose machines were started without
+them: of collectives (FI_: libfabric, as for AWS EFA), torch and vLLM."""
+OF_ONE_MACHINE = {"VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH"}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Where a group runs: how many workers, on what. threads: of each worker on CPUs. deterministic: use kernels that
+    give the same bits each time on GPUs. key: the config key of the number of workers. engine: how many workers in a
+    row share an engine, and so a machine, if one is large enough."""
+
+    workers: int
+    device: str
+    threads: int
+    deterministic: bool = False
+    key: str = "cluster.workers"
+    engine: int = 1
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Resources of one worker."""
+        return {"CPU": 1.0, "GPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Resources reserved for a group. group: the placement group. bundles: by rank, which of its bundles."""
+
+    group: Any
+    bundles: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Actors, by rank, and the placement group that holds their resources."""
+
+    actors: list[Any]
+    places: Any
+
+
+def start_group(
+    worker: type,
+    pool: Pool,
+    logs: Path,
+    *args: Any,
+    name: str = "rank",
+    stall_s: float | None = None,
+    placed: Placed | None = None,
+    places: Places | None = None,
+) -> WorkerGroup:
+    """Start `pool.workers` actors of class `worker`, each constructed with (rank, world size, *args). name: prefix of
+    their logs. stall_s: seconds without progress after which a worker has failed (see `WorkerGroup`). placed: existing
+    actors, constructed without `args`: their method `begin` is called with these. places: the result of `reserve` for
+    the pool, if it was called."""
+    for left in logs.glob(f"{name}-*.stack"):
+        left.unlink(missing_ok=True)  # notes of earlier workers
+    found = placed or place(worker, pool, *args, places=places)
+    same_bits = pool.device == "cpu" or pool.deterministic
+    group = WorkerGroup(worker, found.actors, logs, found.places, name, stall_s, same_bits)
+    if placed is not None:
+        group.begin(*args)
+    return group
+
+
+def place(worker: type, pool: Pool, *args: Any, places: Places | None = None) -> Placed:
+    """Start actors of class `worker`, each constructed with (rank, world size, *args)."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    places = places or reserve([pool])[0]
+    actor = ray.remote(worker)
+    environment = worker_environment(pool, os.environ)
+    actors = [
+        actor.options(
+            num_cpus=pool.bundle["CPU"],
+            num_gpus=pool.bundle.get("GPU", 0),
+            max_restarts=0,
+            runtime_env={"env_vars": environment},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(places.group, placement_group_bundle_index=bundle),
+        ).remote(rank, pool.workers, *args)
+        for rank, bundle in enumerate(places.bundles)
+    ]
+    return Placed(actors, places.group)
+
+
+def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of a worker's process besides its machine's; `driver`: those of the driver. Variables that
+    a worker requires override the others.
+
+    >>> pool = Pool(1, "cuda", 1)
+    >>> found = worker_environment(pool, {"NCCL_DEBUG": "INFO", "VLLM_API_KEY": "x", "TOKENIZERS_PARALLELISM": "true"})
+    >>> found["NCCL_DEBUG"], "VLLM_API_KEY" in found, found["TOKENIZERS_PARALLELISM"]
+    ('INFO', False, 'false')
+    """
+    environment = {
+        name: value
+        for name, value in driver.items()
+        if (name in PASSED_ON or name.startswith(PASSED_ON_PREFIXES))
+        and name not in OF_ONE_MACHINE
+        and not SECRET_NAME.search(name)  # Ray logs the environment variables that it is given
+    }
+    environment |= WORKER_ENV
+    if pool.device == "cpu":
+        # Inductor would compile for half a minute without a gain on models that fit a CPU.
+        environment |= {"OMP_NUM_THREADS": str(pool.threads), "TORCH_COMPILE_DISABLE": "1"}
+        environment |= malloc.environment()
+    elif pool.deterministic:
+        environment |= DETERMINISTIC_ENV
+    return environment
+
+
+def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
+    """Reserve the resources of all pools, so that a lack of space is known before anything starts. Raises `SetupError`
+    if the machines cannot hold them, or are busy for PLACEMENT_TIMEOUT_S. beside: pools that are already placed.
+
+    Ray's bundles cannot span machines, but Ray does not number them by machine. So an engine of several workers is one
+    bundle, unless no machine is large enough: then it spans machines, as configured. Ranks are assigned by machine, in
+    the order of the machines' addresses.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    machines = _await_room([*beside, *pools])
+    found: dict[int, Places] = {}
+    # Engines of many workers first: single workers fit into the remaining space.
+    for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
+        unit = _unit(pool, machines)
+        bundles = [{kind: each * unit for kind, each in pool.bundle.items()}] * (pool.workers // unit)
+        assert pool.workers % unit == 0, "rollout.tensor_parallel divides the workers"
+        group = placement_group(bundles, strategy="PACK")
+        if not group.wait(PLACEMENT_TIMEOUT_S):  # `ready` would start a process for a task
+            for held in (group, *(places.group for places in found.values())):
+                remove_placement_group(held)
+            raise SetupError(
+                f"the cluster is busy: no room for {pool.workers} × {pool.bundle} in {PLACEMENT_TIMEOUT_S:.0f} s",
+                f"wait for other jobs to end or lower {pool.key}",
+            )
+        found[index] = Places(group, [bundle for bundle in _by_machine(group) for _ in range(unit)])
+    return [found[index] for index in range(len(pools))]
+
+
+def _by_machine(group: Any) -> list[int]:
+    """The bundles of a placement group, grouped by machine, machines ordered by address."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    address = {node["NodeID"]: _in_order(node["NodeManagerAddress"]) for node in ray.nodes()}
+    node_of: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return sorted(node_of, key=lambda bundle: (address.get(node_of[bundle], ""), node_of[bundle], bundle))
+
+
+def _in_order(address: str) -> str:
+    """A text that sorts in the order of addresses.
+
+    >>> _in_order("10.0.0.9") < _in_order("10.0.0.10") < _in_order("10.0.1.1")
+    True
+    """
+    try:
+        return ipaddress.ip_address(address).packed.hex()
+    except ValueError:
+        return address
+
+
+def _await_room(pools: Sequence[Pool]) -> list[dict[str, float]]:
+    """The machines' resources, once they suffice. A cluster that is too small is an error at once; after a failure,
+    machines may still come back."""
+    import ray
+
+    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
+    while True:
+        machines = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        try:
+            check_room(pools, machines)
+            return machines
+        except SetupError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY_EVERY_S)
+
+
+def check_room(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]]) -> None:
+    """Raise `SetupError` if machines with these resources, all of them free, cannot hold the pools."""
+    keys, workers = " + ".join(pool.key for pool in pools), sum(pool.workers for pool in pools)
+    numbers = " + ".join(str(pool.workers) for pool in pools)
+    for kind, each in pools[0].bundle.items():
+        there = sum(machine.get(kind, 0) for machine in machines)
+        if there < each * workers:
+            on = f" on {len(machines)} machines ({_counts(machines, kind)})" if len(machines) > 1 else ""
+            raise SetupError(
+                f"{keys} = {numbers} needs {each * workers:.0f} {kind}s, the cluster has {there:.0f}{on}",
+                f"lower {pools[0].key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
+            )
+    rooms = _rooms(pools[0], machines)
+    for pool in pools:
+        unit = _unit(pool, machines)
+        wanted, fit = pool.workers // unit, sum(room // unit for room in rooms)
+        if unit > 1 and wanted > fit:
+            raise SetupError(
+                f"{pool.key} = {pool.workers} with rollout.tensor_parallel = {pool.engine}: each of the {wanted} "
+                f"engines lies on one machine, and there is room for {fit}: the machines hold {_counted(rooms)} "
+                "workers",
+                _fix(pool, rooms, fit * unit),
+            )
+    if workers > sum(rooms):
+        raise SetupError(
+            f"{keys} = {numbers}, but the cluster's machines hold {_counted(rooms)} workers, each with a CPU and a GPU",
+            f"lower {pools[0].key}, or let each machine have a CPU for each of its GPUs",
+        )
+
+
+def _fix(pool: Pool, rooms: Sequence[int], most: int) -> str:
+    """Hint: fewer workers, or an engine size that fits the machines."""
+    smaller = [
+        engine
+        for engine in range(pool.engine - 1, 0, -1)
+        if pool.workers % engine == 0 and sum(room // engine for room in rooms) >= pool.workers // engine
+    ]
+    fewer = [f"{pool.key} = {most}"] if most else []
+    return "give " + " or ".join([*fewer, *(f"rollout.tensor_parallel = {engine}" for engine in smaller[:1])])
+
+
+def _unit(pool: Pool, machines: Sequence[Mapping[str, float]]) -> int:
+    """How many workers must be on one machine: those of an engine, if any machine is large enough, else one."""
+    return pool.engine if pool.engine <= max(_rooms(pool, machines), default=0) else 1
+
+
+def _rooms(pool: Pool, machines: Sequence[Mapping[str, float]]) -> list[int]:
+    """How many workers each machine could hold, without machines that could hold none."""
+    rooms = [min(int(machine.get(kind, 0) // each) for kind, each in pool.bundle.items()) for machine in machines]
+    return [room for room in rooms if room]
+
+
+def _counts(machines: Sequence[Mapping[str, float]], kind: str) -> str:
+    return _counted([int(machine.get(kind, 0)) for machine in machines])
+
+
+def _counted(numbers: Sequence[int]) -> str:
+    """
+    >>> _counted([8, 4, 8, 8])
+    '3 × 8, 4'
+    """
+    found = sorted(Counter(numbers).items(), reverse=True)
+    return ", ".join(f"{times} × {number}" if times > 1 else str(number) for number, times in found)

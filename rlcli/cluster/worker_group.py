@@ -1,0 +1,251 @@
+"""A group of Ray actors that run the same program (SPMD), called as if it were one object."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.cluster import errors
+from rlcli.cluster.dispatch import Dispatch, Shared, add_up, dispatch_of, per_rank
+from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_note
+from rlcli.errors import RlcliError, RunFailed
+
+CLOSE_TIMEOUT_S = 20.0
+DEATH_GRACE_S = 3.0
+LOST_PEER_GRACE_S = 40.0
+"""Time until Ray detects that a machine is gone; processes connected to it notice at once."""
+UNAVAILABLE_PAUSE_S = 0.5
+PAUSE_PER_RANK_S = 2e-4
+"""Answers that arrive within this time of each other are handled together: a `ray.wait` costs as much as an answer."""
+LOG_TAIL_LINES = 8
+
+
+class WorkerGroup:
+    """Actors of one class, by rank. A method of the class that is marked with `@dispatch` is called on all of them:
+
+        group.update(0)      # every rank updates; the returned numbers are added up
+
+    The first error of any rank is raised without waiting for ranks that hang in a collective on the failed one. If a
+    rank has died, that is the error, not the broken connections of the others. A rank that makes no progress for
+    `stall_s` seconds is an error too, with the location from its stack.
+
+    places: the placement group that holds the actors' resources; it is removed with them. name: prefix of their logs,
+    `name`-0.log and so on. stall_s: None waits indefinitely; else the workers record their progress (see `watch`).
+    same_bits: whether every run must give the same bits, so that nothing may depend on which rank is faster.
+    """
+
+    def __init__(
+        self,
+        worker: type,
+        actors: Sequence[Any],
+        logs: Path,
+        places: Any,
+        name: str = "rank",
+        stall_s: float | None = None,
+        same_bits: bool = True,
+    ) -> None:
+        self.same_bits = same_bits
+        self._worker = worker
+        self._actors = list(actors)
+        self._logs = logs
+        self._places = places
+        self._name = name
+        self._notes = [logs / f"{name}-{rank}.stack" for rank in range(len(self._actors))]
+        self._stall_s = stall_s
+        self._unseen_s = max(START_S, stall_s or 0.0)
+        self._oom_kills = errors.kernel_oom_kills()
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        how = dispatch_of(self._worker, name)
+        return lambda *args, **kwargs: self._call(name, how, args, kwargs)
+
+    def close(self) -> None:
+        """Ask each actor to close, then end its process, whether or not it answered."""
+        import ray
+
+        closing = [actor.close.remote() for actor in self._actors]
+        with contextlib.suppress(Exception):
+            ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the processes now and release their resources."""
+        import ray
+
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        with contextlib.suppress(Exception):
+            ray.util.remove_placement_group(self._places)
+
+    def _call(self, name: str, how: Dispatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        import ray
+
+        # Ray passes the value of a reference to a method, not the reference.
+        sent = [Shared(ray.put(arg.value)) if isinstance(arg, Shared) else arg for arg in args]
+        arguments = [
+            tuple(arg.value if isinstance(arg, Shared) else arg for arg in own)
+            for own in per_rank(how, tuple(sent), len(self._actors))
+        ]
+        if how.collect == "stream":
+            return self._stream(name, arguments, kwargs)
+        actors = self._actors[: len(arguments)]
+        calls = [getattr(actor, name).remote(*own, **kwargs) for actor, own in zip(actors, arguments, strict=True)]
+        results = self._gather(name, calls)
+        if how.collect == "first":
+            return results[0]
+        return add_up(results) if how.collect == "sum" else results
+
+    def _gather(self, name: str, calls: list[Any]) -> list[Any]:
+        results: dict[int, Any] = {}
+        rank_of = {call: rank for rank, call in enumerate(calls)}
+        waiting = list(calls)
+        patience = self._patience(name)
+        while waiting:
+            ready = _ready(waiting, patience.every)
+            results |= self._values(name, [(rank_of[call], call) for call in ready])
+            waiting = [call for call in waiting if rank_of[call] not in results]
+            self._watch(name, patience, [rank_of[call] for call in waiting])
+        if len(calls) == len(self):
+            self._unseen_s = float("inf")  # All have answered: a file that is not visible is on another disk.
+        return [results[rank] for rank in range(len(calls))]
+
+    def _stream(self, name: str, arguments: list[tuple[Any, ...]], kwargs: dict[str, Any]) -> Iterator[Any]:
+        streams = [
+            getattr(actor, name).options(num_returns="streaming").remote(*own, **kwargs)
+            for actor, own in zip(self._actors, arguments, strict=True)
+        ]
+        rank_of = {stream: rank for rank, stream in enumerate(streams)}
+        waiting = list(streams)
+        patience = self._patience(name)
+        while waiting:
+            items = []
+            for stream in _ready(waiting, patience.every):
+                try:
+                    items.append((rank_of[stream], next(stream)))
+                except StopIteration:
+                    waiting.remove(stream)
+                    continue
+                patience.heard(rank_of[stream])
+            yield from self._values(name, items).values()
+            self._watch(name, patience, [rank_of[stream] for stream in waiting])
+
+    def _patience(self, name: str) -> StallDetector:
+        stall_s = None if self._stall_s is None else bound(name, self._stall_s)
+        return StallDetector(self._notes, stall_s, self._unseen_s)
+
+    def _watch(self, name: str, patience: StallDetector, waiting: list[int]) -> None:
+        """Raise if ranks that are waited for make no progress."""
+        stalled = patience.stalled(waiting)
+        if not stalled:
+            return
+        for_s = f"makes no progress in {name} for {patience.stall_s:g} s"
+        said = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
+        if all(note and note.waits for note in stalled.values()):
+            said.append("all wait in a collective, for each other or for a worker that is done")
+        notes = {rank: read_note(self._notes[rank]) for rank in waiting if rank not in stalled}
+        said += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
+        logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
+        raise RunFailed("; ".join(said), f"see its log {logs}, and its full stack in .stack beside it", retry=True)
+
+    def _standstill(self, rank: int, note: Note | None) -> str:
+        if note is not None and note.threads:
+            return note.place
+        tail = self._tail(rank)
+        ending = f"; its log ends: {tail}" if tail else ""
+        return f"it does not answer (stopped, swapped out, or its machine is gone){ending}"
+
+    def _values(self, name: str, ready: list[tuple[int, Any]]) -> dict[int, Any]:
+        """Rank → the value of its reference. One call to Ray for all of them, unless one failed."""
+        import ray
+
+        try:
+            return dict(zip([rank for rank, _ in ready], ray.get([reference for _, reference in ready]), strict=True))
+        except Exception:
+            return {rank: self._get(name, rank, reference) for rank, reference in ready}
+
+    def _get(self, name: str, rank: int, reference: Any) -> Any:
+        import ray
+
+        try:
+            return ray.get(reference)
+        except ray.exceptions.ActorUnavailableError as error:  # Its connection broke: Ray will find out why.
+            for other, death in self._deaths(LOST_PEER_GRACE_S):
+                raise self._died(name, other, death) from error
+            raise self._died(name, rank, error) from error
+        except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
+            raise self._died(name, rank, error) from error
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, RlcliError):
+                raise error.cause from None
+            raise self._failed(name, rank, error.cause) from error
+        except ray.exceptions.RayError as error:  # for example an object that was lost with its machine
+            said = f"worker {rank} failed in {name}: {type(error).__name__}: {errors.last_line(error)}"
+            raise RunFailed(said, retry=True) from error
+
+    def _failed(self, name: str, rank: int, cause: BaseException) -> RunFailed:
+        if errors.ran_out_of_memory(cause):
+            return errors.out_of_memory(rank, name, cause)
+        lost = errors.lost_a_peer(cause)
+        for other, death in self._deaths(LOST_PEER_GRACE_S if lost else DEATH_GRACE_S):
+            return self._died(name, other, death)
+        return RunFailed(
+            f"worker {rank} failed in {name}: {type(cause).__name__}: {str(cause).strip()}",
+            f"its log is {self._log(rank)}",
+            retry=lost or errors.lost_a_gpu(cause),
+        )
+
+    def _deaths(self, grace_s: float) -> Iterator[tuple[int, Exception]]:
+        """Ranks that are dead, or found dead within `grace_s`: their peers notice before Ray does."""
+        import ray
+
+        rank_of = {actor.__ray_ready__.remote(): rank for rank, actor in enumerate(self._actors)}
+        # Living actors answer when their current call ends, if ever.
+        waiting, until = list(rank_of), time.monotonic() + grace_s
+        while waiting:
+            answered, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, until - time.monotonic()))
+            if not answered:
+                return
+            rank = rank_of[answered[0]]
+            try:
+                ray.get(answered[0])
+            except ray.exceptions.ActorUnavailableError:
+                time.sleep(UNAVAILABLE_PAUSE_S)
+                waiting.append(again := self._actors[rank].__ray_ready__.remote())
+                rank_of[again] = rank
+            except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as death:
+                yield rank, death
+
+    def _died(self, name: str, rank: int, death: Exception) -> RunFailed:
+        oom_kills = errors.kernel_oom_kills() - self._oom_kills
+        return errors.died(rank, name, death, self._log(rank), self._tail(rank), oom_kills)
+
+    def _log(self, rank: int) -> Path:
+        return self._logs / f"{self._name}-{rank}.log"
+
+    def _tail(self, rank: int) -> str:
+        """The end of its log, in one line."""
+        try:
+            lines = self._log(rank).read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])
+
+
+def _ready(waiting: list[Any], timeout: float | None) -> list[Any]:
+    """All references that are ready shortly after the first is, or none after `timeout` seconds. Checking n of them
+    takes n steps: one call per reference would take n² for a call on n ranks."""
+    import ray
+
+    first, _ = ray.wait(waiting, num_returns=1, timeout=timeout)
+    if not first:
+        return []
+    found: list[Any]
+    found, _ = ray.wait(waiting, num_returns=len(waiting), timeout=len(waiting) * PAUSE_PER_RANK_S)
+    return found

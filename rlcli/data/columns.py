@@ -1,0 +1,201 @@
+"""The samples of a rollout as columns: the workers send them, and the controller plans with them.
+
+Sixteen thousand samples are some arrays of 128 KB each. As objects they would be pickled, sorted and summed one by one,
+which would take the controller longer than the rest of its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from rlcli.scoring.processes.worker import OVERRAN
+from rlcli.types import Outcome, Sample, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+OUTCOMES = tuple(Outcome)
+"""The outcomes that `Samples.outcome` indexes."""
+
+TruncatedRule = Literal["keep", "mask", "zero_reward"]
+"""`train.truncated`."""
+
+
+def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
+    """Why a single response is excluded from the loss and from its group's statistics; empty if it is not.
+
+    >>> exclusion("crash", False, "keep"), exclusion("wrong", True, "mask"), exclusion("wrong", True, "keep")
+    ('crash', 'truncated', '')
+    """
+    if outcome in (Outcome.TIMEOUT, Outcome.CRASH):
+        return str(outcome)
+    return "truncated" if truncated and rule == "mask" else ""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples(Sequence[Sample]):
+    """N samples. Indexing returns a `Sample`; code that needs all of them reads the columns.
+
+    prompt, sample, shard, row, prompt_tokens, response_tokens, version, seed, signature: int64 `[N]`, as `Sample` has
+    them. truncated: bool `[N]`, whether it was cut at the limit. Of the verdicts, score and latency_s: float64
+    `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text `[N]`, of which an answer may be None;
+    parts: name → float64 `[N]`, NaN where a verdict has no such part.
+
+    >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
+    >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
+    (3, [0.0, 1.0, 2.0], 2.0, [1, 2])
+    """
+
+    prompt: np.ndarray
+    sample: np.ndarray
+    shard: np.ndarray
+    row: np.ndarray
+    prompt_tokens: np.ndarray
+    response_tokens: np.ndarray
+    version: np.ndarray
+    seed: np.ndarray
+    signature: np.ndarray
+    truncated: np.ndarray
+    score: np.ndarray
+    latency_s: np.ndarray
+    outcome: np.ndarray
+    answer: Any
+    detail: Any
+    parts: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Samples:
+        import numpy as np
+
+        if isinstance(samples, Samples):
+            return samples
+        found = list(samples)
+        verdicts = [s.verdict for s in found]
+        names = dict.fromkeys(name for verdict in verdicts for name in verdict.parts)
+        place = {outcome: number for number, outcome in enumerate(OUTCOMES)}
+        return cls(
+            prompt=np.array([s.prompt for s in found], np.int64),
+            sample=np.array([s.sample for s in found], np.int64),
+            shard=np.array([s.shard for s in found], np.int64),
+            row=np.array([s.row for s in found], np.int64),
+            prompt_tokens=np.array([s.prompt_tokens for s in found], np.int64),
+            response_tokens=np.array([s.response_tokens for s in found], np.int64),
+            version=np.array([s.version for s in found], np.int64),
+            seed=np.array([s.seed for s in found], np.int64),
+            signature=np.array([s.signature for s in found], np.int64),
+            truncated=np.array([s.finish_reason == "length" for s in found], bool),
+            score=np.array([v.score for v in verdicts], np.float64),
+            latency_s=np.array([v.latency_s for v in verdicts], np.float64),
+            outcome=np.array([place[v.outcome] for v in verdicts], np.int8),
+            answer=np.array([v.answer for v in verdicts], object),
+            detail=np.array([v.detail for v in verdicts], object),
+            parts={n: np.array([v.parts.get(n, np.nan) for v in verdicts], np.float64) for n in names},
+        )
+
+    @classmethod
+    def joined(cls, some: Sequence[Samples]) -> Samples:
+        """Concatenate them."""
+        import numpy as np
+
+        if not some:
+            return cls.of([])
+        names = dict.fromkeys(name for samples in some for name in samples.parts)
+        columns = {name: np.concatenate([getattr(samples, name) for samples in some]) for name in _COLUMNS}
+
+        def part(name: str) -> Any:
+            return np.concatenate([samples.parts.get(name, np.full(len(samples), np.nan)) for samples in some])
+
+        return cls(**columns, parts={name: part(name) for name in names})
+
+    def take(self, which: Any) -> Samples:
+        """The samples at these places: indexes, a mask or a slice."""
+        return self._each(lambda column: column[which])
+
+    def sorted(self) -> Samples:
+        """Sort by prompt, then sample."""
+        import numpy as np
+
+        return self.take(np.lexsort((self.sample, self.prompt)))
+
+    def moved(self, *, prompt: np.ndarray, shard: np.ndarray) -> Samples:
+        """The same with prompts and shards renumbered."""
+        return replace(self, prompt=prompt, shard=shard)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Length of prompt and response: int64 `[N]`."""
+        total: np.ndarray = self.prompt_tokens + self.response_tokens
+        return total
+
+    def is_(self, *outcomes: Outcome) -> np.ndarray:
+        """Whether the verification had this outcome: bool `[N]`."""
+        import numpy as np
+
+        found: np.ndarray = np.isin(self.outcome, [OUTCOMES.index(outcome) for outcome in outcomes])
+        return found
+
+    def excluded(self, rule: TruncatedRule) -> np.ndarray:
+        """Why each is excluded by itself (see `exclusion`): int8 `[N]`; 0: it is not, 1: its verification timed out, 2:
+        it crashed, 3: the response was truncated."""
+        import numpy as np
+
+        cut = self.truncated & (rule == "mask")
+        conditions = [self.is_(Outcome.TIMEOUT), self.is_(Outcome.CRASH), cut]
+        found: np.ndarray = np.select(conditions, [1, 2, 3], 0).astype(np.int8)
+        return found
+
+    @property
+    def overran(self) -> np.ndarray:
+        """Whether the verification used up its CPU time twice, which makes the response wrong: bool `[N]`."""
+        import numpy as np
+
+        found: np.ndarray = np.fromiter((str(detail).startswith(OVERRAN) for detail in self.detail), bool, len(self))
+        return found
+
+    def verdict(self, place: int) -> Verdict:
+        """A sample's verdict."""
+        told = {name: float(column[place]) for name, column in self.parts.items()}
+        return Verdict(
+            score=float(self.score[place]),
+            outcome=OUTCOMES[self.outcome[place]],
+            answer=self.answer[place],
+            parts={name: value for name, value in told.items() if value == value},  # NaN: no such part
+            detail=self.detail[place],
+            latency_s=float(self.latency_s[place]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+    @overload
+    def __getitem__(self, place: slice) -> Samples: ...
+    def __getitem__(self, place: int | slice) -> Sample | Samples:
+        if isinstance(place, slice):
+            return self.take(place)
+        return Sample(
+            prompt=int(self.prompt[place]),
+            sample=int(self.sample[place]),
+            shard=int(self.shard[place]),
+            row=int(self.row[place]),
+            prompt_tokens=int(self.prompt_tokens[place]),
+            response_tokens=int(self.response_tokens[place]),
+            finish_reason="length" if self.truncated[place] else "stop",
+            verdict=self.verdict(place),
+            version=int(self.version[place]),
+            seed=int(self.seed[place]),
+            signature=int(self.signature[place]),
+        )
+
+    def __iter__(self) -> Iterator[Sample]:
+        return map(self.__getitem__, range(len(self)))
+
+    def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> Samples:
+        parts = {name: change(column) for name, column in self.parts.items()}
+        return Samples(**{name: change(getattr(self, name)) for name in _COLUMNS}, parts=parts)
+
+
+_COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")

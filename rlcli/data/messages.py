@@ -1,0 +1,178 @@
+"""Messages between the controller and the workers: generation tasks, their reports, and rows to train on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+from rlcli.data.columns import Samples
+from rlcli.types import Prompt, Verdict
+
+Role = Literal["policy", "critic", "process_reward", "engine"]
+"""The roles that a worker may have."""
+
+
+@dataclass(frozen=True)
+class PartialRollout:
+    """An interrupted response: its tokens so far, `tokens` of them, are row `row` of the shard `shard`. prompt,
+    sample: numbered as in `Sample`. version: of the weights that generated its first token."""
+
+    prompt: int
+    sample: int
+    shard: int
+    row: int
+    tokens: int
+    version: int
+
+
+@dataclass(frozen=True)
+class PromptTask:
+    """One group to generate. prompt: index in the step. tokens: int32 ids of the templated prompt. source: its row.
+    samples: how many responses. first_sample: offset of their indexes in seeds; not 0 if a step draws a prompt again,
+    so that the second group is not a copy of the first. greedy: one additional greedy response, as a baseline.
+    wanted: which samples of the group to generate, if some exist already; None: all. step: in which the group was
+    started, for its seeds; None: this one. begun: sample → its partial rollout. shards: references to SampleShards,
+    indexed by `PartialRollout.shard`."""
+
+    prompt: int
+    tokens: Any
+    source: Prompt
+    samples: int
+    first_sample: int = 0
+    greedy: bool = False
+    wanted: tuple[int, ...] | None = None
+    step: int | None = None
+    begun: Mapping[int, PartialRollout] = field(default_factory=dict)
+    shards: Sequence[Any] = ()
+
+    @property
+    def indexes(self) -> Sequence[int]:
+        """Indexes within the group of the samples to generate."""
+        return range(self.samples) if self.wanted is None else self.wanted
+
+    @property
+    def responses(self) -> int:
+        return len(self.indexes) + self.greedy
+
+    def load(self, limit: int) -> int:
+        """Its maximum size in tokens, with responses of `limit` tokens."""
+        return len(self.tokens) + self.responses * limit - sum(one.tokens for one in self.begun.values())
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """What one worker generated and verified; its tokens are requested separately (`Worker.take_shard`). generate_s:
+    until the last response was finished; verify_s: how long the last verdicts took after that. baselines: prompt →
+    verdict on its greedy response, if one was requested. begun: interrupted responses. tokens: all generated. version:
+    of the engine's weights. finished: responses since the last `Progress`."""
+
+    rank: int
+    samples: Samples
+    generate_s: float
+    verify_s: float
+    baselines: dict[int, Verdict] = field(default_factory=dict)
+    begun: list[PartialRollout] = field(default_factory=list)
+    tokens: int = 0
+    version: int = 0
+    finished: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.generate_s + self.verify_s
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Number of responses that a worker has finished since its last report."""
+
+    finished: int
+
+
+@dataclass(frozen=True)
+class MicroWork:
+    """The rows of one micro-batch. samples: int64 `[S]`, indexes of the step's samples. shards, rows: int64
+    `[S]`, where each is stored."""
+
+    samples: Any
+    shards: Any
+    rows: Any
+
+
+@dataclass(frozen=True)
+class MiniWork:
+    """The denominators of one optimizer update, global over ranks. right_tokens: response tokens of right samples."""
+
+    tokens: int
+    sequences: int
+    groups: int
+    max_length: int
+    right_tokens: int
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The part of a step that all ranks receive alike. columns: data of each of its N samples, by name: arrays
+    `[N, …]`. seed: for all random draws on this step's samples. shards: references to the generated shards.
+
+    Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
+    call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
+    """
+
+    minibatches: list[MiniWork]
+    columns: dict[str, Any]
+    seed: int
+    shards: list[Any]
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's share of a step: its R rows, concatenated. samples: int64 `[R]`, indexes of the step's samples.
+    shards, rows: int64 `[R]`, the step's shard that stores each, and the row in it. counts:
+    [minibatch][micro-batch] → rows.
+
+    A few arrays, not one for each micro-batch: a step of many ranks has thousands of these.
+    """
+
+    samples: Any
+    shards: Any
+    rows: Any
+    counts: list[list[int]]
+
+    @property
+    def minibatches(self) -> list[list[MicroWork]]:
+        """[minibatch][micro-batch]"""
+        micros, start = [], 0
+        for counts in self.counts:
+            ends = list(accumulate(counts, initial=start))
+            micros.append([self._micro(slice(*bounds)) for bounds in pairwise(ends)])
+            start = ends[-1]
+        return micros
+
+    def _micro(self, at: slice) -> MicroWork:
+        return MicroWork(self.samples[at], self.shards[at], self.rows[at])
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Settings of an update that may change from step to step."""
+
+    lr: float
+    kl: float
+    entropy: float
+
+
+def step_seed(run_seed: int, step: int) -> int:
+    """63-bit seed of the random draws of one step other than the sampling of responses."""
+    return sample_seed(run_seed, "step", step, "", 0)
+
+
+def sample_seed(run_seed: int, purpose: str, step: int, prompt_id: str, sample: int) -> int:
+    """63-bit seed of one response: a hash, since seeds that differ by one give correlated streams in vLLM.
+
+    It depends on the response alone, so batch composition and scheduling do not change what is sampled.
+    """
+    text = repr((run_seed, purpose, step, prompt_id, sample))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

@@ -1,0 +1,1 @@
+"""Prompts: parquet files, tokenisation, the chat template, mixtures and the cursor."""

@@ -1,0 +1,243 @@
+"""The chat template for prompts: its variables and date are fixed, and it is checked before a run.
+
+The configured variables and the day on which a run began become statements at the top of the template's text. So all
+code that uses this tokenizer, in this process or another, renders the same, and the text identifies the rendering:
+`apply_chat_template` needs no further argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from rlcli.errors import ConfigError, ModelError
+from rlcli.types import Message, Prompt, VerifyRequest
+
+Value = str | bool | int | float
+
+DATE = "strftime_now"
+"""The function by which a template reads the time."""
+DIRECTIVES = (*"aAwdbBmyYHIMSpfzZjUWcxXGuVeDFTRCghkl", "-d", "-m", "-H", "-I", "-M", "-S", "-j", "-y", "-e")
+ROLES_CHECKED = 1000
+"""About this many prompts are checked for their roles: rendering shows what a template makes of each prompt, but not
+whether it leaves a message out."""
+PROBE = "probe{}of{}"
+"""Text that no template contains: if it is missing, the template left the message out."""
+
+
+def fix(
+    tokenizer: Any, values: Mapping[str, Value], day: date | None, note: Callable[[str], None] = lambda text: None
+) -> Any:
+    """The tokenizer, with the template variables `values` set and midnight of `day` as the current time.
+
+    A template without variables that reads no date (then `day` may be None) stays unchanged, character for
+    character. note: called for each of `values` that has no effect. Raises `ConfigError` for a name that cannot be
+    a template variable.
+    """
+    for name in values:
+        if not name.isidentifier() or name in _taken():
+            raise ConfigError(
+                f"data.chat_template_kwargs.{name}: a chat template variable cannot have this name",
+                "give a variable that the model's chat template reads, such as enable_thinking",
+            )
+    for name in sorted(set(values) - reads(tokenizer)) if values else ():
+        where = tokenizer.name_or_path or "the model"
+        note(f"data.chat_template_kwargs.{name} has no effect: the chat template of {where} reads no such variable")
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # several, by name
+        tokenizer.chat_template = {name: _fixed(text, values, day) for name, text in template.items()}
+    else:
+        tokenizer.chat_template = _fixed(template, values, day)
+    return tokenizer
+
+
+def reads(tokenizer: Any) -> set[str]:
+    """The undeclared variables and functions of the tokenizer's template; none for a broken one, which `check`
+    reports."""
+    import jinja2
+    from jinja2 import meta
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        """transformers' block around assistant messages."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    environment = jinja2.Environment(extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False)
+    template = tokenizer.chat_template
+    found: set[str] = set()
+    for text in template.values() if isinstance(template, dict) else [template]:
+        try:
+            found |= meta.find_undeclared_variables(environment.parse(text))
+        except jinja2.TemplateError:
+            continue
+    return found
+
+
+def asks_for_date(tokenizer: Any) -> bool:
+    """Whether the rendered text depends on the day. For a tokenizer whose template is not fixed yet."""
+    return DATE in reads(tokenizer)
+
+
+def render(tokenizer: Any, messages: Sequence[Message], *, what: str = "", opened: bool = True) -> str:
+    """A conversation as text, with the assistant's turn opened. what: its name in errors, such as "prompt sums:0".
+    Raises `ModelError` if the template is broken, fails or refuses."""
+    import jinja2
+
+    name, of = tokenizer.name_or_path or "the model", f" {what}" if what else ""
+    try:
+        text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opened)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(
+            f"the chat template of {name} is broken: {error}", "fix its chat_template.jinja or copy it again"
+        ) from error
+    except jinja2.TemplateError as error:
+        raise ModelError(
+            f"the chat template of {name} refuses{of}: {error}",
+            "use roles that the template supports, or another model",
+        ) from error
+    except Exception as error:  # a template's calls may raise anything
+        raise ModelError(
+            f"the chat template of {name} fails{of and ' on' + of}: {type(error).__name__}: {str(error)[:200]}",
+            "fix its chat_template.jinja or copy it again",
+        ) from error
+    return text
+
+
+def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
+    """Warnings about the template, tried on conversations with the roles of the prompts.
+
+    Raises `ModelError` if it fails, renders nothing, leaves a system's or user's message out, or if a prompt would
+    begin with two beginning-of-text tokens.
+    """
+    name = tokenizer.name_or_path or "the model"
+    some = range(0, len(prompts), 1 + len(prompts) // ROLES_CHECKED)  # of every dataset, if there are several
+    shapes = dict.fromkeys(tuple(m["role"] for m in prompts[place].messages) for place in some)
+    closed = False
+    for roles in shapes:
+        messages = [{"role": role, "content": PROBE.format(n, len(roles))} for n, role in enumerate(roles)]
+        text = render(tokenizer, messages, what=f"a conversation of {', '.join(roles)}")
+        if not text.strip():
+            raise ModelError(f"the chat template of {name} renders nothing", "put the model's own into its folder")
+        for message in messages:
+            if message["role"] in ("system", "user") and message["content"] not in text:
+                raise ModelError(
+                    f"the chat template of {name} leaves out the {message['role']}'s message, so that the model would "
+                    "never see it",
+                    "put the model's own chat_template.jinja into its folder, or take that message out of the prompts",
+                )
+        _check_begin(tokenizer, text, name)
+        closed |= text == render(tokenizer, messages, opened=False)
+    notes = [f"the chat template of {name} opens no assistant turn: the model may continue the user's"]
+    notes = notes if closed else []
+    if shapes and end_of_turn(tokenizer) is None:
+        notes.append(
+            f"no token closes a turn in the chat template of {name}: a response that does not end at "
+            f"{tokenizer.eos_token} may continue with an invented turn (rollout.stop_token_ids adds further ones)"
+        )
+    return notes
+
+
+def opens_thinking(tokenizer: Any) -> bool:
+    """Whether the generation prompt ends within a <think>."""
+    question = [{"role": "user", "content": PROBE.format(0, 0)}]
+    _, _, opening = render(tokenizer, question).rpartition(question[0]["content"])
+    return VerifyRequest(opening, "").answer_text() is None
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The id of the token by which the template closes an assistant's message; None if it closes it by plain text.
+
+    For a template that writes nothing after the message (GLM) it is the token that opens the next turn.
+    """
+    said = [{"role": "user", "content": PROBE.format(0, 2)}, {"role": "assistant", "content": PROBE.format(1, 2)}]
+    asked = {"role": "user", "content": PROBE.format(2, 2)}
+    for messages in (said, [*said, asked]):
+        try:
+            text = render(tokenizer, messages, opened=False)
+        except ModelError:  # it does not support assistant messages, or a second question
+            continue
+        _, found, tail = text.rpartition(said[1]["content"])
+        tail = tail.partition(asked["content"])[0]
+        if found and tail.strip():
+            return _first_marker(tokenizer, tail)
+    return None
+
+
+def stop_tokens(tokenizer: Any, path: str, more: Sequence[int]) -> dict[int, str]:
+    """Every id that ends a response → its text, ascending: the tokenizer's end of sequence, those of the generation
+    config, the token that closes a turn of the chat template, and `rollout.stop_token_ids` (`more`). Raises
+    `ConfigError` for an id in `more` that the tokenizer does not have."""
+    from transformers import GenerationConfig
+
+    for token in more:
+        if not 0 <= token < len(tokenizer):
+            raise ConfigError(
+                f"rollout.stop_token_ids: there is no token {token}, the tokenizer of {path} has ids up to "
+                f"{len(tokenizer) - 1}",
+                "give ids of its tokens",
+            )
+    ids = [tokenizer.eos_token_id, end_of_turn(tokenizer), *more]
+    with contextlib.suppress(OSError):  # Without a generation config, the tokenizer's end of sequence applies.
+        stop = GenerationConfig.from_pretrained(path).eos_token_id
+        ids += stop if isinstance(stop, list) else [stop]
+    found = sorted({token for token in ids if token is not None})
+    return {token: str(tokenizer.convert_ids_to_tokens(token) or f"token {token}") for token in found}
+
+
+def _first_marker(tokenizer: Any, tail: str) -> int | None:
+    """The first token of `tail` after white space, if it is a marker and not the beginning of plain text."""
+    added = tokenizer.added_tokens_decoder
+    for token in tokenizer(tail, add_special_tokens=False)["input_ids"]:
+        if token in added:
+            return int(token)
+        if tokenizer.decode([token]).strip():
+            return None
+    return None
+
+
+def _check_begin(tokenizer: Any, text: str, name: str) -> None:
+    begin = tokenizer.bos_token_id
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if begin is not None and ids[:2] == [begin, begin]:
+        raise ModelError(
+            f"prompts of {name} would begin with {tokenizer.bos_token} twice",
+            "remove it from its chat template or from its tokenizer's settings",
+        )
+
+
+def _fixed(template: str, values: Mapping[str, Value], day: date | None) -> str:
+    statements = [f"{{% set {name} = {_literal(value)} %}}" for name, value in sorted(values.items())]
+    if day is not None and re.search(rf"\b{DATE}\b", template):
+        statements.append(_clock(day))
+    return "".join(statements) + "\n" + template if statements else template  # its first line must start a line
+
+
+def _literal(value: Value) -> str:
+    """As Jinja source: a JSON text, true, false or a number."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _clock(day: date) -> str:
+    """`strftime_now` of midnight of that day, as a macro: each directive is replaced by its value."""
+    moment = datetime(day.year, day.month, day.day)
+    replaced = [("%%", "\\u0000"), *((f"%{d}", moment.strftime(f"%{d}")) for d in DIRECTIVES), ("\\u0000", "%")]
+    filters = "".join(f' | replace("{old}", "{new}")' for old, new in replaced)
+    return f"{{% macro {DATE}(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}"
+
+
+def _taken() -> set[str]:
+    """Names with a meaning for the code that renders a template."""
+    from transformers import PreTrainedTokenizerBase
+
+    parameters = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters
+    return {*parameters, "messages", "raise_exception", DATE}

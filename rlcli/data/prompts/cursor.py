@@ -1,0 +1,91 @@
+"""The prompt order: a seeded walk over the dataset that can stop and resume anywhere."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import numpy as np
+
+from rlcli.errors import DataError
+
+
+class CursorState(TypedDict):
+    """Position of a cursor; saved in checkpoints as JSON."""
+
+    count: int
+    seed: int
+    shuffle: bool
+    epoch: int
+    position: int
+
+
+class PromptCursor:
+    """Indexes of `count` prompts, epoch after epoch; each epoch holds every index once, in its own order.
+
+    The order is a function of (seed, epoch) alone: no global random state is read or changed.
+
+    >>> cursor = PromptCursor(count=3, seed=0, shuffle=False)
+    >>> cursor.take(4), cursor.take(2)
+    ([0, 1, 2, 0], [1, 2])
+    """
+
+    def __init__(self, count: int, seed: int, shuffle: bool) -> None:
+        assert count > 0, "a cursor needs prompts"
+        self.count = count
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        self.position = 0
+        self._order = self._order_of(0)
+
+    @property
+    def smallest(self) -> int:
+        """Number of prompts of the only dataset."""
+        return self.count
+
+    def take(self, n: int) -> list[int]:
+        """The next `n` indexes; they may span epochs."""
+        taken: list[int] = []
+        while len(taken) < n:
+            if self.position == self.count:
+                self.epoch += 1
+                self.position = 0
+                self._order = self._order_of(self.epoch)
+            end = min(self.count, self.position + n - len(taken))
+            taken += self._order[self.position : end].tolist()
+            self.position = end
+        return taken
+
+    def account(self, index: int, tokens: int) -> None:
+        """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor`)."""
+
+    def state(self) -> CursorState:
+        """The state that `restore` needs to continue exactly from here."""
+        return {
+            "count": self.count,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epoch": self.epoch,
+            "position": self.position,
+        }
+
+    @classmethod
+    def restore(cls, state: CursorState, count: int) -> PromptCursor:
+        """The cursor with the state `state`, over a dataset of `count` prompts.
+
+        Raises `DataError` if the number of prompts has changed.
+        """
+        if state["count"] != count:
+            raise DataError(
+                f"data: the run began on {state['count']} prompts and the dataset now has {count}",
+                "resume with the same data and the same data.max_prompt_tokens",
+            )
+        cursor = cls(count, state["seed"], state["shuffle"])
+        cursor.epoch = state["epoch"]
+        cursor.position = state["position"]
+        cursor._order = cursor._order_of(cursor.epoch)
+        return cursor
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        order = np.arange(self.count)
+        return np.random.default_rng([self.seed, epoch]).permutation(order) if self.shuffle else order

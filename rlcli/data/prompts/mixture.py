@@ -1,0 +1,154 @@
+"""Several datasets in one run: choose the set of each prompt by weight, with one exactly resumable cursor per set.
+
+Without weights they are one dataset, concatenated. With weights w each draw goes to the set whose share is furthest
+behind: the one with the least (a + c/2) / w, the first in case of a tie. By prompts, a is how many were drawn from the
+set, and c = 1. By tokens, a is how many tokens its groups have had so far (prompt and response of every sample), plus
+c, the mean of its groups, for each group that was drawn and is not finished; until one is, c is the mean of all sets'
+groups, or 1. So the shares of every step, and of any number of steps, are the weights to within about one group of each
+set (Webster's method), and only the order within a set is random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.table import JoinedPrompts
+from rlcli.errors import DataError
+from rlcli.types import Prompt
+
+Unit = Literal["prompts", "tokens"]
+RESUME = "resume with the same data.path, weights and data.mix, or start a new run from the current state of this one"
+
+
+class MixedCursor:
+    """Indexes of prompts of several sets, in proportions that follow their weights.
+
+    starts: where each set begins, and the end: `[sets + 1]`. An index counts over all sets.
+
+    >>> cursor = MixedCursor(["a", "b"], [0, 4, 8], [2.0, 1.0], seed=0, shuffle=False)
+    >>> cursor.take(7)
+    [0, 4, 1, 2, 5, 3, 0]
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        starts: Sequence[int],
+        weights: Sequence[float],
+        *,
+        seed: int,
+        shuffle: bool,
+        unit: Unit = "prompts",
+    ) -> None:
+        assert len(names) == len(weights) == len(starts) - 1, "one weight and one name per set"
+        self.names, self.starts, self.weights, self.unit = list(names), list(starts), list(weights), unit
+        sizes = [end - start for start, end in zip(self.starts, self.starts[1:], strict=False)]
+        self.cursors = [PromptCursor(size, _seed(seed, place), shuffle) for place, size in enumerate(sizes)]
+        self.drawn, self.finished, self.tokens = ([0] * len(sizes) for _ in range(3))
+
+    @property
+    def count(self) -> int:
+        """Number of prompts of all sets."""
+        return self.starts[-1]
+
+    @property
+    def smallest(self) -> int:
+        """Number of prompts of the smallest set."""
+        return min(cursor.count for cursor in self.cursors)
+
+    def take(self, n: int) -> list[int]:
+        """The next `n` indexes."""
+        taken = []
+        for _ in range(n):
+            place = min(range(len(self.weights)), key=self._behind)
+            self.drawn[place] += 1
+            taken.append(self.starts[place] + self.cursors[place].take(1)[0])
+        return taken
+
+    def account(self, index: int, tokens: int) -> None:
+        """A group of prompt `index` is finished: its samples had this many tokens, including those of the prompt."""
+        place = int(np.searchsorted(self.starts, index, side="right")) - 1
+        self.finished[place] += 1
+        self.tokens[place] += tokens
+
+    def state(self) -> dict[str, Any]:
+        """The state that `restored` needs to continue exactly from here."""
+        return {
+            "sets": self.names,
+            "weights": self.weights,
+            "unit": self.unit,
+            "cursors": [dict(cursor.state()) for cursor in self.cursors],
+            "drawn": list(self.drawn),
+            "finished": list(self.finished),
+            "tokens": list(self.tokens),
+        }
+
+    def restored(self, state: Mapping[str, Any]) -> MixedCursor:
+        """The cursor with the state `state`, over these sets. Raises `DataError` if the sets have changed."""
+        was = (state.get("sets"), state.get("weights"), state.get("unit"))
+        if was != (self.names, self.weights, self.unit):
+            raise DataError(
+                f"data: the run began with {_told(*was)} and now has {_told(self.names, self.weights, self.unit)}",
+                RESUME,
+            )
+        found = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
+        found.cursors = [
+            PromptCursor.restore(one, cursor.count) for one, cursor in zip(state["cursors"], self.cursors, strict=True)
+        ]
+        found.drawn, found.finished, found.tokens = (list(state[name]) for name in ("drawn", "finished", "tokens"))
+        return found
+
+    def _behind(self, place: int) -> float:
+        if self.unit == "prompts":
+            return (self.drawn[place] + 0.5) / self.weights[place]
+        groups = self.finished[place] or sum(self.finished)
+        tokens = self.tokens[place] if self.finished[place] else sum(self.tokens)
+        mean = tokens / groups if groups else 1.0
+        begun = self.drawn[place] - self.finished[place]
+        return (self.tokens[place] + (begun + 0.5) * mean) / self.weights[place]
+
+
+def cursor_of(
+    prompts: Sequence[Prompt], weights: Sequence[float], seed: int, shuffle: bool, unit: Unit
+) -> PromptCursor | MixedCursor:
+    """The cursor over all prompts: by weight if the sets have weights, else over one dataset."""
+    if isinstance(prompts, JoinedPrompts) and weights:
+        starts = prompts.starts.tolist()
+        return MixedCursor(prompts.names, starts, weights, seed=seed, shuffle=shuffle, unit=unit)
+    return PromptCursor(len(prompts), seed, shuffle)
+
+
+def resumed(cursor: PromptCursor | MixedCursor, state: Mapping[str, Any], count: int) -> PromptCursor | MixedCursor:
+    """The cursor with the state `state`, over the `count` prompts of `cursor`. Raises `DataError` if they have
+    changed."""
+    if isinstance(cursor, MixedCursor):
+        return cursor.restored(state)
+    if "sets" in state:
+        raise DataError(
+            f"data: the run began with {_told(state['sets'], state['weights'], state['unit'])} and now has no weights",
+            RESUME,
+        )
+    return PromptCursor.restore(state, count)  # type: ignore[arg-type]
+
+
+def shares(weights: Sequence[float]) -> list[float]:
+    """
+    >>> shares([2.0, 1.0, 1.0])
+    [0.5, 0.25, 0.25]
+    """
+    return [weight / sum(weights) for weight in weights]
+
+
+def _told(names: Sequence[str] | None, weights: Sequence[float] | None, unit: str | None) -> str:
+    if not names or not weights:
+        return "no weights"
+    return ", ".join(f"{name}:{weight:g}" for name, weight in zip(names, weights, strict=True)) + f" by {unit}"
+
+
+def _seed(seed: int, place: int) -> int:
+    """A separate seed for each set: otherwise sets of one size would use the same order."""
+    return int(np.random.SeedSequence([seed, place]).generate_state(1)[0])

@@ -1,0 +1,122 @@
+"""Map a pure function over many items in separate processes, for Python code that uses only one core."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from typing import IO, Any, TypeVar
+
+from rlcli.errors import SetupError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST_PROCESSES = 32
+"""Each process takes a few hundred megabytes, and seconds to import its modules."""
+# Neither `-m` nor multiprocessing: both would load this process's `__main__` or another sys.path.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from rlcli.data.prompts.parallel_map import main; main()"
+)
+
+
+def spread(work: Callable[[T], R], items: Sequence[T], processes: int = 0) -> Iterator[R]:
+    """`work(item)` of each item, in their order. work, items and results are pickled. An exception of `work` is raised
+    here, that of the earliest item first. processes: 0: one per core.
+
+    The processes end with this one, however it ends. Raises `SetupError` if one of them dies.
+    """
+    cores = len(os.sched_getaffinity(0))
+    processes = min(processes or min(cores, MOST_PROCESSES), len(items))
+    with ExitStack() as stack:
+        idle: SimpleQueue[_Child] = SimpleQueue()
+        # Kill first, so that a caller that leaves early does not wait for unwanted results.
+        pool = stack.enter_context(ThreadPoolExecutor(max(processes, 1)))
+        for _ in range(processes):
+            idle.put(stack.enter_context(_Child(work)))
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+
+        def ask(item: T) -> R:
+            child = idle.get()
+            try:
+                return child.ask(item)  # type: ignore[no-any-return]
+            finally:
+                idle.put(child)
+
+        for future in [pool.submit(ask, item) for item in items]:
+            yield future.result()
+
+
+class _Child:
+    """One process, which answers until its standard input is closed."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # this process handles Ctrl-C
+        )
+        self._work: Callable[..., Any] | None = work
+
+    def ask(self, item: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            if self._work is not None:
+                pickle.dump(self._work, self._process.stdin)
+                self._work = None
+            pickle.dump(item, self._process.stdin)
+            self._process.stdin.flush()
+            worked, result = pickle.load(self._process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise SetupError(
+                f"a process that prepares prompts died (exit status {self._process.wait()})",
+                "if it ran out of memory, free some and start again",
+            ) from error
+        if not worked:
+            raise result
+        return result
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                _close(pipe)
+        self._process.wait()
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with suppress(OSError):  # unflushed data has no reader
+        pipe.close()
+
+
+def main() -> None:
+    """Main function of a child: answer on the original standard output; anything printed goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    work: Callable[..., Any] | None = None
+    while True:
+        try:
+            item = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        if work is None:
+            work = item
+            continue
+        try:
+            answer = True, work(item)
+        except Exception as error:
+            answer = False, error
+        pickle.dump(answer, answers)
+        answers.flush()

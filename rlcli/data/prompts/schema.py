@@ -1,0 +1,169 @@
+"""The parquet schema that verl reads, so that both programs can read the files.
+
+| column         | type                          | in our files                                            |
+|----------------|-------------------------------|---------------------------------------------------------|
+| `data_source`  | string                        | the dataset's name, e.g. its hub id                     |
+| `prompt`       | list<struct<role, content>>   | the chat messages                                       |
+| `ability`      | string                        | e.g. `math`                                             |
+| `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name (verl's files say `rule`)|
+| `extra_info`   | struct                        | split, index and all else the converter keeps      |
+
+Rows whose `extra_info` differ in shape cannot be a parquet struct without loss: they are stored as a struct of one
+field, `rlcli_json`, that holds the JSON text. `unpack_extra_info` turns both forms back into the dict.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import DataError
+from rlcli.files import replacing_all
+from rlcli.types import Message, Prompt
+
+JSON_FIELD = "rlcli_json"
+
+
+def row(
+    *,
+    data_source: str,
+    messages: Sequence[Message],
+    verifier: str,
+    ground_truth: str,
+    ability: str = "math",
+    extra_info: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One parquet row, as `write_rows` takes it.
+
+    >>> r = row(data_source="toy", messages=[{"role": "user", "content": "1+1="}], verifier="gsm8k", ground_truth="2")
+    >>> r["reward_model"]
+    {'style': 'gsm8k', 'ground_truth': '2'}
+    """
+    return {
+        "data_source": data_source,
+        "prompt": [dict(message) for message in messages],
+        "ability": ability,
+        "reward_model": {"style": verifier, "ground_truth": ground_truth},
+        "extra_info": dict(extra_info or {}),
+    }
+
+
+def prompt_row(prompt: Prompt) -> dict[str, Any]:
+    """The parquet row of a prompt. Its id is not stored: readers derive it from data source, split and row number."""
+    return row(
+        data_source=prompt.data_source,
+        messages=prompt.messages,
+        verifier=prompt.verifier,
+        ground_truth=prompt.ground_truth,
+        ability=prompt.ability,
+        extra_info=prompt.extra_info,
+    )
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write `rows` to the parquet file `path`, atomically, and return their number.
+
+    Raises `DataError` if there are none, if one does not fit the schema, or if `path` cannot be written.
+    """
+    table = rows_table(list(rows))
+    write_tables({Path(path): table})
+    return int(table.num_rows)
+
+
+def write_prompts(path: str | Path, prompts: Iterable[Prompt]) -> int:
+    """`write_rows` for prompts."""
+    return write_rows(path, map(prompt_row, prompts))
+
+
+def write_tables(tables: Mapping[Path, Any]) -> None:
+    """Write each pyarrow table to its parquet file, atomically: all of them or, with a `DataError`, none."""
+    import pyarrow.parquet
+
+    paths = list(tables)
+    try:
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_all(paths) as beside:
+            for file, table in zip(beside, tables.values(), strict=True):
+                pyarrow.parquet.write_table(table, file)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {' and '.join(map(str, paths))}: {error.strerror or error}",
+            "give a writable folder with free space",
+        ) from error
+
+
+def unpack_extra_info(stored: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The dict that was given as `extra_info`, from the column's value."""
+    if stored is None:
+        return {}
+    if set(stored) == {JSON_FIELD}:
+        return dict(json.loads(stored[JSON_FIELD]))
+    return dict(stored)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` like `write_rows`."""
+    import pyarrow as pa
+
+    if not rows:
+        raise DataError("no rows to write", "check the source and the counts")
+    text = pa.string()
+    message = pa.struct([("role", text), ("content", text)])
+    types = {
+        "data_source": text,
+        "prompt": pa.list_(message),
+        "ability": text,
+        "reward_model": pa.struct([("style", text), ("ground_truth", text)]),
+    }
+    columns = {name: _column(name, [row[name] for row in rows], kind) for name, kind in types.items()}
+    columns["extra_info"] = extra_info_column([row["extra_info"] for row in rows])
+    return pa.table(columns)
+
+
+def _column(name: str, values: list[Any], kind: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        array = pa.array(values, type=kind)
+    except (pa.ArrowException, TypeError, ValueError):
+        array = None
+    # Arrow drops unknown struct fields and fills missing ones with nulls, silently: only equality shows it.
+    if array is not None and array.to_pylist() == values:
+        return array
+    for number, value in enumerate(values):
+        try:
+            fits = pa.array([value], type=kind).to_pylist() == [value]
+        except (pa.ArrowException, TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise DataError(
+                f"row {number}: column '{name}' holds {value!r:.200}, which is not {kind}", "fix the converter"
+            )
+    raise AssertionError(f"column {name}: each row fits alone but not together")
+
+
+def extra_info_column(values: list[dict[str, Any]]) -> Any:
+    """`values` as a struct column that reads back exactly, with JSON text inside if a plain struct would lose data."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    texts = []
+    for number, value in enumerate(values):
+        try:
+            texts.append(json.dumps(value, sort_keys=True, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"row {number}: extra_info is not JSON: {error}", "fix the converter") from error
+    if not any(JSON_FIELD in value for value in values):
+        try:
+            array = pa.array(values)
+            # Parquet refuses some types that Arrow has (a struct without fields), so the trial writes a file.
+            pyarrow.parquet.write_table(pa.table({"extra_info": array}), io.BytesIO())
+            if [json.dumps(value, sort_keys=True) for value in array.to_pylist()] == texts:
+                return array
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            pass
+    return pa.array([{JSON_FIELD: text} for text in texts])

@@ -1,0 +1,445 @@
+"""The rows of a parquet file as columns: a row becomes a `Prompt` only on access."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
+from rlcli.errors import ConfigError, DataError
+from rlcli.scoring.expression import Composition, parse
+from rlcli.scoring.registry import of_row
+from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+
+REQUIRED = ("data_source", "prompt", "reward_model")
+ROWS_AT_ONCE = 128
+"""Rows that an iteration holds as Python objects. Few: a row may have megabytes of test cases."""
+READ_AT_ONCE = 1 << 16
+
+
+def read_sets(
+    paths: Sequence[str], names: Sequence[str], split: str, verifier: str, limit: int = 0
+) -> Sequence[Prompt]:
+    """The prompts of one dataset, or of several as `JoinedPrompts`; the ids of these begin with their set's name, so
+    that rows of two sets differ. limit: the first rows of each; 0: all. Raises like `read_prompts`."""
+    if len(paths) == 1:
+        return read_prompts(paths[0], split, verifier)[: limit or None]
+    parts = [read_prompts(path, split, verifier, name) for path, name in zip(paths, names, strict=True)]
+    return JoinedPrompts([part[: limit or None] for part in parts], names)
+
+
+def read_prompts(path: str | Path, split: str, verifier: str = "auto", label: str = "") -> PromptTable:
+    """The rows of a parquet file, or of `<split>.parquet` in a folder. Files made for verl work as well.
+
+    verifier: an expression (see `scoring.expression`), in which "auto" stands for the verifier that each row names
+    (`reward_model.style`); without it the row's name is not read. A prompt's verifier is the resulting expression.
+    A prompt's id is `data_source:split:row`, with rows counted from 0, after `label/` if one is given.
+    Every row is checked. Raises `DataError` that names the file, the column or the row, and the fix; `ConfigError` for
+    an expression that cannot be parsed.
+    """
+    expression = parse(verifier).located()
+    file = find_file(Path(path), split)
+    stamp = _stamp(file)
+    table = PromptTable(_read(file), Origin(file, split, expression, stamp, label))
+    table.check()
+    return table
+
+
+def find_file(path: Path, split: str) -> Path:
+    """The parquet file of a split: `path` itself, or `<split>.parquet` in that folder. Raises `DataError`."""
+    if path.is_file():
+        return path
+    if not path.exists():
+        raise DataError(f"data: no such file or folder: {path}", f"make it with: rlcli prep NAME --out {path}")
+    file = path / f"{split}.parquet"
+    if not file.is_file():
+        files = sorted(other.name for other in path.glob("*.parquet") if other.is_file())
+        there = "a folder of that name" if file.is_dir() else ", ".join(files) or "no parquet file"
+        raise DataError(
+            f"data: {path} has no {split}.parquet (it has {there})",
+            f"give a parquet file, or make the folder with: rlcli prep NAME --out {path}",
+        )
+    return file
+
+
+def _read(file: Path) -> Any:
+    """The wanted columns as a pyarrow table of short chunks: 2 GiB of text do not fit into one."""
+    import pyarrow
+    import pyarrow.parquet
+
+    hint = "make the file with: rlcli prep NAME (rlcli prep list shows the names)"
+    try:
+        with pyarrow.parquet.ParquetFile(file) as parquet:
+            columns: list[str] = parquet.schema_arrow.names
+            missing = [name for name in REQUIRED if name not in columns]
+            if missing:
+                raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", hint)
+            wanted = [name for name in (*REQUIRED, "ability", "extra_info") if name in columns]
+            batches = list(parquet.iter_batches(READ_AT_ONCE, columns=wanted))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", hint) from error
+    if not sum(map(len, batches)):
+        raise DataError(f"data: {file} has no rows", hint)
+    table = pyarrow.Table.from_batches(batches)
+    for name in table.column_names:
+        try:
+            table.column(name).validate(full=True)
+        except pyarrow.ArrowInvalid as error:
+            raise DataError(
+                f"data: {file}{_row_of_bad_text(table.column(name))}: '{name}' holds text that is not UTF-8",
+                "store that row's text as UTF-8",
+            ) from error
+    return table
+
+
+def _row_of_bad_text(column: Any) -> str:
+    for number in range(len(column)):
+        try:
+            column[number].as_py()
+        except UnicodeDecodeError:
+            return f", row {number} (the first is 0)"
+    return ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The source of a table's rows. expression: of verifiers. stamp: of the file, taken before it was read. label:
+    prefix of the rows' ids."""
+
+    file: Path
+    split: str
+    expression: Composition
+    stamp: tuple[int, int, int]
+    label: str = ""
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """It changes when a file is written or replaced; zeros if there is no file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class PromptTable(Sequence[Prompt]):
+    """Some rows of a parquet file, in their order. A slice is a view of the same table.
+
+    table: a pyarrow table of the columns that `read_prompts` reads. places: int64 `[rows]`, ascending, the rows'
+    positions in it; None: all of them. first: the number of the table's first row in the file.
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        origin: Origin,
+        places: np.ndarray | None = None,
+        first: int = 0,
+    ) -> None:
+        import numpy as np
+
+        self.table, self.origin, self.first = table, origin, first
+        self.places: np.ndarray = np.arange(len(table)) if places is None else places
+        self._of_style = _styles(origin.expression)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, place: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, place: slice) -> PromptTable: ...
+    def __getitem__(self, place: int | slice) -> Prompt | PromptTable:
+        if isinstance(place, slice):
+            return self.take(range(len(self))[place])
+        at = int(self.places[place])
+        row = {name: self.table.column(name)[at].as_py() for name in self.table.column_names}
+        return self._prompt(at, row)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            places = self.places[start : start + ROWS_AT_ONCE].tolist()
+            low = places[0]
+            rows = self.table.slice(low, places[-1] - low + 1).to_pylist()
+            yield from (self._prompt(at, rows[at - low]) for at in places)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A slice of a pyarrow table pickles the whole table; its IPC stream holds only the slice.
+        import pyarrow
+
+        low, high = (int(self.places[0]), int(self.places[-1]) + 1) if len(self) else (0, 0)
+        sink = pyarrow.BufferOutputStream()
+        with pyarrow.ipc.new_stream(sink, self.table.schema) as stream:
+            stream.write_table(self.table.slice(low, high - low))
+        return {
+            "stream": sink.getvalue().to_pybytes(),
+            "rest": (self.origin, self.places - low, self.first + low),
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        import pyarrow
+
+        table = pyarrow.ipc.open_stream(state["stream"]).read_all()
+        self.__init__(table, *state["rest"])  # type: ignore[misc]
+
+    def take(self, places: Sequence[int] | np.ndarray) -> PromptTable:
+        """The rows at these positions, ascending."""
+        import numpy as np
+
+        chosen = self.places[np.asarray(places, np.int64)]
+        return PromptTable(self.table, self.origin, chosen, self.first)
+
+    def without(self, column: str) -> PromptTable:
+        """The same rows without an optional column."""
+        names = [name for name in self.table.column_names if name != column]
+        return PromptTable(self.table.select(names), self.origin, self.places, self.first)
+
+    def is_current(self) -> bool:
+        """Whether the file is unchanged since it was read."""
+        return self.origin.stamp == _stamp(self.origin.file)
+
+    def verifiers(self) -> dict[str, str]:
+        """Each distinct verifier expression of the rows → the id of the first such row."""
+        import numpy as np
+
+        if not self.origin.expression.names_rows_own:
+            return {str(self.origin.expression): self[0].id} if len(self) else {}
+        _, firsts = np.unique(self._style_codes()[self.places], return_index=True)
+        found: dict[str, str] = {}
+        for place in sorted(firsts.tolist()):
+            prompt = self[place]
+            found.setdefault(prompt.verifier, prompt.id)
+        return found
+
+    def check(self) -> None:
+        """Raise the `DataError` of the first row that is not a prompt."""
+        if not self._is_plain():
+            for _ in self:
+                pass
+
+    def _is_plain(self) -> bool:
+        """Whether types and nulls alone show that every row is a prompt. If not, each row is checked."""
+        import pyarrow.types as kinds
+
+        columns = {name: self.table.column(name) for name in self.table.column_names}
+        ability, extra = columns.get("ability"), columns.get("extra_info")
+        if not (_is_text(columns["data_source"]) and _are_chats(columns["prompt"])):
+            return False
+        if ability is not None and not (_is_text(ability, nulls=True) or kinds.is_null(ability.type)):
+            return False
+        if extra is not None and not _are_extras(extra):
+            return False
+        reward = columns["reward_model"]
+        if not _has_texts(reward, "ground_truth"):
+            return False
+        if not self.origin.expression.names_rows_own:
+            return True
+        if not _has_texts(reward, "style"):
+            return False
+        import pyarrow.compute
+
+        return all(map(self._is_verifier, pyarrow.compute.struct_field(reward, "style").unique().to_pylist()))
+
+    def _is_verifier(self, style: str) -> bool:
+        try:
+            return not _is_verls(style) and bool(self._of_style(style))
+        except ConfigError:
+            return False
+
+    def _style_codes(self) -> np.ndarray:
+        """int64 `[rows of the table]`: equal numbers for equal `reward_model.style`."""
+        import numpy as np
+        import pyarrow.compute
+
+        styles = pyarrow.compute.struct_field(self.table.column("reward_model"), "style").dictionary_encode()
+        codes: np.ndarray = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in styles.chunks])
+        return codes
+
+    def _prompt(self, at: int, row: Mapping[str, Any]) -> Prompt:
+        number = self.first + at
+
+        def bad(what: str, hint: str = "fix that row, or make the file again with: rlcli prep NAME") -> DataError:
+            return DataError(f"data: {self.origin.file}, row {number} (the first is 0): {what}", hint)
+
+        messages = row["prompt"]
+        if not _is_chat(messages):
+            raise bad(f"'prompt' must be a list of messages with role and content as text, and is {messages!r:.120}")
+        reward = row["reward_model"]
+        if not isinstance(reward, dict) or not isinstance(reward.get("ground_truth"), str):
+            raise bad(f"'reward_model' must hold 'ground_truth' as text, and is {reward!r:.120}")
+        source, ability, extra = row["data_source"], row.get("ability") or "", row.get("extra_info")
+        if not isinstance(source, str) or not isinstance(ability, str):
+            raise bad(f"'data_source' and 'ability' must be text, and are {source!r:.60} and {ability!r:.60}")
+        if extra is not None and not isinstance(extra, dict):
+            raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
+        return Prompt(
+            id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
+            messages=tuple({"role": message["role"], "content": message["content"]} for message in messages),
+            data_source=source,
+            ability=ability,
+            verifier=self._verifier(reward.get("style"), bad),
+            ground_truth=reward["ground_truth"],
+            extra_info=unpack_extra_info(extra),
+        )
+
+    def _verifier(self, style: Any, bad: Callable[..., DataError]) -> str:
+        if not self.origin.expression.names_rows_own:
+            return str(self.origin.expression)
+        if not isinstance(style, str) or _is_verls(style):
+            raise bad(
+                f"'reward_model.style' is {style!r}, which names no verifier",
+                "give one with: --verifier NAME (rlcli verifiers list shows the names)",
+            )
+        try:
+            return self._of_style(style)
+        except ConfigError as error:
+            raise bad(f"'reward_model.style' is '{style}': {error.message}", error.hint) from None
+
+
+class JoinedPrompts(Sequence[Prompt]):
+    """Several sequences of prompts, concatenated. names: of each, if they have any. starts: int64 `[parts + 1]`, where
+    each begins, and the end."""
+
+    def __init__(self, parts: Sequence[Sequence[Prompt]], names: Sequence[str] = ()) -> None:
+        import numpy as np
+
+        self.parts, self.names = parts, tuple(names)
+        self.starts: np.ndarray = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @overload
+    def __getitem__(self, place: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, place: slice) -> JoinedPrompts: ...
+    def __getitem__(self, place: int | slice) -> Prompt | JoinedPrompts:
+        if isinstance(place, slice):
+            return self.take(range(len(self))[place])
+        place = range(len(self))[place]
+        part = int(self.starts.searchsorted(place, side="right")) - 1
+        return self.parts[part][place - int(self.starts[part])]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return chain.from_iterable(self.parts)
+
+    def take(self, places: Sequence[int] | np.ndarray) -> JoinedPrompts:
+        """The prompts at these positions, ascending. Every part remains, even if empty."""
+        import numpy as np
+
+        chosen = np.asarray(places, np.int64)
+        bounds = chosen.searchsorted(self.starts)
+        return JoinedPrompts(
+            [
+                taken(part, chosen[low:high] - start)
+                for part, start, low, high in zip(self.parts, self.starts[:-1], bounds[:-1], bounds[1:], strict=True)
+            ],
+            self.names,
+        )
+
+    def without(self, column: str) -> JoinedPrompts:
+        """As `PromptTable.without`."""
+        parts = [part.without(column) if isinstance(part, PromptTable) else part for part in self.parts]
+        return JoinedPrompts(parts, self.names)
+
+
+def taken(prompts: Sequence[Prompt], places: np.ndarray) -> Sequence[Prompt]:
+    """The prompts at these positions, int64 and ascending."""
+    if isinstance(prompts, PromptTable | JoinedPrompts):
+        return prompts.take(places)
+    return tuple(prompts[place] for place in places.tolist())
+
+
+def set_of(prompts: Sequence[Prompt], place: int) -> str:
+    """The dataset name of the prompt at this position; empty if there is only one dataset."""
+    if not isinstance(prompts, JoinedPrompts) or not prompts.names:
+        return ""
+    return prompts.names[int(prompts.starts.searchsorted(place, side="right")) - 1]
+
+
+def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Each verifier expression of the prompts → the id of the first of them."""
+    if isinstance(prompts, PromptTable):
+        return prompts.verifiers()
+    if isinstance(prompts, JoinedPrompts):
+        every = [verifiers_of(part) for part in reversed(prompts.parts)]
+        return {verifier: first for found in every for verifier, first in found.items()}
+    found: dict[str, str] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.verifier, prompt.id)
+    return found
+
+
+def _styles(expression: Composition) -> Callable[[str], str]:
+    return cache(lambda style: str(of_row(expression, style)))
+
+
+def _is_chat(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+            for message in messages
+        )
+    )
+
+
+def _is_verls(style: str) -> bool:
+    """verl stores the kind of the reward (by a rule, by a model), not the name of the verifier."""
+    return style in ("", "rule", "model") or style.startswith("rule-")
+
+
+def _is_text(column: Any, nulls: bool = False) -> bool:
+    import pyarrow.types as kinds
+
+    text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
+    return text and (nulls or not column.null_count)
+
+
+def _has_texts(column: Any, *names: str) -> bool:
+    """Whether a column has a struct in every row, in which each of `names` is text."""
+    import pyarrow.compute
+    import pyarrow.types as kinds
+
+    if not kinds.is_struct(column.type) or column.null_count:
+        return False
+    there = {field.name for field in column.type}
+    return there.issuperset(names) and all(_is_text(pyarrow.compute.struct_field(column, name)) for name in names)
+
+
+def _are_chats(column: Any) -> bool:
+    import pyarrow.compute
+    import pyarrow.types as kinds
+
+    if not (kinds.is_list(column.type) or kinds.is_large_list(column.type)) or column.null_count:
+        return False
+    shortest = pyarrow.compute.min(pyarrow.compute.list_value_length(column)).as_py()
+    return bool(shortest) and _has_texts(pyarrow.compute.list_flatten(column), "role", "content")
+
+
+def _are_extras(column: Any) -> bool:
+    import pyarrow.compute
+    import pyarrow.types as kinds
+
+    if not kinds.is_struct(column.type):
+        return bool(kinds.is_null(column.type))
+    if [field.name for field in column.type] != [JSON_FIELD]:
+        return True
+    texts = pyarrow.compute.struct_field(column, JSON_FIELD)
+    if not _is_text(texts, nulls=True) or texts.null_count != column.null_count:
+        return False
+    try:
+        return all(isinstance(json.loads(text.as_py()), dict) for text in texts if text.is_valid)
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Statistics of evaluations: pass@k, intervals and comparisons."""

@@ -1,0 +1,331 @@
+"""Evaluate the model in the workers' engines, or a served model: pass@k, maj@k and mean@k."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.data.columns import Samples
+from rlcli.data.messages import PromptTask
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.table import JoinedPrompts
+from rlcli.evaluation.responses import Responses
+from rlcli.evaluation.statistics import Estimate, PassReport, flat_estimate, interval, ks_of, majorities, pass_rates
+from rlcli.orchestrator.dispatcher import OnProgress, gather
+from rlcli.rollout.call import RolloutCall
+from rlcli.rollout.engine import Sampling
+from rlcli.types import Outcome, Prompt
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PURPOSE = "eval"
+"""Part of the seed of every evaluation sample."""
+MOST_CATEGORIES = 100
+"""A field with more values than this is not used for categories."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Response lengths in tokens; NaN if a server does not count them. truncated: share cut off at the limit."""
+
+    mean: float
+    p50: float
+    p95: float
+    max: float
+    truncated: float
+
+    @classmethod
+    def of(cls, responses: Responses) -> Lengths:
+        import numpy as np
+
+        counted = responses.tokens[~np.isnan(responses.tokens)]
+        cut = float(responses.truncated.mean())
+        if not len(counted):
+            unknown = float("nan")
+            return cls(unknown, unknown, unknown, unknown, cut)
+        middle, most = (float(np.percentile(counted, share)) for share in (50, 95))
+        return cls(float(counted.mean()), middle, most, float(counted.max()), cut)
+
+
+@dataclass(frozen=True)
+class Category:
+    """The prompts of one category. measures: name → estimate, for pass@1 and the measures over all samples."""
+
+    prompts: int
+    measures: Mapping[str, Estimate]
+    mean_response_tokens: float
+    truncated: float
+
+
+@dataclass(frozen=True)
+class EvalReport:
+    """The result of an evaluation.
+
+    passes: pass@k with intervals. majority: the same for maj@k, for k of 2 and more. mean: of the samples' scores; as
+    mean@k it does not depend on k. greedy: pass@1 of the greedy responses, if there are any besides the samples.
+    sampled_k: the k for which maj@k is not exact, but over random subsets. outcomes: share of each. categories: field →
+    value → report on its prompts. values: measure → float64 `[prompts]`; the estimates are their means. crash: message
+    of the first verifier crash; empty if none crashed. sets: name → report on each of several datasets; all else covers
+    all prompts together.
+    """
+
+    passes: PassReport
+    majority: Mapping[int, Estimate]
+    mean: Estimate
+    greedy: Estimate | None
+    sampled_k: tuple[int, ...]
+    outcomes: dict[str, float]
+    lengths: Lengths
+    categories: Mapping[str, Mapping[str, Category]]
+    values: Mapping[str, np.ndarray]
+    crash: str
+    sets: Mapping[str, EvalReport] = dataclasses.field(default_factory=dict)
+
+    @property
+    def pass_rates(self) -> tuple[float, ...]:
+        """The share of each prompt's samples that passed, in prompt order."""
+        return tuple(self.values["pass@1"].tolist())
+
+    @property
+    def unverified(self) -> int:
+        """Responses whose verification timed out or crashed twice. They count as not passed."""
+        share = self.outcomes.get(Outcome.TIMEOUT, 0.0) + self.outcomes.get(Outcome.CRASH, 0.0)
+        return round(share * self.passes.samples)
+
+    @property
+    def mean_k(self) -> int:
+        """The number of samples per prompt that `mean` averages."""
+        return max(self.passes.passed)
+
+    def measures(self) -> dict[str, Estimate]:
+        """Every estimate by its name: pass@1, …, maj@2, …, mean@4, greedy."""
+        return {
+            **{f"pass@{k}": estimate for k, estimate in sorted(self.passes.passed.items())},
+            **{f"maj@{k}": estimate for k, estimate in sorted(self.majority.items())},
+            f"mean@{self.mean_k}": self.mean,
+            **({} if self.greedy is None else {"greedy": self.greedy}),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Flat numbers, for trackers."""
+        flat = self.passes.metrics()
+        for name, estimate in self.measures().items():
+            flat |= flat_estimate(name, estimate)
+        lengths = asdict(self.lengths)
+        return {
+            **flat,
+            **{f"outcome/{name}": share for name, share in self.outcomes.items()},
+            **{f"response_tokens/{name}": value for name, value in lengths.items()},
+            **{f"{name}/{key}": value for name, own in self.sets.items() for key, value in own.metrics().items()},
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """The whole report, for `--json`: unknown values are None."""
+        measures = {name: asdict(estimate) for name, estimate in self.measures().items()}
+        report = {
+            "prompts": self.passes.prompts,
+            "samples": self.passes.samples,
+            **{
+                kind: {n: e for n, e in measures.items() if n.startswith(f"{kind}@")}
+                for kind in ("pass", "maj", "mean")
+            },
+            "greedy": measures.get("greedy"),
+            "maj_over_random_subsets": [f"maj@{k}" for k in self.sampled_k],
+            "outcomes": self.outcomes,
+            "unverified": self.unverified,
+            "mean_response_tokens": self.lengths.mean,
+            "response_tokens": {name: value for name, value in asdict(self.lengths).items() if name != "truncated"},
+            "truncated": self.lengths.truncated,
+            "by": {
+                field: {value: asdict(category) for value, category in values.items()}
+                for field, values in self.categories.items()
+            },
+            **({"datasets": {name: own.as_dict() for name, own in self.sets.items()}} if self.sets else {}),
+        }
+        return {name: _without_nan(value) for name, value in report.items()}
+
+    def headline(self) -> str:
+        """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`, and the number of unverified responses, if any."""
+        parts = [f"pass@{k} {estimate}" for k, estimate in sorted(self.passes.passed.items())]
+        sets = "; ".join(f"{name} {own.passes.passed[1]}" for name, own in self.sets.items())
+        left = f"; {self.unverified} of {self.passes.samples} responses not verified" if self.unverified else ""
+        return f"{', '.join(parts)} on {self.passes.prompts} prompts" + (f" ({sets})" if sets else "") + left
+
+
+def evaluate(
+    workers: WorkerGroup,
+    prompts: TokenizedPrompts,
+    *,
+    samples: int,
+    sampling: Sampling,
+    seed: int,
+    tensor_parallel: int = 1,
+    slots: int | None = None,
+    save_as: str = "",
+    step: int = 0,
+    on_progress: OnProgress = lambda done, total: None,
+) -> EvalReport:
+    """Generate `samples` responses to every prompt with the rollout and scoring code of training, and report.
+    slots: of each engine (see `gather`)."""
+    responses = generate(
+        workers,
+        prompts,
+        [tuple(range(samples))] * len(prompts),
+        sampling=sampling,
+        seed=seed,
+        tensor_parallel=tensor_parallel,
+        slots=slots,
+        save_as=save_as,
+        step=step,
+        on_progress=on_progress,
+    )
+    report = report_of(responses, prompts.prompts)
+    rows = prompts.prompts
+    if not isinstance(rows, JoinedPrompts):
+        return report
+    own = {name: responses.between(*rows.starts[place : place + 2]) for place, name in enumerate(rows.names)}
+    return replace(
+        report, sets={name: report_of(own[name], part) for name, part in zip(rows.names, rows.parts, strict=True)}
+    )
+
+
+def generate(
+    workers: WorkerGroup,
+    prompts: TokenizedPrompts,
+    wanted: Sequence[tuple[int, ...]],
+    *,
+    sampling: Sampling,
+    seed: int,
+    tensor_parallel: int,
+    slots: int | None,
+    save_as: str,
+    step: int,
+    on_progress: OnProgress,
+) -> Responses:
+    """Responses with their verdicts. wanted: for each prompt, the indexes of the samples to generate; GREEDY means a
+    greedy one. A sample depends only on (seed, step, prompt id, index), so it is the same whatever else is wanted.
+    """
+    call = RolloutCall(sampling, seed, PURPOSE, step, save_as, keep_tokens=False)
+    tasks = [
+        PromptTask(index, prompts.tokens(index), prompts.prompts[index], len(samples), wanted=samples)
+        for index, samples in enumerate(wanted)
+        if samples
+    ]
+    reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, slots=slots, on_progress=on_progress)
+    return Responses.of_samples(Samples.joined([report.samples for report in reports]))
+
+
+def report_of(responses: Responses, prompts: Sequence[Prompt], by: Sequence[str] = ()) -> EvalReport:
+    """The report on all responses to `prompts`, each of which has one or more besides the greedy one.
+
+    A response passes if its outcome is ok. by: fields of extra_info to group the prompts by, besides data_source and
+    ability.
+    """
+    values, sampled_k = values_of(responses, len(prompts))
+    apart, responses = responses.split_greedy()
+    most = max(int(name.partition("@")[2]) for name in values if name.startswith("pass@"))
+    bounds = score_bounds(responses)
+    estimates = {
+        name: interval(array, bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
+        for name, array in values.items()
+    }
+    kinds = {
+        kind: {int(n.partition("@")[2]): e for n, e in estimates.items() if n.startswith(f"{kind}@")}
+        for kind in ("pass", "maj", "mean")
+    }
+    return EvalReport(
+        passes=PassReport(len(prompts), len(responses), kinds["pass"]),
+        majority=kinds["maj"],
+        mean=kinds["mean"][most],
+        greedy=estimates.get("greedy"),
+        sampled_k=sampled_k,
+        outcomes={str(outcome): float((responses.outcome == str(outcome)).mean()) for outcome in Outcome},
+        lengths=Lengths.of(responses),
+        categories=_categories(responses, prompts, by, values, bounds, most),
+        values=values,
+        crash=responses.crash or apart.crash,
+    )
+
+
+def values_of(responses: Responses, prompts: int) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
+    """Measure → its value for each prompt, float64 `[prompts]`, and the k whose maj@k is not exact. Includes greedy if
+    every prompt has a greedy response besides its samples."""
+    import numpy as np
+
+    apart, responses = responses.split_greedy()
+    counts = np.bincount(responses.prompt, minlength=prompts)
+    assert counts.all(), "a prompt without a response"
+    right = np.bincount(responses.prompt, weights=responses.passed, minlength=prompts).astype(np.int64)
+    ks = ks_of(int(counts.min()))
+    votes = majorities(responses.prompt, responses.answers(), responses.passed, prompts, [k for k in ks if k > 1])
+    values = {f"pass@{k}": pass_rates(counts, right, k) for k in ks}
+    values |= {f"maj@{k}": array for k, (array, _) in votes.items()}
+    values[f"mean@{ks[-1]}"] = responses.per_prompt(responses.score, prompts)
+    if np.bincount(apart.prompt, minlength=prompts).all():
+        values["greedy"] = apart.per_prompt(apart.passed, prompts)
+    return values, tuple(k for k, (_, exact) in votes.items() if not exact)
+
+
+def score_bounds(responses: Responses) -> tuple[float, float]:
+    """The assumed bounds of a score: 0 and 1, extended to the scores that were seen."""
+    return min(0.0, float(responses.score.min())), max(1.0, float(responses.score.max()))
+
+
+def _categories(
+    responses: Responses,
+    prompts: Sequence[Prompt],
+    by: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    bounds: tuple[float, float],
+    most: int,
+) -> dict[str, dict[str, Category]]:
+    """Field → value → its prompts; the most frequent values come first. Fields with more than MOST_CATEGORIES values
+    are left out."""
+    import numpy as np
+
+    told = [name for name in ("pass@1", f"pass@{most}", f"maj@{most}", f"mean@{most}", "greedy") if name in values]
+    found: dict[str, dict[str, Category]] = {}
+    for field in ("data_source", "ability", *by):
+        labels = labels_of(prompts, field)
+        if labels is None:
+            continue
+        names, which, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+        if len(names) > MOST_CATEGORIES:
+            continue
+        found[field] = {}
+        for place in np.argsort(-sizes, kind="stable").tolist():
+            those = which == place
+            own = responses.of_prompts(those)
+            lengths = Lengths.of(own)
+            found[field][str(names[place])] = Category(
+                int(sizes[place]),
+                {
+                    name: interval(values[name][those], bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
+                    for name in dict.fromkeys(told)
+                },
+                lengths.mean,
+                lengths.truncated,
+            )
+    return found
+
+
+def _without_nan(value: Any) -> Any:
+    """`value` with None for NaN, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _without_nan(item) for name, item in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def labels_of(prompts: Sequence[Prompt], field: str) -> list[str] | None:
+    """The category of each prompt by data_source, ability or a field of extra_info; None if no prompt has one."""
+    if field in ("data_source", "ability"):
+        labels = [str(getattr(prompt, field)) for prompt in prompts]
+        return labels if any(labels) else None
+    if not any(field in prompt.extra_info for prompt in prompts):
+        return None
+    return [str(prompt.extra_info.get(field, "")) for prompt in prompts]

@@ -1,0 +1,103 @@
+"""The settings that determine the samples of an evaluation, by names that a user knows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.scoring.expression import parse
+from rlcli.types import Prompt
+
+LOOKS = 64
+"""Positions at which a weight file is read: an update changes all of them, and reading them takes milliseconds."""
+LOOK_BYTES = 4096
+DAY = "the day in the chat template"
+SMALL = (".json", ".jinja", ".txt", ".model")
+WEIGHTS = (".safetensors", ".bin")
+
+
+def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: dict[str, Any]) -> dict[str, Any]:
+    """model: the identity of the model, including a fingerprint that shows changes."""
+    found = {
+        **model,
+        "temperature": config.evaluation.temperature,
+        "max_tokens": config.rollout.max_response_tokens,
+        "seed": config.train.seed,
+        "verifier": config.verifier.name,
+        "verifier.deadline_s": config.verifier.deadline_s,
+    }
+    if config.data.chat_template_kwargs:
+        found["data.chat_template_kwargs"] = dict(sorted(config.data.chat_template_kwargs.items()))
+    if config.rollout.stop_token_ids:
+        found["rollout.stop_token_ids"] = sorted(config.rollout.stop_token_ids)
+    for file in sorted({file for row in {prompt.verifier for prompt in prompts} for file in _files(row)}):
+        found[f"the content of {file}"] = _digest(Path(file).read_bytes())
+    return found
+
+
+def day_in(evaluation: Mapping[str, Any]) -> date | None:
+    """The day that the chat template used as today when the first samples of a folder were generated."""
+    day = evaluation.get("settings", {}).get(DAY)
+    return date.fromisoformat(day) if day else None
+
+
+def local_model(path: str, adapter: str, dtype: str, day: date | None = None) -> dict[str, Any]:
+    """The settings of a locally evaluated model. path: folder or hub id; adapter: folder of a LoRA adapter for it, or
+    empty. day: the day that its chat template uses as today, if any."""
+    found: dict[str, Any] = {"model": path, "weights": _mark(path), "model.dtype": dtype}
+    found |= {DAY: day.isoformat()} if day else {}
+    return found | ({"adapter": adapter, "weights of the adapter": _mark(adapter)} if adapter else {})
+
+
+def prompts_mark(prompts: Sequence[Prompt]) -> str:
+    """A hexadecimal hash that changes with any prompt, its position or its verifier."""
+    found = hashlib.blake2b(digest_size=16)
+    for prompt in prompts:
+        found.update(repr(prompt).encode(errors="surrogatepass"))
+    return found.hexdigest()
+
+
+def _mark(path: str) -> str:
+    """A hexadecimal hash that changes with the model's weights, tokenizer or template; for a hub id, the commit."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return _commit(path)
+    found = hashlib.blake2b(digest_size=16)
+    for file in sorted(folder.iterdir()):
+        if file.suffix in SMALL and file.is_file():
+            found.update(f"{file.name}\0".encode() + file.read_bytes())
+        elif file.suffix in WEIGHTS and file.is_file():
+            found.update(f"{file.name}\0".encode() + _looked_at(file))
+    return found.hexdigest()
+
+
+def _looked_at(file: Path) -> bytes:
+    size = file.stat().st_size
+    looks = [str(size).encode()]
+    with file.open("rb") as opened:
+        for number in range(LOOKS):
+            opened.seek(max(0, (size - LOOK_BYTES) * number // (LOOKS - 1)))
+            looks.append(opened.read(LOOK_BYTES))
+    return b"".join(looks)
+
+
+def _commit(hub_id: str) -> str:
+    """The commit of the files in the hub's cache; empty if unknown."""
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(hub_id, "config.json")
+    return Path(file).parent.name if isinstance(file, str) else ""
+
+
+def _files(expression: str) -> list[str]:
+    """The files of user-defined verifiers in `expression`."""
+    refs = [term.ref.rpartition(":")[0] for term in parse(expression).terms]
+    return [ref for ref in refs if ref.endswith(".py") and Path(ref).is_file()]
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

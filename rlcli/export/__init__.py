@@ -1,0 +1,1 @@
+"""Export checkpoints as Hugging Face folders, verified before they are put in place."""

@@ -1,0 +1,102 @@
+"""Find the checkpoint to export, with its run and configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlcli.config.load import Resolved, resolve
+from rlcli.errors import CheckpointError, RlcliError
+from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint, read_checkpoint
+from rlcli.runs.environment import directory_of, environment_of
+from rlcli.runs.records import evaluations_of
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An undamaged checkpoint, the configuration of its run, and the run's folder if it is in one."""
+
+    checkpoint: Checkpoint
+    resolved: Resolved
+    run: Path | None
+
+    @property
+    def base(self) -> str:
+        return self.resolved.config.model.path
+
+    @property
+    def name(self) -> str:
+        return f"step {self.checkpoint.step} of {self.run.name if self.run else self.checkpoint.path}"
+
+    @property
+    def computed_in(self) -> str:
+        """What the trainer computed in: `float32` or `bfloat16`."""
+        given = self.resolved.config.model.dtype
+        return str(self.checkpoint.state.get("dtype", "float32")) if given == "auto" else given
+
+
+def find_origin(source: Path, step: str, on_note: Say) -> Origin:
+    """The checkpoint that `source` (a run folder or a checkpoint) refers to. step: a number, `best` (by evaluation
+    pass@1) or empty for the newest undamaged one. RlcliError if there is none, CheckpointError if it is damaged."""
+    if is_checkpoint(source):
+        if step:
+            raise RlcliError(f"--step {step}: {source} is one checkpoint", "give its run's folder, or leave --step out")
+        checkpoint = read_checkpoint(source)
+    elif is_run(source):
+        checkpoint = _of_run(source, step, on_note)
+    else:
+        what = "is neither a run's folder nor a checkpoint" if source.exists() else "does not exist"
+        raise RlcliError(f"{source} {what}", "give runs/NAME or runs/NAME/checkpoints/step-NNNNNN")
+    folder = checkpoint.path.parent
+    run = folder.parent if folder.name == "checkpoints" else None
+    return Origin(checkpoint, _located(resolve(str(checkpoint.path / CONFIG)), run), run)
+
+
+def _located(resolved: Resolved, run: Path | None) -> Resolved:
+    """With paths relative to the run's start directory made absolute, if they exist."""
+    start = directory_of(environment_of(run)) if run else None
+    if start is None:
+        return resolved
+    config = resolved.config
+    for section, name in (("model", "path"), ("critic", "path"), ("data", "path"), ("evaluation", "data")):
+        values = getattr(config, section)
+        path = getattr(values, name)
+        if path and (start / path).exists():
+            config = config.model_copy(update={section: values.model_copy(update={name: str(start / path)})})
+    return replace(resolved, config=config)
+
+
+def _of_run(run: Path, step: str, on_note: Say) -> Checkpoint:
+    root = Checkpoints(run / "checkpoints", keep=1)
+    if not step:
+        newest = root.newest(on_note)
+        if newest is None:
+            raise CheckpointError(f"{run} has no undamaged checkpoint", f"make one with: rlcli train --resume {run}")
+        return newest
+    steps = [checkpoint.step for checkpoint in root.all()]
+    there = f"{run} has {', '.join(map(str, steps)) or 'none'}"
+    if step == "best":
+        scores = {number: score for number, score in _scores(run).items() if number in steps}
+        if not scores:
+            raise RlcliError(f"--step best: no checkpoint of {run} was evaluated", f"give a step: {there}")
+        return read_checkpoint(root.path(max(scores, key=lambda number: (scores[number], number))))
+    if not step.isdecimal() or int(step) not in steps:
+        raise RlcliError(f"--step {step}: no such checkpoint", f"{there}; or give best")
+    return read_checkpoint(root.path(int(step)))
+
+
+def _scores(run: Path) -> dict[int, float]:
+    return {step: report["pass"]["pass@1"]["mean"] for step, report in evaluations_of(run).items()}
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "checkpoints").is_dir()
+
+
+def newest_in(run: Path) -> Path | None:
+    """The run's newest checkpoint, which may be damaged."""
+    found = Checkpoints(run / "checkpoints", keep=1).all()
+    return found[-1].path if found else None

@@ -1,0 +1,127 @@
+"""Write an export and verify that it is the trained model: weights changed, and log-probs equal the trainer's."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.prompts import load_tokenizer
+from rlcli.errors import CheckpointError, RlcliError, RunFailed
+from rlcli.export.checks import Change, change_of_adapter, change_of_model, log_probs_of_folder
+from rlcli.export.dcp_reader import Stored
+from rlcli.export.source import Origin
+from rlcli.export.types import EXACT, ROUNDED, Export, LogProbs, Options, manifest_digest
+from rlcli.export.weights import write_lora, write_merged, write_model, write_value
+from rlcli.model.io.config import read_config
+from rlcli.model.io.loading import read_policy, read_value
+from rlcli.model.lora import LoraSpec
+from rlcli.model.value import HEAD, read_value_config
+from rlcli.runs.checkpoint import Checkpoint
+
+MODEL, ADAPTER, VALUE, PROCESS = "model", "adapter", "value model", "process reward model"
+
+
+def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
+    """Write what `options` ask for to the new `folder`. path: its final path, for the report."""
+    import torch
+
+    config = origin.resolved.config
+    base, tokenizer = origin.base, origin.base
+    lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
+    if options.merge and (lora is None or options.critic):
+        raise RlcliError("--merge: no adapter to merge, all weights were trained", "leave it out")
+    adapter = lora is not None and not (options.merge or options.critic)
+    dtype = options.dtype or ("float32" if adapter else origin.computed_in)
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    kind = MODEL
+    if options.critic:
+        base, stored = config.critic.path or base, critic_of(origin.checkpoint)
+        if not stored.shapes:
+            raise RlcliError(f"--critic: {origin.name} has no critic", "leave it out to export the policy")
+        kind = VALUE if f"{HEAD}.weight" in stored.shapes else PROCESS
+        (write_value if kind == VALUE else write_model)(stored, base, tokenizer, torch_dtype, folder)
+    elif lora is not None:
+        kind = ADAPTER if adapter else MODEL
+        target = folder if adapter else folder / ".adapter"
+        write_lora(policy_of(origin.checkpoint), lora, base, torch_dtype if adapter else torch.float32, target)
+        if options.merge:
+            write_merged(target, base, torch_dtype, folder, stops_of(config, base))
+            shutil.rmtree(target)
+    else:
+        write_model(policy_of(origin.checkpoint), base, tokenizer, torch_dtype, folder, stops_of(config, base))
+    return Export(path, kind, origin.checkpoint.step, dtype, base, manifest_digest(origin.checkpoint.path))
+
+
+def stops_of(config: RunConfig, base: str) -> list[int]:
+    """Every id that ended a response in the run, ascending."""
+    # With the run's variables: a template may fail without them. The day does not affect end-of-turn tokens.
+    tokenizer = chat_template.fix(load_tokenizer(base), config.data.chat_template_kwargs, None)
+    return list(chat_template.stop_tokens(tokenizer, base, config.rollout.stop_token_ids))
+
+
+def prove(origin: Origin, written: Export, folder: Path) -> Export:
+    """`written` with the results of its checks. RunFailed if weights are not finite or equal the base's, or if the
+    log-probs differ from the trainer's."""
+    change = _change(written, folder)
+    if not math.isfinite(change.largest):
+        raise RunFailed(
+            f"the weights at step {written.step} are not finite; nothing was written",
+            "export an earlier checkpoint: --step N",
+        )
+    if not change.moved:
+        what = "adapter adds nothing to" if written.kind == ADAPTER else "weights equal"
+        raise RunFailed(
+            f"the exported {what} the base model's: none of {change.tensors} tensors differs in {written.dtype} from "
+            f"{written.base} at step {written.step}; nothing was written",
+            "check update/grad_norm and train.lr in the run's metrics"
+            + ("; --dtype float32 keeps smaller changes" if written.dtype == "bfloat16" else "")
+            + "; --no-check exports anyway",
+        )
+    # The checkpoint holds no log-probs of a critic to compare with.
+    compared = written.kind in (MODEL, ADAPTER)
+    return replace(written, change=change, log_probs=_log_probs(origin, written, folder) if compared else None)
+
+
+def _change(written: Export, folder: Path) -> Change:
+    if written.kind == ADAPTER:
+        return change_of_adapter(folder)
+    if written.kind == VALUE:
+        return change_of_model(folder, read_value(written.base, read_value_config(written.base)))
+    return change_of_model(folder, read_policy(written.base, read_config(written.base), None))
+
+
+def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
+    probe = origin.checkpoint.state.get("probe") or {}
+    trained, tokens = probe.get("log_probs", []), [int(token) for token in probe.get("tokens", [])]
+    if not trained or len(tokens) != len(trained) + 1:
+        raise CheckpointError(
+            f"{origin.checkpoint.path} holds no log-probs of a probe to compare with",
+            "export without the check: --no-check",
+        )
+    found = log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
+    apart = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
+    differences = [difference if math.isfinite(difference) else math.inf for difference in apart]
+    largest = max(differences)
+    bound = EXACT if (written.dtype, origin.computed_in) == ("float32", "float32") else ROUNDED
+    result = LogProbs(len(trained), largest, bound)
+    if largest > bound:
+        raise RunFailed(
+            f"the exported model does not give the trainer's log-probs: they differ by up to {largest:.3g} "
+            f"(token {differences.index(largest) + 1} of {len(trained)}), more than {bound:g}; nothing was written",
+            f"check that {written.base} is unchanged since the run started",
+        )
+    return result
+
+
+def policy_of(checkpoint: Checkpoint) -> Stored:
+    return Stored(checkpoint.path / "policy", "policy.model.lm.")
+
+
+def critic_of(checkpoint: Checkpoint) -> Stored:
+    """The critic, with separate workers or on the policy's; without tensors if there is none."""
+    own = checkpoint.path / "critic"
+    return Stored(own if own.is_dir() else checkpoint.path / "policy", "critic.model.lm.")

@@ -1,0 +1,145 @@
+"""Write the trained weights of a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import init_empty_weights
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from rlcli.errors import ModelError
+from rlcli.export.dcp_reader import Stored
+from rlcli.model.io.config import read_config
+from rlcli.model.io.loading import read_model
+from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
+from rlcli.model.value import read_value_config, value_class
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+INDEX = "model.safetensors.index.json"
+
+Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
+"""Reads the tensors of the given names."""
+
+
+def write_model(
+    stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path, stops: Sequence[int] = ()
+) -> None:
+    """Write the causal language model `stored`, trained from `base`, to the empty `folder`, with its config, generation
+    config and tokenizer. dtype: of the weights in the files. stops: every id that ends a response, for the generation
+    config; none: those of the base. `ModelError` if base and weights do not match.
+    """
+    config = read_config(base)
+    _write(_skeleton(AutoModelForCausalLM, config), config, stored, dtype, folder)
+    _write_generation_config(base, config, folder, stops)
+    write_tokenizer(tokenizer, folder)
+
+
+def write_value(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, folder: Path) -> None:
+    """Like `write_model`, for a value model: transformers' classification class, one label, head `score.weight`."""
+    config = read_value_config(base)
+    _write(_skeleton(value_class(config), config), config, stored, dtype, folder)
+    write_tokenizer(tokenizer, folder)
+
+
+def write_lora(stored: Stored, spec: LoraSpec, base: str, dtype: torch.dtype, folder: Path) -> None:
+    """Write the adapter `stored` in the format of peft and vLLM, with the base's tokenizer; `adapter_config.json` names
+    the base."""
+    peft = _adapted(spec, base)
+    names = [name for name, _ in peft.base_model.model.named_parameters() if is_adapter(name)]
+    _check(stored, names, base)
+    state = saved_names(peft, {name: tensor.to(dtype) for name, tensor in stored.read(names).items()})
+    write_adapter(peft, state, folder)
+    write_tokenizer(base, folder)
+
+
+def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, stops: Sequence[int] = ()) -> None:
+    """Write `base` with the adapter in the folder `adapter` added to its weights (in float32), like `write_model`."""
+    from peft import PeftModel
+
+    config = read_config(base)
+    lm = read_model(AutoModelForCausalLM, base, config, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload(safe_merge=True)
+    weights = dict(merged.named_parameters())  # a tied head is not among them
+    shapes = {name: weight.shape for name, weight in weights.items()}
+    _write_weights(shapes, lambda names: {name: weights[name].detach() for name in names}, dtype, folder)
+    _write_config(config, type(merged).__name__, dtype, folder)
+    _write_generation_config(base, config, folder, stops)
+    write_tokenizer(base, folder)
+
+
+def write_tokenizer(path: str, folder: Path) -> None:
+    """Write the tokenizer of the model at `path`, including its chat template."""
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+
+
+def _skeleton(auto_class: Any, config: Any) -> nn.Module:
+    """The model of `config` without weights."""
+    with init_empty_weights():
+        lm: nn.Module = auto_class.from_config(config)
+    lm.tie_weights()  # moving parameters to the meta device had untied them
+    return lm
+
+
+def _adapted(spec: LoraSpec, base: str) -> PeftModel:
+    return add_lora(_skeleton(AutoModelForCausalLM, read_config(base)), spec, base, meta=True)
+
+
+def _write(lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path) -> None:
+    names = [name for name, _ in lm.named_parameters()]  # a tied head is not among them
+    _check(stored, names, config._name_or_path)
+    _write_weights({name: stored.shapes[name] for name in names}, stored.read, dtype, folder)
+    _write_config(config, type(lm).__name__, dtype, folder)
+
+
+def _check(stored: Stored, names: Iterable[str], base: str) -> None:
+    missing = [name for name in names if name not in stored.shapes]
+    if missing:
+        raise ModelError(
+            f"{stored.folder} holds no {missing[0]}, which {base} has ({len(missing)} such tensors)",
+            "the base model has changed since the run started: restore its files",
+        )
+
+
+def _write_weights(shapes: Mapping[str, torch.Size], read: Read, dtype: torch.dtype, folder: Path) -> None:
+    """Write safetensors files of bounded size, with one at a time in memory, and an index if there are several."""
+    plan = split_torch_state_dict_into_shards(
+        {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    )
+    for file, names in plan.filename_to_tensors.items():
+        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in read(names).items()}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_config(config: Any, architecture: str, dtype: torch.dtype, folder: Path) -> None:
+    config.architectures = [architecture]
+    config.dtype = dtype
+    config.save_pretrained(folder)
+
+
+def _write_generation_config(source: str, config: Any, folder: Path, stops: Sequence[int]) -> None:
+    """Write the generation config of `source`, with `stops` as end tokens: a base model's own names only the end of a
+    text, so a server would let it continue with an invented turn after its answer."""
+    from transformers import GenerationConfig
+
+    try:
+        generation = GenerationConfig.from_pretrained(source)
+    except OSError:  # the source has none
+        generation = GenerationConfig.from_model_config(config)
+    if stops:
+        generation.eos_token_id = stops[0] if len(stops) == 1 else list(stops)
+    # save_pretrained would refuse files that published models use (a temperature without sampling).
+    generation.to_json_file(folder / "generation_config.json")

@@ -1,0 +1,164 @@
+"""Evaluates a served model: the same prompts, verifiers and report, with responses over HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from rlcli.cluster.ray_session import worker_threads
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import sample_seed
+from rlcli.data.prompts.prompts import read_prompts
+from rlcli.data.samples import PartWriter, sample_row
+from rlcli.errors import EndpointError
+from rlcli.evaluation.report import PURPOSE, EvalReport, report_of
+from rlcli.evaluation.responses import COLUMNS, Responses
+from rlcli.launch.verifiers import check_verifiers
+from rlcli.orchestrator.dispatcher import OnProgress
+from rlcli.rollout.call import GREEDY
+from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
+from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.types import Prompt, Verdict, VerifyRequest
+
+SETTLE_EVERY_S = 0.25
+
+
+def evaluate_served(
+    endpoint: str, config: RunConfig, *, on_progress: OnProgress = lambda done, total: None
+) -> EvalReport:
+    """Ask the model at `endpoint` (config.model.path is its served name, or empty for the only one) for
+    `evaluation.samples` responses to each prompt of `evaluation.data`, and verify them.
+
+    Needs neither torch nor ray. Raises EndpointError if the model cannot be reached.
+    """
+    settings = config.evaluation
+    prompts = read_prompts(settings.paths[0], "test", config.verifier.name)[: settings.max_prompts or None]
+    wanted = [tuple(range(settings.samples))] * len(prompts)
+    client = client_of(endpoint, config)
+    with scoring(config, prompts)() as scorer:
+        responses = ask(client, scorer, config, prompts, wanted, save_as="", on_progress=on_progress)
+    return report_of(responses, prompts)
+
+
+def client_of(endpoint: str, config: RunConfig) -> ChatClient:
+    return ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
+
+
+def served_name(client: ChatClient) -> str:
+    """The model that will answer; if none was named, the only one that the endpoint serves. Raises EndpointError."""
+    for _ in client.generate([]):  # only queries the model name
+        pass
+    assert client.model is not None
+    return client.model
+
+
+def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Callable[[], ScoringPool]:
+    """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
+    verifiers, sandbox = check_verifiers(prompts, config.verifier)
+    processes = config.verifier.processes or worker_threads(1)
+    sandbox = sandbox or config.verifier.sandbox
+    return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)
+
+
+@dataclass(frozen=True)
+class _Answered:
+    prompt: int
+    sample: int
+    result: ChatResult
+    verdict: Future[Verdict]
+
+
+def ask(
+    client: ChatClient,
+    scorer: ScoringPool,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    wanted: Sequence[tuple[int, ...]],
+    *,
+    save_as: str,
+    on_progress: OnProgress,
+) -> Responses:
+    """Responses with their verdicts. wanted: for each prompt, the indexes of the samples to ask for; GREEDY means a
+    greedy one. save_as: the path to save them to as they finish, with `{part}` in it; empty: not saved."""
+    asked = {f"{index}:{sample}": (index, sample) for index, samples in enumerate(wanted) for sample in samples}
+    requests = [_request(config, prompts[index], sample, key) for key, (index, sample) in asked.items()]
+    writer = PartWriter(save_as.replace("{rank}", "0"), 0) if save_as else None
+    waiting: list[_Answered] = []
+    done: list[dict[str, Any]] = []
+    places: list[int] = []
+
+    def settle(all_of_them: bool) -> None:
+        """Collect those whose verdict is ready, or wait for all."""
+        nonlocal waiting
+        still = []
+        for one in waiting:
+            if not (all_of_them or one.verdict.done()):
+                still.append(one)
+                continue
+            row = _row(prompts[one.prompt], one)
+            done.append({name: row[name] for name in COLUMNS})
+            places.append(one.prompt)
+            if writer is not None:
+                writer.add(row)
+        waiting = still
+
+    settled = time.monotonic()
+    try:
+        for number, result in enumerate(client.generate(requests), 1):
+            index, sample = asked[result.key]
+            waiting.append(_Answered(index, sample, result, _verify(scorer, prompts[index], result)))
+            on_progress(number, len(asked))
+            if time.monotonic() - settled > SETTLE_EVERY_S:
+                settle(all_of_them=False)
+                settled = time.monotonic()
+        settle(all_of_them=True)
+    except EndpointError:
+        settle(all_of_them=True)  # earlier answers are kept, however long their verification takes
+        raise
+    finally:
+        if writer is not None:
+            writer.flush()
+    return Responses.of(places, *([row[name] for row in done] for name in COLUMNS))
+
+
+def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRequest:
+    return ChatRequest(
+        key=key,
+        messages=prompt.messages,
+        temperature=0.0 if sample == GREEDY else config.evaluation.temperature,
+        max_tokens=config.rollout.max_response_tokens,
+        # Servers accept at least 32-bit seeds.
+        seed=sample_seed(config.train.seed, PURPOSE, 0, prompt.id, sample) & 0x7FFFFFFF,
+        # vLLM, SGLang and others accept both; other servers return an error if they are given.
+        extra={
+            **({"chat_template_kwargs": dict(given)} if (given := config.data.chat_template_kwargs) else {}),
+            **({"stop_token_ids": list(stops)} if (stops := config.rollout.stop_token_ids) else {}),
+        },
+    )
+
+
+def _verify(scorer: ScoringPool, prompt: Prompt, result: ChatResult) -> Future[Verdict]:
+    request = VerifyRequest(
+        result.text,
+        prompt.ground_truth,
+        prompt.messages,
+        prompt.data_source,
+        prompt.extra_info,
+        finish_reason="length" if result.finish_reason == "length" else "stop",
+    )
+    return scorer.submit(prompt.verifier, request)
+
+
+def _row(prompt: Prompt, one: _Answered) -> dict[str, Any]:
+    return sample_row(
+        prompt,
+        one.sample,
+        one.result.text,
+        one.verdict.result(),
+        prompt_tokens=None,
+        response_tokens=one.result.completion_tokens,
+        finish_reason=one.result.finish_reason,
+    )

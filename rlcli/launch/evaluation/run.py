@@ -1,0 +1,344 @@
+"""Runs one evaluation on several datasets: keeps existing samples, generates missing ones, reports all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.errors import ConfigError, RlcliError
+from rlcli.evaluation.report import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
+from rlcli.evaluation.responses import COLUMNS, Responses, joined
+from rlcli.evaluation.settings import day_in, local_model, prompts_mark, settings_of_evaluation
+from rlcli.evaluation.statistics import Estimate, average_of
+from rlcli.evaluation.store import EvalStore, dataset_names, settings_of
+from rlcli.rollout.call import GREEDY
+from rlcli.rollout.engine import Sampling
+from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    from rlcli.launch.preflight import Prepared
+    from rlcli.tracking.console import View
+
+
+@dataclass(frozen=True)
+class Request:
+    """An evaluation request. paths: of the datasets. greedy: one greedy response to each prompt besides the samples.
+    by: further fields to report by category. out: folder for the samples, or None. force: discard samples there that
+    were made with other settings."""
+
+    config: RunConfig
+    paths: tuple[str, ...]
+    greedy: bool = False
+    by: tuple[str, ...] = ()
+    out: Path | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The results. reports: by dataset. overall: all prompts of all datasets together. average: of the datasets'
+    pass@1, each counting the same. generated: responses of this call; the others existed."""
+
+    model: str
+    data: dict[str, str]
+    reports: dict[str, EvalReport]
+    overall: EvalReport
+    average: Estimate
+    generated: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`: the overall report, and each dataset's."""
+        return {
+            "model": self.model,
+            "data": self.data,
+            **self.overall.as_dict(),
+            "average_of_datasets": {"pass@1": asdict(self.average)},
+            "generated": self.generated,
+            "datasets": {name: report.as_dict() for name, report in self.reports.items()},
+        }
+
+
+@dataclass
+class _Dataset:
+    """One of the datasets. prompts: those to evaluate. mark: of all prompts in the file. kept: responses that exist
+    already. wanted: for each prompt, the missing samples."""
+
+    name: str
+    prompts: Sequence[Prompt]
+    mark: str
+    kept: Responses | None = None
+    wanted: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
+
+    @property
+    def missing(self) -> int:
+        return sum(map(len, self.wanted))
+
+    def look(self, samples: int, greedy: bool, store: EvalStore | None) -> None:
+        """Find existing samples."""
+        every = (*([GREEDY] if greedy else []), *range(samples))
+        self.wanted = [every] * len(self.prompts)
+        table = store.samples(self.name, ("prompt_id", *COLUMNS)) if store else None
+        if table is None:
+            return
+        found = Responses.of_table(table, {prompt.id: place for place, prompt in enumerate(self.prompts)})
+        self.kept = found.where((found.sample < samples) & (found.sample >= (GREEDY if greedy else 0)))
+        have: list[set[int]] = [set() for _ in self.prompts]
+        for place, sample in zip(self.kept.prompt.tolist(), self.kept.sample.tolist(), strict=True):
+            have[place].add(sample)
+        self.wanted = [tuple(s for s in every if s not in own) for own in have]
+
+
+def evaluate_model(request: Request, view: View) -> Evaluation:
+    """Evaluate a model on local engines, started once for all datasets, and not at all if nothing is missing."""
+    from rlcli.launch.evaluation.chat_template import day_of_run
+    from rlcli.launch.preflight import prepare
+
+    notes = _Notes(view.note)
+    names, marks = _names(request)
+    day = day_of_run(request.config.model.path) or day_in(settings_of(request.out) if request.out else {})
+    prepared: dict[str, Prepared] = {}
+    for name, path in zip(names, request.paths, strict=True):
+        prepared[name] = prepare(
+            _with_data(request.config, path), train=False, on_note=notes, on_progress=view.progress, day=day
+        )
+    ready = _together(list(prepared.values()))
+    _check_templates(request.config.model.path, prepared, notes)
+    datasets = _datasets(request, marks, {name: own.prompts.prompts for name, own in prepared.items()})
+    model = local_model(ready.config.model.path, ready.adapter, ready.dtype, ready.day)
+    with ExitStack() as stack:
+        store = _open(request, datasets, ready.config, model, stack)
+
+        def run(logs: Path) -> dict[str, Responses]:
+            return _generate(ready, {name: own.prompts for name, own in prepared.items()}, datasets, store, logs, view)
+
+        fresh = _run_missing(run, datasets, store, stack, view)
+        return _evaluation(request, request.config.model.path, names, datasets, fresh, store)
+
+
+def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation:
+    """Evaluate a served model."""
+    from rlcli.launch.evaluation.endpoint import ask, client_of, scoring, served_name
+
+    config = request.config
+    names, marks = _names(request)
+    limit = config.evaluation.max_prompts or None
+    rows = {
+        name: read_prompts(path, "test", config.verifier.name)[:limit]
+        for name, path in zip(names, request.paths, strict=True)
+    }
+    datasets = _datasets(request, marks, rows)
+    scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
+    client = client_of(endpoint, config)
+    model = served_name(client)
+    with ExitStack() as stack:
+        store = _open(request, datasets, config, {"endpoint": client.base_url, "model": model}, stack)
+
+        def run(logs: Path) -> dict[str, Responses]:
+            fresh = {}
+            with scorers() as scorer:
+                for dataset in _incomplete(datasets):
+                    view.phase(_phase(dataset, len(datasets)))
+                    pattern = store.pattern(dataset.name) if store else ""
+                    fresh[dataset.name] = ask(
+                        client,
+                        scorer,
+                        config,
+                        dataset.prompts,
+                        dataset.wanted,
+                        save_as=pattern,
+                        on_progress=view.progress,
+                    )
+            return fresh
+
+        fresh = _run_missing(run, datasets, store, stack, view)
+        return _evaluation(request, model, names, datasets, fresh, store)
+
+
+def _generate(
+    ready: Prepared,
+    prompts: Mapping[str, TokenizedPrompts],
+    datasets: Sequence[_Dataset],
+    store: EvalStore | None,
+    logs: Path,
+    view: View,
+) -> dict[str, Responses]:
+    view.phase("load torch and vLLM")  # done by the next import, takes seconds
+    from rlcli.launch.launch import check_shared, running_workers
+    from rlcli.supervisor.signals import StopOnSignal
+
+    config, fresh = ready.config, {}
+    with StopOnSignal(lambda: None), running_workers(ready, logs, train=False, on_phase=view.phase) as groups:
+        if store:
+            check_shared(logs, groups.spec.name, len(groups.policy))
+        for dataset in _incomplete(datasets):
+            view.phase(_phase(dataset, len(datasets)))
+            fresh[dataset.name] = generate(
+                groups.policy,
+                prompts[dataset.name],
+                dataset.wanted,
+                sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
+                seed=config.train.seed,
+                tensor_parallel=config.rollout.tensor_parallel,
+                slots=config.rollout.max_concurrent,
+                save_as=store.pattern(dataset.name) if store else "",
+                step=0,
+                on_progress=view.progress,
+            )
+    return fresh
+
+
+def _run_missing(
+    run: Callable[[Path], dict[str, Responses]],
+    datasets: Sequence[_Dataset],
+    store: EvalStore | None,
+    stack: ExitStack,
+    view: View,
+) -> dict[str, Responses]:
+    """The result of `run`, called only if something is missing. Its errors get a hint that nothing is lost."""
+    import tempfile
+
+    if not any(dataset.missing for dataset in datasets):
+        view.note(f"every sample is in {store.path if store else ''} already: nothing to generate")
+        return {}
+    # Workers write their logs here; if nothing is kept, the logs are deleted with this folder.
+    logs = (
+        store.logs if store else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcli-eval-"))) / "logs"
+    )
+    try:
+        return run(logs)
+    except RlcliError as error:
+        if store is None or not any(map(store.holds, (dataset.name for dataset in datasets))):
+            raise
+        kept = f"the same command continues from the samples in {store.path}"
+        error.hint = f"{error.hint}; {kept}" if error.hint else kept
+        error.args = (f"{error.message}; {error.hint}",)
+        raise
+
+
+def _evaluation(
+    request: Request,
+    model: str,
+    names: Sequence[str],
+    datasets: Sequence[_Dataset],
+    fresh: Mapping[str, Responses],
+    store: EvalStore | None,
+) -> Evaluation:
+    reports: dict[str, EvalReport] = {}
+    whole: list[Responses] = []
+    offsets: list[int] = []
+    prompts: list[Prompt] = []
+    for dataset in datasets:
+        found = [part for part in (dataset.kept, fresh.get(dataset.name)) if part is not None]
+        responses = joined(found, [0] * len(found))
+        reports[dataset.name] = report_of(responses, dataset.prompts, request.by)
+        whole.append(responses)
+        offsets.append(len(prompts))
+        prompts += dataset.prompts
+        if store:
+            store.finish(dataset.name)
+    evaluation = Evaluation(
+        model,
+        dict(zip(names, request.paths, strict=True)),
+        reports,
+        report_of(joined(whole, offsets), prompts, request.by) if len(reports) > 1 else next(iter(reports.values())),
+        average_of([report.values["pass@1"] for report in reports.values()]),
+        sum(map(len, fresh.values())),
+    )
+    if store:
+        store.write_report(evaluation.as_dict())
+    return evaluation
+
+
+def _names(request: Request) -> tuple[list[str], list[str]]:
+    """The datasets' names, and the mark of each one's prompts, empty if no sample is kept. A dataset that the sample
+    folder knows keeps its name: `dataset_names` renames it if another one has the same name."""
+    names = dataset_names(request.paths)
+    if not request.out:
+        return names, [""] * len(names)
+    # Of all rows of the file: with --max-prompts fewer rows are evaluated, and the samples stay valid.
+    marks = [prompts_mark(read_prompts(path, "test", request.config.verifier.name)) for path in request.paths]
+    there = settings_of(request.out).get("datasets", {}) if request.out.is_dir() else {}
+    known = {mark: name for name, mark in there.items()}
+    kept = [known.get(mark, name) for name, mark in zip(names, marks, strict=True)]
+    return (kept if len(set(kept)) == len(kept) else names), marks
+
+
+def _datasets(request: Request, marks: Sequence[str], prompts: Mapping[str, Sequence[Prompt]]) -> list[_Dataset]:
+    found = [_Dataset(name, own, mark) for (name, own), mark in zip(prompts.items(), marks, strict=True)]
+    _check_fields(request.by, [prompt for dataset in found for prompt in dataset.prompts])
+    return found
+
+
+def _check_fields(by: Sequence[str], prompts: Sequence[Prompt]) -> None:
+    for field in by:
+        labels = labels_of(prompts, field)
+        if labels is None:
+            there = ", ".join(sorted({name for prompt in prompts for name in prompt.extra_info})) or "none"
+            raise ConfigError(f"--by {field}: no row has that field in extra_info", f"give one of: {there}")
+        if len(set(labels)) > MOST_CATEGORIES:
+            raise ConfigError(
+                f"--by {field}: it has {len(set(labels))} different values",
+                f"give a field with at most {MOST_CATEGORIES}",
+            )
+
+
+def _open(
+    request: Request, datasets: Sequence[_Dataset], config: RunConfig, model: dict[str, Any], stack: ExitStack
+) -> EvalStore | None:
+    """Open the sample folder, if requested, and find the existing samples of each dataset."""
+    store = None
+    if request.out:
+        prompts = [prompt for dataset in datasets for prompt in dataset.prompts]
+        settings = settings_of_evaluation(config, prompts, model)
+        marks = {dataset.name: dataset.mark for dataset in datasets}
+        store = stack.enter_context(EvalStore.open(request.out, settings, marks, request.force))
+    for dataset in datasets:
+        dataset.look(request.config.evaluation.samples, request.greedy, store)
+    return store
+
+
+def _with_data(config: RunConfig, path: str) -> RunConfig:
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"data": path})})
+
+
+def _together(prepared: Sequence[Prepared]) -> Prepared:
+    """One `Prepared` for workers that serve all of them: with every verifier, and the sandbox if one needs it."""
+    first = next((own for own in prepared if own.sandbox), prepared[0])
+    return dataclasses.replace(first, verifiers=tuple(sorted({name for own in prepared for name in own.verifiers})))
+
+
+def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callable[[str], None]) -> None:
+    from rlcli.launch.evaluation.chat_template import rendered_with, trained_with
+
+    first = next(iter(prepared.values()))
+    given = first.config.data.chat_template_kwargs
+    for note in trained_with(first.config.model.path, first.adapter) + rendered_with(model, given):
+        notes(note)
+
+
+def _incomplete(datasets: Sequence[_Dataset]) -> list[_Dataset]:
+    return [dataset for dataset in datasets if dataset.missing]
+
+
+def _phase(dataset: _Dataset, of: int) -> str:
+    kept = f", {len(dataset.kept)} samples kept" if dataset.kept is not None and len(dataset.kept) else ""
+    return "evaluate" + (f" {dataset.name}" if of > 1 else "") + kept
+
+
+class _Notes:
+    """Passes each note on once: every dataset gives the same notes about the model."""
+
+    def __init__(self, on_note: Callable[[str], None]) -> None:
+        self._on_note = on_note
+        self._said: set[str] = set()
+
+    def __call__(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._on_note(text)

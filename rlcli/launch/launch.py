@@ -1,0 +1,284 @@
+"""Starts a run's cluster, workers and trainer, and always shuts them down."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlcli import attempt
+from rlcli.cluster.placement import Pool, reserve, start_group
+from rlcli.cluster.process import startup
+from rlcli.cluster.ray_monitor import OnLost, leave
+from rlcli.cluster.ray_session import policy_pool
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.config.load import Resolved, dump_toml
+from rlcli.config.schema import RunConfig
+from rlcli.errors import SetupError
+from rlcli.evaluation.report import EvalReport, evaluate
+from rlcli.launch.outcome import outcome_of
+from rlcli.launch.preflight import Prepared
+from rlcli.launch.prewarm import EarlyStart
+from rlcli.launch.resume import Resumption
+from rlcli.launch.startup_report import StartReport
+from rlcli.orchestrator.prefetch import GONE_S, in_background
+from rlcli.rollout.engine import Sampling, shared_memory_prefix
+from rlcli.runs.checkpoint import Checkpoint
+from rlcli.runs.folder import RunFolder
+from rlcli.runs.records import rewind
+from rlcli.supervisor.failure import leaving_at_once, noting_failure
+from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
+from rlcli.tracking import Trackers, open_trackers
+from rlcli.tracking.console import View
+from rlcli.tracking.plots import reward_curve_png
+from rlcli.trainer.profiling import StepProfile, profiled_step
+from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
+from rlcli.workers.pools import CRITIC, ENGINES, POLICY, Groups
+from rlcli.workers.spec import WorkerSpec
+from rlcli.workers.worker import Worker
+
+FINISHING = "finishing this step, then exiting; once more to exit at once"
+KEYS = {POLICY: "cluster.workers", CRITIC: "critic.workers", ENGINES: "rollout.workers"}
+
+
+@contextmanager
+def running_workers(
+    prepared: Prepared,
+    logs: Path,
+    *,
+    train: bool,
+    on_phase: Callable[[str], None],
+    on_lost: OnLost = leave,
+    early: EarlyStart | None = None,
+) -> Iterator[Groups]:
+    """Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: what has
+    started already."""
+    config, early = prepared.config, early or EarlyStart()
+    spec = worker_spec(prepared, logs, train=train, group_id=attempt.group_id())
+    on_phase("start Ray")
+    started: dict[str, WorkerGroup] = {}
+    with early.session(config, on_lost):
+        failed = True
+        try:
+            startup.done("ray")
+            on_phase("start workers")
+            for own, pool, held in _held(config, spec, prepared.device, early):
+                how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, **held}
+                started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
+                group.join(*group.meeting_point())
+                if train:
+                    check_shared(logs, own.name, pool.workers)
+            startup.done("workers")
+            on_phase("load model")
+            build(list(started.values()))
+            startup.done("built")
+            yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), spec)
+            failed = False
+        finally:
+            with ignoring_signals():
+                for group in started.values():
+                    # After a failure the others may hang in a collective, so they are killed.
+                    group.kill() if failed else group.close()
+                # From workers killed on this machine; on other machines it stays until reboot.
+                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*"):
+                    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def build(groups: Sequence[WorkerGroup]) -> None:
+    """Build the roles of all groups in parallel. If one fails, all are killed."""
+    first, *others = groups
+    building = [in_background(group.build) for group in others]
+    try:
+        first.build()
+        for one in building:
+            one.result()
+    except BaseException:
+        for group in groups:
+            group.kill()
+        wait(building, GONE_S)  # their threads, before Ray is shut down under them
+        raise
+
+
+def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -> WorkerSpec:
+    """The spec of the policy's workers; with train=False only engines."""
+    return WorkerSpec(
+        config=prepared.config,
+        device=prepared.device,
+        dtype=prepared.dtype,
+        roles=prepared.roles if train else frozenset({"engine"}),
+        adapter=prepared.adapter,
+        logs=str(logs.resolve()),
+        name=POLICY,
+        max_length=prepared.max_length,
+        kv_cache_bytes=prepared.kv_cache_bytes,
+        scoring_processes=prepared.scoring_processes,
+        verifiers=prepared.verifiers,
+        group_id=group_id,
+        stop_token_ids=tuple(prepared.stop_tokens),
+        thinking=prepared.thinking,
+        hub_token=os.environ.get("HF_TOKEN", ""),
+    )
+
+
+def _held(
+    config: RunConfig, spec: WorkerSpec, device: str, early: EarlyStart
+) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
+    """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
+    pools before the first one starts."""
+    first = policy_pool(config, device)
+    apart = {CRITIC: 1, ENGINES: config.rollout.tensor_parallel}
+    pools = [
+        (own, replace(first, workers=size, key=KEYS[own.name], engine=apart.get(own.name, first.engine)))
+        for size, own in _pools(config, spec)
+    ]
+    placed = early.take(first)
+    there = [first] if placed is not None else []
+    left = [pool for _, pool in pools[len(there) :]]
+    places = iter(reserve(left, beside=there) if left else [])
+    for own, pool in pools:
+        taken = own.name == POLICY and placed is not None
+        yield own, pool, {"placed": placed} if taken else {"places": next(places)}
+
+
+def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:
+    """The number of workers of each pool, and their spec."""
+    pools = [(config.cluster.workers, spec)]
+    if config.critic.workers:
+        pools.append((config.critic.workers, replace(spec, roles=frozenset({"critic"}), name=CRITIC)))
+    if config.rollout.workers:
+        pools.append((config.rollout.workers, engine_spec(spec)))
+    return pools
+
+
+def engine_spec(spec: WorkerSpec) -> WorkerSpec:
+    """The spec of separate engine workers, for a policy built from `spec`."""
+    return replace(spec, roles=frozenset({"engine"}), name=ENGINES, weights_follow=True)
+
+
+def train_in_folder(
+    resolved: Resolved,
+    prepared: Prepared,
+    target: Path,
+    view: View,
+    *,
+    force: bool = False,
+    resumed: Resumption | None = None,
+    profile: bool = False,
+    early: EarlyStart | None = None,
+) -> dict[str, Any]:
+    """Train in the run folder `target`, or continue the run there. Returns what `outcome_of` gives. profile: profile
+    one step to a file in the folder."""
+    startup.done("imported")
+    checkpoint = resumed.checkpoint if resumed else None
+    step = checkpoint.step if checkpoint else 0
+
+    def on_phase(name: str) -> None:
+        view.phase(name)
+        folder.at(step, name)
+
+    with _folder(resolved, prepared, target, resumed, force=force) as folder:
+        with _trackers(resolved.config, folder, view, resumed) as trackers, noting_failure(folder.path):
+            folder.event("resumed" if checkpoint else "started", step=step, of=resolved.config.train.steps)
+            lost = leaving_at_once(folder.path)
+            with (
+                StopOnSignal(lambda: view.note("finishing this step, then exiting; once more to exit at once")) as stop,
+                running_workers(
+                    *(prepared, folder.logs), train=True, on_phase=on_phase, on_lost=lost, early=early
+                ) as groups,
+            ):
+                trainer = trainer_of(prepared, groups, folder, trackers, view, stop)
+                trainer.listeners.append(StartReport(folder, list(groups.by_name.values())).phase)
+                with _profile(trainer, groups, checkpoint) if profile else nullcontext():
+                    result = trainer.run(checkpoint)
+        _draw(target, result, view)
+    return outcome_of(target, result)
+
+
+def trainer_of(
+    prepared: Prepared, groups: Groups, folder: RunFolder, trackers: Trackers, view: View, stop: StopRequest
+) -> Trainer:
+    """A trainer for running workers."""
+    data = (prepared.prompts, prepared.held_out)
+    return Trainer(prepared.config, prepared.dtype, *data, groups, folder, trackers, view, stop)
+
+
+def _folder(
+    resolved: Resolved, prepared: Prepared, target: Path, resumed: Resumption | None, *, force: bool
+) -> RunFolder:
+    """The run folder, locked by this process, with the current configuration."""
+    facts = {"sandbox": prepared.sandbox} if prepared.sandbox else {}
+    facts |= {"day": prepared.day.isoformat()} if prepared.day else {}
+    folder = RunFolder.resume(target) if resumed else RunFolder.create(target, force=force, facts=facts)
+    if resumed and not resumed.checkpoint:  # else the record is truncated after the workers load the checkpoint
+        rewind(folder.path, -1)
+    if resumed is None or resumed.changed:
+        folder.write_config(dump_toml(resolved))
+    return folder
+
+
+def _trackers(
+    config: RunConfig, folder: RunFolder, view: View, resumed: Resumption | None
+) -> AbstractContextManager[Trackers]:
+    resumed_at = None
+    if resumed is not None:
+        resumed_at = resumed.step if resumed.checkpoint else -1
+    tracking, plain = config.tracking, config.model_dump(mode="json")
+    return open_trackers(tracking.trackers, folder, tracking.project, plain, view.note, resumed_at)
+
+
+def _draw(target: Path, result: RunResult, view: View) -> None:
+    """Write reward.png to the run folder."""
+    at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
+    steps = [step for step, reward in enumerate(result.rewards, 1) if math.isfinite(reward)]
+    if not steps:
+        return
+    rewards = [result.rewards[step - 1] for step in steps]
+    intervals = {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()}
+    try:
+        reward_curve_png(target / "reward.png", steps, rewards, intervals)
+    except OSError as error:  # only a plot of recorded data
+        view.note(f"{target / 'reward.png'} cannot be written: {error.strerror}")
+
+
+def _profile(trainer: Trainer, groups: Groups, checkpoint: Checkpoint | None) -> StepProfile:
+    step = profiled_step(checkpoint.step + 1 if checkpoint else 1, trainer.config.train.steps)
+    profile = StepProfile(trainer.folder.path / "profile", groups.by_name, step, trainer.view.note)
+    trainer.listeners.append(profile.phase)
+    return profile
+
+
+def check_shared(logs: Path, name: str, workers: int) -> None:
+    """Check that workers on other machines, which write logs, samples and checkpoints, see the same run folder."""
+    for rank in range(workers):
+        if not (logs / f"{name}-{rank}.log").exists():
+            raise SetupError(
+                f"worker {rank} writes to {logs} on its machine, and it is not visible here",
+                "give --out on a file system that all machines of the cluster share",
+            )
+
+
+def launch_evaluation(prepared: Prepared, *, logs: Path, save_as: str, view: View) -> EvalReport:
+    """Evaluate `prepared.config.model.path` on `prepared.prompts`, with engines only."""
+    config = prepared.config
+    with (
+        StopOnSignal(lambda: None),
+        running_workers(prepared, logs, train=False, on_phase=view.phase) as groups,
+    ):
+        view.phase("evaluate")
+        return evaluate(
+            groups.policy,
+            prepared.prompts,
+            samples=config.evaluation.samples,
+            sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
+            seed=config.train.seed,
+            tensor_parallel=config.rollout.tensor_parallel,
+            slots=config.rollout.max_concurrent,
+            save_as=save_as,
+            on_progress=view.progress,
+        )

@@ -1,0 +1,231 @@
+"""Predicts a run's memory, time and disk, for `rlcli plan` and `rlcli train --memory auto`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcli.cluster.ray_session import cluster_address, resolve_device
+from rlcli.config.load import Resolved, layered, resolve
+from rlcli.config.schema import RunConfig, Train
+from rlcli.data.messages import Role
+from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.cache import tokenized
+from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
+from rlcli.data.prompts.table import read_sets, verifiers_of
+from rlcli.errors import ConfigError, SetupError
+from rlcli.evaluation.store import dataset_names
+from rlcli.hub import offline_unless_reachable
+from rlcli.launch.derived_plan import derived_plan
+from rlcli.launch.preflight import Prepared, check_critic, check_device, kv_cache_bytes
+from rlcli.model.io.config import check_place
+from rlcli.planner.calibration import calibrated
+from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus
+from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
+from rlcli.planner.setting import Setting, setting_of
+from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.planner.solve import shortfall, smallest_microbatch
+
+AUTO = "--memory auto"
+NAMES = {TOKENS: f"{AUTO}, micro-batch", UTILIZATION: f"{AUTO}, engine"}
+"""Keys that --memory auto sets → their names in the printed plan."""
+ANY_LENGTH = 1 << 40
+"""Tokens of a micro-batch that is longer than any sample."""
+Rows = list[tuple[str, str]]
+
+
+def planned(
+    recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, on_note: Callable[[str], None]
+) -> tuple[Forecast, Rows]:
+    """The forecast of a run and its derived plan, without weights and without a device; data is optional, but prompt
+    lengths make it more accurate. gpus: as `parse_gpus` reads them; empty: this machine's. Raises RlcliError."""
+    if gpus:
+        device, count = parse_gpus(gpus)
+        flags = {**flags, **_workers(recipe, flags, sets, gpus, count)}
+    else:
+        device = own_device(resolve(recipe, flags, sets).config)
+    kind = "cpu" if device.is_cpu else "cuda"
+    config = resolve(recipe, {**flags, "cluster.device": kind}, sets).config
+    check_device(config, kind)
+    for key, path in (("model.path", config.model.path), ("critic.path", config.critic.path)):
+        if path and not Path(path).is_dir():
+            check_place(path, key)
+            offline_unless_reachable(on_note)
+    shape = read_shape(config.model.path)
+    _check_model(config, shape)
+    prompts = _prompts(config) if config.data.path else None
+    tokens = None if prompts is None else len(prompts.flat) / len(prompts)
+    cache = kv_cache_bytes(config, kind, _dtype(config, kind), _max_length(config))
+    setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
+    check_critic(config, setting.algorithm)
+    setting = replace(setting, device=calibrated(device, shape))
+    if prompts is None:
+        on_note("without --data: every prompt counted as data.max_prompt_tokens long")
+    return forecast(setting), _rows(setting, kind, prompts)
+
+
+def _workers(recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, count: int) -> dict[str, int]:
+    """`cluster.workers` if it is not set: the rest of `count` devices. Raises `ConfigError` if none is left, or if more
+    are set than exist."""
+    _, values, origins = layered(recipe, flags, sets)  # rules between keys need the number computed here
+    beside = sum(each for pool in ("critic", "rollout") if isinstance(each := values.get(f"{pool}.workers", 0), int))
+    if _set_by_user(origins.get("cluster.workers", "")):
+        asked = values["cluster.workers"]
+        if count > 1 and isinstance(asked, int) and asked + beside > count:
+            raise ConfigError(
+                f"--gpus {gpus}: cluster.workers + critic.workers + rollout.workers = {asked + beside} are more than "
+                f"{count}",
+                "lower one of them, or give more devices",
+            )
+        return {}
+    if count <= beside:
+        raise ConfigError(
+            f"--gpus {gpus}: critic.workers + rollout.workers = {beside} leave none of {count} for training",
+            f"give {beside + 1} or more",
+        )
+    return {"cluster.workers": count - beside}
+
+
+def own_device(config: RunConfig) -> Device:
+    """The device of this machine's workers."""
+    if resolve_device(config.cluster.device, config.cluster.address) == "cpu":
+        return cpu()
+    if cluster_address(config.cluster.address):
+        raise SetupError(
+            "the run's GPUs are in a cluster, whose GPU memory is not queried",
+            "run rlcli plan … --gpus h100:8, and set the sizes that it prints",
+        )
+    asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        name, _, mebibytes = said.partition("\n")[0].rpartition(",")
+        return of_machine(name.strip(), float(mebibytes) * (1 << 20))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» if the memory is the host's
+        raise SetupError(
+            f"nvidia-smi does not report the memory of this machine's GPU: {error}",
+            "run rlcli plan … --gpus h100:8, or with its size (8x80GB), and set the sizes that it prints",
+        ) from error
+
+
+def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Resolved:
+    """Like `resolve`, but a micro-batch that is not set and that the rules would refuse as smaller than a sample gets
+    the smallest allowed size; `with_auto_memory` replaces it."""
+    _, values, origins = layered(recipe, flags, sets)
+    if _set_by_user(origins.get(TOKENS, "")):
+        return resolve(recipe, flags, sets)
+    config = resolve(recipe, {**flags, TOKENS: ANY_LENGTH}, sets).config
+    least = smallest_microbatch(config)
+    if values.get(TOKENS, Train().tokens_per_microbatch) >= least:
+        return resolve(recipe, flags, sets)
+    found = resolve(recipe, {**flags, TOKENS: least}, sets)
+    return replace(found, origins=found.origins | {TOKENS: AUTO})
+
+
+def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, Prepared, Rows]:
+    """Replace the sizes that are not set by the largest that fit; also returns rows for the printed plan with what was
+    chosen and why. Raises `ConfigError` if nothing fits."""
+    config = prepared.config
+    device = own_device(config)
+    tokens = len(prepared.prompts.flat) / len(prepared.prompts)
+    setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+    wanted = {key for key in NAMES if not _set_by_user(resolved.origins[key])}
+    chosen = largest_of(setting, wanted)
+    rows = [(NAMES[key], f"{key} = {resolved.values()[key]}, as set") for key in NAMES if key not in wanted]
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in chosen.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, {})[name] = value
+    found = forecast(setting.with_keys(**sections))
+    if not found.fits:
+        raise ConfigError(f"{AUTO}: {shortfall(found.setting)}", _first_mend(found))
+    peak = found.peak
+    for key, value in chosen.items():
+        why = f"the largest useful size: {peak.name} then takes {peak.total / GIB:.1f}"
+        rows.append((NAMES[key], f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
+    origins = resolved.origins | dict.fromkeys(chosen, AUTO)
+    resolved = replace(resolved, config=_with(resolved.config, sections), origins=origins)
+    return resolved, replace(prepared, config=_with(config, sections)), rows
+
+
+def _with(config: RunConfig, sections: Mapping[str, Mapping[str, Any]]) -> RunConfig:
+    changed = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
+    return config.model_copy(update=changed)
+
+
+def _set_by_user(origin: str) -> bool:
+    return origin.startswith(("--set", "flag"))
+
+
+def _first_mend(found: Forecast) -> str:
+    if not found.fixes:
+        return "choose a smaller model or more devices; rlcli plan shows what uses memory"
+    hint = found.fixes[0]
+    keys = " ".join(f"--set {key}={str(value).lower()}" for key, value in hint.keys.items())
+    return f"{keys} ({hint.cost}); rlcli plan shows more"
+
+
+def _check_model(config: RunConfig, shape: ModelShape) -> None:
+    if _max_length(config) > shape.positions:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {_max_length(config)} is more than the "
+            f"{shape.positions} positions of {config.model.path}",
+            "lower one of them",
+        )
+    shared = config.rollout.tensor_parallel
+    if shape.heads % shared:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {shared} does not divide the {shape.heads} attention heads of "
+            f"{config.model.path}",
+            "give a divisor of it",
+        )
+    if config.lora.rank and not shape.adapted(config.lora.targets):
+        raise ConfigError(
+            f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
+            f"give all-linear, or some of {', '.join(linear.name for linear in shape.linears)}",
+        )
+
+
+def _prompts(config: RunConfig) -> TokenizedPrompts:
+    paths = config.data.paths
+    rows = read_sets(paths, dataset_names(paths, "--data", "train"), "train", config.verifier.name)
+    response, most = config.data.response, config.rollout.max_response_tokens
+    tokenizer = chat_template.fix(
+        load_tokenizer(config.model.path), config.data.chat_template_kwargs, datetime.now(UTC).date()
+    )
+    return tokenized(rows, tokenizer, config.data.max_prompt_tokens, response=response, max_response_tokens=most)
+
+
+def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows:
+    """The derived plan, as far as it is known without a machine and possibly without data."""
+    config = setting.config
+    roles: set[Role] = {"policy", "engine"} if setting.has_engine else {"policy"}
+    none = TokenizedPrompts((), 0, np.zeros(0, np.int32), np.zeros(1, np.int64))
+    prepared = Prepared(
+        config=config,
+        device=kind,
+        dtype=_dtype(config, kind),
+        prompts=prompts or none,
+        held_out=None,
+        verifiers=tuple(sorted(verifiers_of(prompts.prompts))) if prompts else (),
+        max_length=setting.max_length,
+        kv_cache_bytes=setting.kv_cache_bytes,
+        parameters=setting.policy.parameters,
+        roles=frozenset(roles),
+    )
+    return derived_plan(prepared)
+
+
+def _dtype(config: RunConfig, kind: str) -> str:
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    return "bfloat16" if kind == "cuda" else "float32"
+
+
+def _max_length(config: RunConfig) -> int:
+    return config.data.max_prompt_tokens + config.rollout.max_response_tokens

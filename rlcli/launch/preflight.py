@@ -1,0 +1,345 @@
+"""All checks that need no worker: the model, the data, the machine, the derived plan."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Role
+from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.cache import OnProgress, tokenized
+from rlcli.data.prompts.prompts import TokenizedPrompts, load_tokenizer
+from rlcli.data.prompts.table import JoinedPrompts, read_sets, verifiers_of
+from rlcli.errors import ConfigError, DataError, ModelError
+from rlcli.evaluation.store import dataset_names
+from rlcli.export.export import with_model_folders
+from rlcli.hub import offline_unless_reachable
+from rlcli.launch.verifiers import check_verifiers
+from rlcli.orchestrator.verifier_failures import part_weights
+from rlcli.rollout.vllm_engine import CPU_BLOCK
+from rlcli.types import Prompt
+
+if TYPE_CHECKING:
+    from rlcli.algorithms.algorithm import Algorithm
+    from rlcli.model.io.facts import ModelFacts
+
+MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has passed every check that needs no worker. dtype: of compute, resolved. max_length: prompt and
+    response, tokens. kv_cache_bytes: of one engine; None if vLLM measures it. roles: what the workers of a training run
+    host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox: the backend
+    in which verifiers run programs; empty if none does. stop_tokens: id → text of what ends a response. thinking:
+    prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none."""
+
+    config: RunConfig
+    device: str
+    dtype: str
+    prompts: TokenizedPrompts
+    held_out: TokenizedPrompts | None
+    verifiers: tuple[str, ...]
+    max_length: int
+    kv_cache_bytes: int | None
+    parameters: int | None
+    roles: frozenset[Role]
+    adapter: str = ""
+    sandbox: str = ""
+    stop_tokens: Mapping[int, str] = field(default_factory=dict)
+    thinking: bool = False
+    day: date | None = None
+
+    @property
+    def threads(self) -> int:
+        """Per worker on CPUs. With 1, the order of sums, and so every bit, is the same on any number of cores."""
+        return policy_pool(self.config, self.device).threads
+
+    @property
+    def scoring_processes(self) -> int:
+        """On each machine; 0: depends on its cores, which only that machine knows."""
+        return self.config.verifier.processes
+
+
+def prepare(
+    config: RunConfig,
+    *,
+    train: bool = True,
+    on_note: Callable[[str], None] = lambda text: None,
+    on_checked: Callable[[RunConfig, str], None] = lambda config, device: None,
+    on_progress: OnProgress = lambda done, total: None,
+    day: date | None = None,
+) -> Prepared:
+    """Check what can be checked and tokenise the prompts.
+
+    train=False checks only for evaluation: `config.evaluation.data` is then the only data. on_checked: called with the
+    configuration and the device before the slow checks, of the model and the prompts. on_progress: how many of a set's
+    prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
+    is wrong and a hint.
+    """
+    from rlcli.model.io.config import check_place
+    from rlcli.model.io.facts import check_model
+
+    # Cheapest checks first: those that import torch and transformers, which takes seconds, come last.
+    _check_given(config, train)
+    device = check_machine(config)
+    config, adapter = _located(with_model_folders(config, on_note), train)
+    name, none = config.verifier.name, list[Prompt]()
+    data, held_out = config.data.paths, config.evaluation.paths
+    train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name) if train else none
+    named, limit = dataset_names(held_out, "--eval-data"), config.evaluation.max_prompts
+    test_rows = read_sets(held_out, named, "test", name, limit) if held_out else none
+    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
+    if sandbox:  # workers use the one found here or none, never another one silently
+        section = config.verifier.model_copy(update={"sandbox": sandbox})
+        config = config.model_copy(update={"verifier": section})
+    if not Path(config.model.path).is_dir():
+        offline_unless_reachable(on_note)
+    check_place(config.model.path)
+    on_checked(config, device)
+    facts = check_model(config.model.path)
+    max_length = _max_length(config, facts)
+    _check_tensor_parallel(config)
+    roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
+    if train:
+        part_weights(config.algorithm.advantage, verifiers_of(train_rows))
+    tokenizer = load_tokenizer(config.model.path)
+    found_day = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
+    chat_template.fix(tokenizer, config.data.chat_template_kwargs, found_day, on_note)
+    notes = [note for rows in (train_rows, test_rows) for note in chat_template.check(tokenizer, rows)]
+    for note in dict.fromkeys(notes):
+        on_note(note)
+    dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
+
+    def ready(rows: Sequence[Prompt], what: str, response: str = "") -> TokenizedPrompts:
+        return _tokenized(rows, what, config, tokenizer, response, on_note, on_progress)
+
+    return Prepared(
+        config=config,
+        device=device,
+        dtype=dtype,
+        prompts=ready(train_rows, "training", config.data.response) if train else ready(test_rows, "evaluation"),
+        held_out=ready(test_rows, "evaluation") if train and test_rows else None,
+        verifiers=verifiers,
+        max_length=max_length,
+        kv_cache_bytes=kv_cache_bytes(config, device, dtype, max_length),
+        parameters=facts.parameters,
+        roles=roles,
+        adapter=adapter,
+        sandbox=sandbox,
+        stop_tokens=chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids),
+        thinking=chat_template.opens_thinking(tokenizer),
+        day=found_day,
+    )
+
+
+def _check_given(config: RunConfig, train: bool) -> None:
+    if not config.model.path:
+        raise ConfigError("no model is given", "name a folder or hub id with --model")
+    if train and not config.data.paths:
+        raise ConfigError(
+            "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
+        )
+    if not train and config.rollout.workers:
+        raise ConfigError(
+            f"rollout.workers = {config.rollout.workers}: in an evaluation all workers generate",
+            "give 0, and their number with --workers",
+        )
+
+
+def _max_length(config: RunConfig, facts: ModelFacts) -> int:
+    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions."""
+    length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if length > facts.max_positions:
+        raise ConfigError(
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {length} is more than the "
+            f"{facts.max_positions} positions of {config.model.path}",
+            "lower one of them",
+        )
+    return length
+
+
+def _tokenized(
+    rows: Sequence[Prompt],
+    what: str,
+    config: RunConfig,
+    tokenizer: Any,
+    response: str,
+    on_note: Callable[[str], None],
+    on_progress: OnProgress,
+) -> TokenizedPrompts:
+    """The rows that are short enough; the note counts the others. what: the prompts' kind, for the note. response: the
+    field of extra_info with the response, if one is given."""
+    prompts = tokenized(
+        rows,
+        tokenizer,
+        config.data.max_prompt_tokens,
+        on_progress,
+        response=response,
+        max_response_tokens=config.rollout.max_response_tokens,
+    )
+    left_out = {
+        "prompts are longer than data.max_prompt_tokens": prompts.too_long - prompts.too_long_responses,
+        "responses are longer than rollout.max_response_tokens": prompts.too_long_responses,
+    }
+    for why, count in left_out.items():
+        if count:
+            on_note(f"{count} of {len(rows)} {what} {why} and left out")
+    if isinstance(prompts.prompts, JoinedPrompts):
+        for name, own in zip(prompts.prompts.names, prompts.prompts.parts, strict=True):
+            if not own:
+                raise DataError(
+                    f"data: no row of {name} is within data.max_prompt_tokens = {config.data.max_prompt_tokens}"
+                    + (f" and rollout.max_response_tokens = {config.rollout.max_response_tokens}" if response else ""),
+                    "raise it, or leave that dataset out",
+                )
+    return prompts
+
+
+def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozenset[Role]:
+    """The roles of the policy's workers. Raises `ConfigError` for an algorithm whose parts do not fit together, and
+    `ModelError` for a critic that cannot be trained."""
+    from rlcli.algorithms.build import build_algorithm
+    from rlcli.model.io.facts import check_model, check_value_model
+
+    algorithm = build_algorithm(**config.algorithm.model_dump())
+    check_critic(config, algorithm)
+    roles: set[Role] = {"policy"}
+    if not config.rollout.workers and (evaluates or not config.data.response):
+        roles.add("engine")
+    if algorithm.needs_critic:
+        check_value_model(config.critic.path or config.model.path, policy.tokenizer_size)
+        roles |= set() if config.critic.workers else {"critic"}
+    if algorithm.needs_process_rewards:
+        process = check_model(config.critic.path or config.model.path, key="critic.path")
+        if process.vocab_size < policy.tokenizer_size:  # it reads the policy's tokens
+            raise ModelError(
+                f"critic.path = '{config.critic.path}': its vocabulary ends at {process.vocab_size - 1}, but the "
+                f"policy's tokenizer has ids up to {policy.tokenizer_size - 1}",
+                "give a process reward model of the policy's family, or leave critic.path out",
+            )
+        roles.add("process_reward")
+    return frozenset(roles)
+
+
+def check_critic(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse critic settings if there is no critic."""
+    advantage, critic = config.algorithm.advantage, config.critic
+    if critic.workers and not algorithm.needs_critic:
+        raise ConfigError(
+            f"critic.workers = {critic.workers}, but algorithm.advantage = {advantage} has no value model to place "
+            "there",
+            "give 0",
+        )
+    if not algorithm.needs_critic and not algorithm.needs_process_rewards:
+        for name, value, none in (("path", critic.path, '""'), ("warmup_steps", critic.warmup_steps, "0")):
+            if value:
+                raise ConfigError(
+                    f"critic.{name} = {value}, but algorithm.advantage = {advantage} has no critic", f"give {none}"
+                )
+
+
+def check_machine(config: RunConfig) -> str:
+    """The device that workers run on, after checking that they fit.
+
+    On this machine's CPUs at most one worker a core; two are always allowed, so that features with several can be used.
+    """
+    device = resolve_device(config.cluster.device, config.cluster.address)
+    check_device(config, device)
+    if not cluster_address(config.cluster.address):
+        check_local()
+    cores = len(os.sched_getaffinity(0))
+    if device == "cpu" and not cluster_address(config.cluster.address) and config.all_workers > max(2, cores):
+        pools = {
+            "cluster": config.cluster.workers,
+            "critic": config.critic.workers,
+            "rollout": config.rollout.workers,
+        }
+        named = " + ".join(f"{name}.workers = {count}" for name, count in pools.items() if count)
+        raise ConfigError(
+            f"{named}, but this machine has {cores} CPU cores",
+            f"give {max(2, cores)} workers or fewer in all, or name a Ray cluster with --ray-address",
+        )
+    return device
+
+
+def check_device(config: RunConfig, device: str) -> None:
+    """Refuse GPU-only settings if workers run on CPUs."""
+    if config.rollout.quantization and device == "cpu":
+        raise ConfigError(
+            f"rollout.quantization = {config.rollout.quantization}, but CPUs have no 8-bit floating point "
+            "arithmetic, and workers run on them (cluster.device)",
+            "leave it out",
+        )
+    if config.model.compile and device == "cpu":
+        raise ConfigError(
+            "model.compile = true, but workers run on CPUs (cluster.device), and layers are compiled only for GPUs",
+            "leave it out",
+        )
+
+
+def _check_tensor_parallel(config: RunConfig) -> None:
+    from rlcli.model.io.config import read_config
+
+    heads, shared = read_config(config.model.path).num_attention_heads, config.rollout.tensor_parallel
+    if heads % shared:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {shared} does not divide the {heads} attention heads of {config.model.path}",
+            "give a divisor of it",
+        )
+
+
+def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
+    """The configuration with absolute paths (workers run in other directories), and the adapter in the model folder."""
+    if config.critic.path and Path(config.critic.path).is_dir():
+        critic = config.critic.model_copy(update={"path": str(Path(config.critic.path).resolve())})
+        config = config.model_copy(update={"critic": critic})
+    if config.algorithm.code:
+        code = str(Path(config.algorithm.code).expanduser().resolve())
+        config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"code": code})})
+    folder = Path(config.model.path)
+    if not folder.is_dir():
+        return config, ""
+    folder = folder.resolve()
+    note = folder / "adapter_config.json"
+    changes: dict[str, dict[str, object]] = {"model": {"path": str(folder)}}
+    if note.is_file():
+        if train:
+            raise ModelError(
+                f"model.path = '{config.model.path}' is a LoRA adapter",
+                "train its base model, or merge the two first: rlcli export RUN --merge",
+            )
+        try:
+            settings = json.loads(note.read_text(encoding="utf-8"))
+            changes = {"model": {"path": settings["base_model_name_or_path"]}, "lora": {"rank": settings["r"]}}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise ModelError(
+                f"cannot read adapter {note}: {type(error).__name__}: {error}", "copy the whole adapter again"
+            ) from error
+    updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
+    return config.model_copy(update=updated), str(folder) if note.is_file() else ""
+
+
+def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:
+    """The set size; else on CPUs what the workload needs; on GPUs None: vLLM measures free memory."""
+    rollout = config.rollout
+    if rollout.kv_cache_mb is not None:
+        return rollout.kv_cache_mb << 20
+    if device == "cuda":
+        return None
+    from rlcli.planner.shape import read_shape
+
+    per_token = int(read_shape(config.model.path).kv_bytes_per_token(4 if dtype == "float32" else 2))
+    engines = config.engine_workers // rollout.tensor_parallel
+    begun = math.ceil(rollout.prompts_per_step * rollout.oversample)
+    samples = max(begun * rollout.samples_per_prompt // engines, 1)
+    blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)
+    return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))

@@ -1,0 +1,100 @@
+"""Starts Ray and the workers' imports while the driver still reads the model and the prompts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from rlcli.cluster.placement import Placed, Pool, place
+from rlcli.cluster.ray_monitor import OnLost, leave
+from rlcli.cluster.ray_session import cluster_address, local, policy_pool, ray_session, set_environment
+from rlcli.config.schema import RunConfig
+
+CLOSE_S = 20.0
+"""Maximum time for a cluster to shut down."""
+SWITCH_S = 0.0005
+"""Python's thread switch interval meanwhile: Ray's start waits for many replies, and after each of them for the thread
+with the imports to yield."""
+
+
+class EarlyStart:
+    """A local cluster with the policy's workers, started before they are needed.
+
+        with EarlyStart() as early:
+            early.begin(config, "cpu")        # returns at once; a running cluster is joined later, as usual
+            ...
+            with early.session(config, on_lost):
+                group = start_group(Worker, pool, logs, spec, placed=early.take(pool))
+
+    It runs in a separate thread, since Ray's daemons die with the thread that started them. `session` raises the
+    errors of that thread.
+    """
+
+    def __init__(self) -> None:
+        self._on_lost: OnLost = leave
+        self._pool: Pool | None = None
+        self._placed: Future[Placed] = Future()
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._switch_s = 0.0
+
+    def begin(self, config: RunConfig, device: str) -> None:
+        if cluster_address(config.cluster.address):
+            return
+        set_environment()
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        self._pool = policy_pool(config, device)
+        engine = not config.rollout.workers and bool(config.evaluation.data or not config.data.response)
+        self._thread = threading.Thread(target=self._run, args=(self._pool, config.all_workers, engine), daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> EarlyStart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+            self._thread = None
+            sys.setswitchinterval(self._switch_s)
+
+    @contextlib.contextmanager
+    def session(self, config: RunConfig, on_lost: OnLost) -> Iterator[None]:
+        """Wait for the cluster; it is shut down with the block. on_lost: as for `ray_session`."""
+        if self._thread is None:
+            with ray_session(config.cluster.address, config.all_workers, on_lost):
+                yield
+            return
+        self._on_lost = on_lost
+        with self, contextlib.redirect_stdout(sys.stderr):
+            self._placed.result()
+            sys.setswitchinterval(self._switch_s)
+            yield
+
+    def take(self, pool: Pool) -> Placed | None:
+        """The workers, at most once, if they exist and belong to this pool."""
+        if self._thread is None or pool != self._pool:
+            return None
+        self._pool = None
+        return self._placed.result()
+
+    def _run(self, pool: Pool, workers: int, engine: bool) -> None:
+        try:
+            with local(workers, lambda what, why: self._on_lost(what, why)):
+                if self._done.is_set():  # Refused or interrupted meanwhile: the caller only waits for the shutdown.
+                    return
+                from rlcli.workers.worker import Worker
+
+                placed = place(Worker, pool)
+                for actor in placed.actors:
+                    actor.preload.remote(engine)
+                self._placed.set_result(placed)
+                self._done.wait()
+        except BaseException as error:
+            if self._placed.done():
+                raise
+            self._placed.set_exception(error)

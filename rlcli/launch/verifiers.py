@@ -1,0 +1,43 @@
+"""Loads a run's verifiers once before the model, so that a missing plugin or option is an early error."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from rlcli.config.schema import VerifierSection
+from rlcli.data.prompts.table import verifiers_of
+from rlcli.errors import UnknownName, VerifierError
+from rlcli.sandbox import backend_name
+from rlcli.scoring.checking import check_loaded
+from rlcli.scoring.expression import Composition, parse
+from rlcli.scoring.processes.fork_server import ForkServer
+from rlcli.scoring.registry import target
+from rlcli.types import Prompt
+
+
+def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[tuple[str, ...], str]:
+    """Load the verifiers that the rows name, in a separate process since plugin code never runs here, and open the
+    sandbox if one of them runs programs.
+
+    Returns the expressions, each once, and the name of the sandbox's backend, tested here; empty if none needs it.
+    Raises `VerifierError` for a verifier that is unknown or does not load, `ConfigError` for an option that it does
+    not take or a `timeout_s` beyond its deadline, and `SetupError` if the sandbox does not work.
+    """
+    first = verifiers_of(rows)
+    compositions = {expression: parse(expression) for expression in sorted(first)}
+    for expression, composition in compositions.items():
+        _check_names(composition, first[expression] if parse(section.name).names_rows_own else "")
+    backend = backend_name("" if section.sandbox == "auto" else section.sandbox)
+    with contextlib.closing(ForkServer(backend)) as fork_server:
+        loaded = {name: fork_server.load(composition) for name, composition in compositions.items()}
+    return tuple(compositions), check_loaded(loaded, section.deadline_s, backend, "verifier.deadline_s")
+
+
+def _check_names(composition: Composition, row: str) -> None:
+    """Raise `VerifierError` for an unknown verifier. row: the first that names it; empty: the user did."""
+    for term in composition.terms:
+        try:
+            target(term.ref)
+        except UnknownName as error:
+            raise VerifierError(error.message + (f" (row {row})" if row else ""), error.hint) from None

@@ -1,0 +1,1 @@
+"""Models on disk: reading configurations, loading and saving weights, making tiny models."""

@@ -1,0 +1,95 @@
+"""Reads a model's config.json and checks that the model can be trained here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ModelError
+from rlcli.registry import near
+
+SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+"""`model_type`s whose packed log-probs are tested against their own padded forward pass."""
+
+THEIR_CONFIG = "use the config.json that these weights came with"
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def check_place(path: str, key: str = "model.path") -> None:
+    """Raise `ModelError` if there can be no model at `path`, as far as is known without importing anything."""
+    folder = Path(path)
+    if folder.is_file():
+        raise ModelError(f"{key} = '{path}' is a file", "give the folder that holds config.json")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{key} = '{path}': the folder holds no config.json", "give a Hugging Face model folder")
+    elif not _HUB_ID.fullmatch(path):
+        raise ModelError(f"{key} = '{path}': there is no such folder", "give a model folder or a hub id (owner/name)")
+
+
+def read_config(path: str, key: str = "model.path") -> Any:
+    """The model's config, once everything in it is known to be supported. key: where the path was given."""
+    check_place(path, key)
+    from transformers import AutoConfig
+
+    folder = Path(path)
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except Exception as error:  # transformers' validators raise various errors
+        if folder.is_dir():
+            raise ModelError(
+                f"{path}/config.json does not load: {first_line(error).rstrip('.')}",
+                f"check that it is complete and of a supported kind ({', '.join(SUPPORTED)})",
+            ) from error
+        raise ModelError(
+            f"{key} = '{path}' is neither a local folder nor available from the hub: {first_line(error)}",
+            "check the name, the network and the login (`hf auth login`), or download it and give the folder",
+        ) from error
+    _check_config(path, config)
+    return config
+
+
+SIZES = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
+)
+"""Sizes in config.json; none may be 0."""
+
+
+def check_sizes(path: str, config: Any) -> None:
+    """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
+    from rlcli.model.io.plain_config import MOST
+
+    for name in SIZES:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise ModelError(f"{path}: config.json has {name} = {size}, and a model needs 1 or more", THEIR_CONFIG)
+        if isinstance(size, int) and size >= MOST:
+            raise ModelError(f"{path}: config.json has {name} = {size:.3g}, which is too large", THEIR_CONFIG)
+
+
+def _check_config(path: str, config: Any) -> None:
+    def refuse(what: str, hint: str = "choose another model") -> None:
+        raise ModelError(f"{path}: {what}", hint)
+
+    check_sizes(path, config)
+    if config.model_type not in SUPPORTED:
+        refuse(f"the architecture '{config.model_type}' is not supported", near(config.model_type, SUPPORTED))
+    # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
+    layers = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if set(layers) - {"full_attention"} if layers else window:
+        refuse(f"attention is not full in every layer (sliding_window = {window})")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
+    if getattr(config, "quantization_config", None):
+        refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # A line that ends in a colon needs the next one.
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].rstrip().endswith(":") else 1])

@@ -1,0 +1,239 @@
+"""Checks a model's files before it is loaded: shapes, tokenizer, adapters' targets, and on request each weight."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import ModelError
+from rlcli.model.io.config import THEIR_CONFIG, first_line, read_config
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The results of `check_model`.
+
+    vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
+    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files).
+    """
+
+    path: str
+    architecture: str
+    vocab_size: int
+    tokenizer_size: int
+    max_positions: int
+    parameters: int | None
+
+
+def check_model(path: str, key: str = "model.path") -> ModelFacts:
+    """Raise `ModelError` if the model at `path` (folder or hub id) could not be trained; reads no weights.
+
+    key: where the path was given, for the error.
+    """
+    config = read_config(path, key)
+    from transformers import AutoModelForCausalLM  # takes seconds; imported only if the folder exists
+
+    folder = Path(path)
+    tokenizer_size = _check_tokenizer(path, config.vocab_size)
+    shapes = _local_shapes(folder) if folder.is_dir() else None
+    if shapes is not None:
+        _check_shapes(path, _parameters(AutoModelForCausalLM, config), shapes)
+    return ModelFacts(
+        path=path,
+        architecture=config.model_type,
+        vocab_size=config.vocab_size,
+        tokenizer_size=tokenizer_size,
+        max_positions=config.max_position_embeddings,
+        parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
+    )
+
+
+def check_value_model(path: str, tokenizer_size: int) -> None:
+    """Raise `ModelError` if a value model could not start from `path` (folder or hub id); reads no weights.
+
+    tokenizer_size: one more than the largest id of the policy's tokenizer. The value model reads the policy's tokens,
+    so it needs no own tokenizer.
+    """
+    from rlcli.model.value import HEAD, foreign_head, has_head, read_value_config, value_class
+
+    config = read_value_config(path)
+    if config.vocab_size < tokenizer_size:
+        raise ModelError(
+            f"{path}: the policy's tokenizer has ids up to {tokenizer_size - 1}, but this model's vocabulary ends at "
+            f"{config.vocab_size - 1}",
+            "give a value model of the policy's family, or leave critic.path out",
+        )
+    shapes = _local_shapes(Path(path)) if Path(path).is_dir() else None
+    if shapes is None:
+        return
+    wanted = _parameters(value_class(config), config)
+    # If no name matches, the file's names differ from the model's, and loading it reports errors.
+    for name, shape in shapes.items() if wanted.keys() & shapes.keys() else ():
+        if not name.startswith(("model.", "lm_head.")) and wanted.get(name) != shape:
+            raise foreign_head(path, name, shape)
+    if not has_head(config) and f"{HEAD}.weight" not in shapes:
+        del wanted[f"{HEAD}.weight"]  # it is newly created
+    _check_shapes(path, wanted, shapes)
+
+
+def check_lora(path: str, targets: str) -> None:
+    """Raise `ModelError` if the model at `path` has no layer named in `targets`; reads no weights."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.model.lora import target_names
+
+    with init_empty_weights():
+        target_names(AutoModelForCausalLM.from_config(read_config(path)), targets)
+
+
+def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None) -> None:
+    """Read each weight of the model at `path` (folder or hub id) once, a tensor at a time. Raises `ModelError` for NaN
+    and infinity, and for an incomplete file. Notes if the weights of a hub id are not in the cache yet."""
+    from rlcli.model.weight_check.finite import check_finite
+
+    if Path(path).is_dir():
+        files = _weight_files(Path(path))
+    else:
+        snapshot, files = _cached(path), []
+        with contextlib.suppress(ModelError):  # only some of them
+            files = _weight_files(snapshot) if snapshot else []
+    if not files:
+        on_note(f"the weights of {path} are not downloaded yet, so they are not checked")
+    for file in files:
+        check_finite(path, _tensors(file))
+
+
+def _cached(path: str) -> Path | None:
+    """The snapshot of a hub id in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(path, "config.json")
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Any]]:
+    """Each weight in a file, with its name. Raises `ModelError` if the file is incomplete."""
+    import torch
+    from safetensors import safe_open
+
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as opened:
+                yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
+            return
+        with open(file, "rb") as opened:
+            is_zip = opened.read(2) == b"PK"  # files of torch before 1.6 cannot be mapped
+        weights = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+        yield from ((name, value) for name, value in weights.items() if isinstance(value, torch.Tensor))
+    except ModelError:  # from the consumer
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise ModelError(f"{file}: not a complete weights file: {first_line(error)}", "download it again") from error
+
+
+def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
+    """Name and shape of every weight from the headers of safetensors files; None for `.bin` files."""
+    from safetensors import SafetensorError, safe_open
+
+    files = _weight_files(folder)
+    if files[0].suffix == ".bin":
+        return None
+    shapes: dict[str, list[int]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                shapes.update({name: opened.get_slice(name).get_shape() for name in opened.keys()})  # noqa: SIM118
+        except SafetensorError as error:
+            raise ModelError(f"{file}: not a complete safetensors file: {error}", "download it again") from error
+    return shapes
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """At least one; all exist. Raises `ModelError`."""
+    index = next(
+        (
+            folder / n
+            for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+            if (folder / n).is_file()
+        ),
+        None,
+    )
+    if index:
+        try:
+            files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelError(f"{index} is not a weights index: {first_line(error)}", "download it again") from error
+    else:
+        files = [folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()][:1]
+    if not files:
+        raise ModelError(f"{folder}: no weights (model.safetensors)", "download the whole model")
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ModelError(
+            f"{folder}: {len(missing)} weight files are missing, {missing[0]} the first", "download the whole model"
+        )
+    return files
+
+
+def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
+    """Name and shape of every parameter in the model of `config`."""
+    from accelerate import init_empty_weights
+
+    with init_empty_weights():
+        try:
+            lm = auto_class.from_config(config)
+        except Exception as error:  # arithmetic with impossible sizes may raise anything
+            raise ModelError(
+                f"{config.name_or_path}: config.json is not valid: {type(error).__name__}: {first_line(error)}",
+                THEIR_CONFIG,
+            ) from error
+    lm.tie_weights()  # moving parameters to the meta device untied them
+    return {name: list(parameter.shape) for name, parameter in lm.named_parameters()}
+
+
+def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
+    """Refuse weights that do not match the config: missing ones would be filled with random numbers."""
+    hint = THEIR_CONFIG
+    for name, shape in wanted.items():
+        if shapes.get(name, shape) != shape:
+            raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", hint)
+    missing = [name for name in wanted if name not in shapes]
+    # If no name matches, the file's names differ from the model's; transformers may know the mapping.
+    if missing and len(missing) < len(wanted):
+        raise ModelError(f"{path}: {missing[0]}, which config.json requires, is not in the weights", hint)
+
+
+def _check_tokenizer(path: str, vocab_size: int) -> int:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # tokenizers raises bare Exception for a broken tokenizer.json
+        raise ModelError(
+            f"{path}: the tokenizer does not load: {first_line(error)}", "add tokenizer.json to the model"
+        ) from error
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    if set(vocabulary) <= set(tokenizer.all_special_tokens):  # what transformers creates without files
+        raise ModelError(f"{path}: the tokenizer is empty", "add tokenizer.json to the model")
+    size = max(vocabulary.values()) + 1
+    if size > vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has ids up to {size - 1}, but the model's vocabulary ends at {vocab_size - 1}",
+            "use the tokenizer that the model was trained with, or resize its embeddings",
+        )
+    if not tokenizer.chat_template:
+        hint = (
+            "add chat_template.jinja to the folder (for example that of the model's chat or instruct version)"
+            if Path(path).is_dir()
+            else "give the folder of a copy to which you add chat_template.jinja"
+        )
+        raise ModelError(
+            f"{path}: the tokenizer has no chat template", f"{hint}, or choose the model's chat or instruct version"
+        )
+    return size

@@ -1,0 +1,191 @@
+"""Loads a model from a folder or hub id, sharded: rank 0 reads the weights, the others get their parts."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import transformers
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from rlcli.errors import ModelError, SetupError
+from rlcli.model.compiling import compile_layers
+from rlcli.model.decoder import Decoder
+from rlcli.model.io.config import read_config
+from rlcli.model.lora import LoraSpec, add_lora
+from rlcli.model.parallel.fsdp import fill_from_rank0, shard
+from rlcli.model.policy import PolicyModel
+from rlcli.model.value import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
+from rlcli.model.weight_check.finite import check_finite
+
+Checkpointing = bool | Literal["offload"]
+"""Whether activations are recomputed in the backward pass; offload: their inputs are kept in host memory."""
+
+
+def load_policy(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: DeviceMesh,
+    lora: LoraSpec | None = None,
+    gradient_checkpointing: Checkpointing = False,
+    compiled: bool = False,
+    trainable: bool = True,
+) -> PolicyModel:
+    """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
+
+    dtype: of computation. Trained parameters (all, or the adapters of `lora`) are float32; those that never change are
+    kept in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError` if it cannot be used.
+    """
+    config = read_config(path)
+    frozen = lora is not None or not trainable
+    lm = _without_weights(AutoModelForCausalLM, config, dtype if frozen else torch.float32)
+    peft = add_lora(lm, lora, path, meta=True) if lora else None
+    policy = PolicyModel(lm, dtype=dtype, source=path, peft=peft)
+    if not trainable:
+        policy.requires_grad_(False)
+    policy.train(trainable)  # gradient checkpointing works in training mode only
+    checkpointing = gradient_checkpointing if trainable else False
+    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled)
+    return policy
+
+
+def load_value(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: DeviceMesh,
+    gradient_checkpointing: Checkpointing = False,
+    compiled: bool = False,
+) -> ValueModel:
+    """The value model at `path`, sharded over `mesh`, fully trained, in float32. Collective, like `load_policy`.
+
+    A reward model or any classification checkpoint with one label keeps its head. A causal language model gets a new
+    one of zeros: V = 0 at first, so that the first advantages are Monte Carlo's (what follows, discounted by γλ) rather
+    than differences of random values. `ModelError` if it cannot be used.
+    """
+    config = read_value_config(path)
+    model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
+    model.train()  # gradient checkpointing works in training mode only
+    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing, compiled)
+    return model
+
+
+def _without_weights(auto_class: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    """The model of `config` on the meta device."""
+    with init_empty_weights(include_buffers=False):
+        lm: nn.Module = auto_class.from_config(_without_dropout(config), dtype=dtype)
+    lm.tie_weights()  # moving parameters to the meta device untied them
+    return lm
+
+
+def _place(
+    model: Decoder,
+    read: Callable[[], Mapping[str, Tensor]],
+    mesh: DeviceMesh,
+    device: torch.device,
+    gradient_checkpointing: Checkpointing,
+    compiled: bool,
+) -> None:
+    """Shard `model` if there is more than one rank, and fill it with the result of `read` on rank 0."""
+    if gradient_checkpointing:
+        _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
+    if compiled:
+        compile_layers(model.lm)
+    # One rank in float32 has nothing to gather, to cast or to reduce, but FSDP2 would still take time.
+    sharded = mesh.size() > 1 or model.dtype != torch.float32
+    if sharded:
+        shard(model, mesh)
+    fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
+    if not sharded:
+        model.lm.tie_weights()  # allocating memory untied tied parameters
+
+
+def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
+    """Keep only the input of each decoder layer, with `offload` in pinned host memory, until the backward pass
+    recomputes the rest."""
+    options: dict[str, Any] = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    if offload and "offload" not in inspect.signature(lm.gradient_checkpointing_enable).parameters:
+        raise SetupError(
+            f"model.gradient_checkpointing = offload needs transformers 5.17, this is {transformers.__version__}",
+            "pip install -U transformers, or set it to true",
+        )
+    lm.gradient_checkpointing_enable(**options, **({"offload": True} if offload else {}))
+
+
+def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
+    """Every parameter by its name, in the dtype of the files, with new adapters if requested."""
+    lm = read_model(AutoModelForCausalLM, path, config)
+    check_finite(path, lm.named_parameters())
+    if lora:
+        add_lora(lm, lora, path, meta=False)
+    return dict(lm.state_dict())
+
+
+def read_value(path: str, config: Any) -> dict[str, Tensor]:
+    """Every parameter by its name, in the dtype of the files, with a head of zeros if the files have none."""
+    with _quiet():  # transformers would report a missing head and advise to train it
+        lm, report = read_model(
+            value_class(config), path, config, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    for name, found, wanted in report["mismatched_keys"]:
+        if name.startswith(f"{HEAD}."):
+            raise foreign_head(path, name, list(found))
+        raise ModelError(
+            f"{path}: {name} is {list(found)} in the weights and {list(wanted)} by config.json",
+            "use the config.json that these weights came with",
+        )
+    for name in report["unexpected_keys"]:
+        if not name.startswith(("model.", "lm_head.")):
+            raise foreign_head(path, name)
+    missing = report["missing_keys"]
+    if missing - (set() if has_head(config) else {f"{HEAD}.weight"}):
+        raise ModelError(f"{path}: {min(missing)} is not in the weights", "check or download them again")
+    if missing:
+        nn.init.zeros_(lm.score.weight)
+    return dict(lm.state_dict())
+
+
+def read_model(auto_class: Any, path: str, config: Any, **options: Any) -> Any:
+    """The model at `path` as transformers reads it, in the dtype of its files unless `options` sets another."""
+    try:
+        return auto_class.from_pretrained(path, config=config, **{"dtype": "auto", **options})
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(
+            f"{path}: the weights do not load: {_first_line(error)}", "check or download them again"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' warnings."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _without_dropout(config: Any) -> Any:
+    """Rollout has no dropout: with it, the trainer's log-probs would be those of another policy."""
+    config = copy.deepcopy(config)
+    for name, value in vars(config).items():
+        if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,211 @@
+"""Saves a trained model and its optimizer as torch's distributed checkpoints (DCP): all ranks write their own parts,
+and any number of ranks can load them."""
+
+from __future__ import annotations
+
+import os
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
+
+from rlcli.errors import CheckpointError
+from rlcli.files import described
+
+Trained = Mapping[str, tuple[nn.Module, Optimizer]]
+"""Models and their optimizers, by their name in the checkpoint."""
+
+
+def trained_state(trained: Trained) -> dict[str, Tensor]:
+    """The trained parameters and their optimizer states, by name: no copies, sharded as they are. Frozen parameters
+    (the base of an adapter) are omitted, and tied ones are included once."""
+    state: dict[str, Tensor] = {}
+    for owner, (model, optimizer) in trained.items():
+        for name, parameter in _parameters(model, optimizer):
+            state[f"{owner}.model.{name}"] = parameter.detach()
+            for key, value in optimizer.state.get(parameter, {}).items():
+                state[f"{owner}.optimizer.{name}.{key}"] = value
+    return state
+
+
+def _to_cpu(tensor: Tensor) -> Tensor:
+    """Always a copy: for a tensor on the CPU, `.to` alone makes none."""
+    return tensor.detach().to("cpu", copy=True)
+
+
+def copied(state: Mapping[str, Tensor], copy: Callable[[Tensor], Tensor] = _to_cpu) -> dict[str, Tensor]:
+    """A copy in this machine's memory, unaffected by later updates. copy: copies one tensor."""
+    return {name: copy(tensor) for name, tensor in state.items()}
+
+
+def rng_state() -> dict[str, Any]:
+    """Every random number generator of this process, as plain values that `torch.load` accepts without pickle."""
+    import numpy as np
+
+    kind, keys, *rest = np.random.get_state()
+    numpy = (kind, np.asarray(keys).tolist(), *rest)
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Continue from `rng_state`; the GPU's only if there is one now and was one then."""
+    import numpy as np
+
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def save_state(
+    state: Mapping[str, Tensor], own: Mapping[str, Any], folder: Path, group: dist.ProcessGroup
+) -> dict[str, dict[str, Any]]:
+    """Write `state`, and this rank's `own` values (`rank-{r}.pt`), to the new folder `folder`. Returns name → size and
+    sha256 of the files that this rank wrote.
+
+    Collective over `group`. An error on one rank is raised on all of them: DCP's CheckpointException.
+    """
+    writer = _Writer(folder, own, dist.get_rank(group))
+    dcp.save(dict(state), storage_writer=writer, process_group=group)
+    if writer.rank == 0:
+        writer.written[_METADATA] = described(folder / _METADATA)
+    return writer.written
+
+
+def load_state(trained: Trained, folder: Path, on_tensor: Callable[[], None] = lambda: None) -> None:
+    """Fill models and optimizers from `folder`, whatever the number of ranks that wrote it. `on_tensor` is called after
+    each tensor.
+
+    Not collective. Reads tensor by tensor into the parameters themselves. An optimizer's state for a parameter that had
+    no step when the folder was written is dropped. `CheckpointError` if the folder does not hold these models, or
+    cannot be read.
+    """
+    reader = FileSystemReader(folder)
+    saved = _saved(reader)
+    wanted: dict[str, Tensor] = {}
+    for owner, (model, optimizer) in trained.items():
+        for name, parameter in _parameters(model, optimizer):
+            key = f"{owner}.model.{name}"
+            _check_fits(folder, key, parameter, saved)
+            wanted[key] = parameter.detach()
+            prefix = f"{owner}.optimizer.{name}."
+            held = {k.removeprefix(prefix): saved[k] for k in saved if k.rpartition(".")[0] + "." == prefix}
+            optimizer.state[parameter] = _room(parameter, optimizer.state.get(parameter, {}), held)
+            if not held:
+                del optimizer.state[parameter]
+            wanted |= {prefix + name: value for name, value in optimizer.state.get(parameter, {}).items()}
+        optimizer.zero_grad(set_to_none=True)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself
+        dcp.load(wanted, storage_reader=reader, planner=_Planner(on_tensor), no_dist=True)
+
+
+def load_own(folder: Path, rank: int) -> dict[str, Any] | None:
+    """The `own` values that `rank` saved with `save_state`; None if there was no such rank."""
+    path = folder / _own_name(rank)
+    found: dict[str, Any] | None = torch.load(path, weights_only=True) if path.is_file() else None
+    return found
+
+
+_METADATA = ".metadata"
+
+
+class _Writer(FileSystemWriter):
+    """Writes the rank's own values next to its part of the tensors, and hashes both inside DCP's write, which reports
+    an error on one rank to all."""
+
+    def __init__(self, folder: Path, own: Mapping[str, Any], rank: int) -> None:
+        super().__init__(folder)
+        self.folder, self.own, self.rank = folder, own, rank
+        self.written: dict[str, dict[str, Any]] = {}
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            result = super().write_data(plan, planner)
+            with (self.folder / _own_name(self.rank)).open("wb") as file:
+                torch.save(self.own, file)
+                file.flush()
+                os.fsync(file.fileno())
+            names = [_own_name(self.rank), *(path.name for path in self.folder.glob(f"__{self.rank}_*"))]
+            self.written = {name: described(self.folder / name) for name in names}
+            return result
+        except Exception as error:
+            raise _cause(error) from error
+
+
+class _Planner(DefaultLoadPlanner):
+    def __init__(self, on_tensor: Callable[[], None]) -> None:
+        super().__init__()
+        self.on_tensor = on_tensor
+
+    def commit_tensor(self, read_item: Any, tensor: Tensor) -> None:
+        super().commit_tensor(read_item, tensor)
+        self.on_tensor()
+
+
+def _own_name(rank: int) -> str:
+    return f"rank-{rank}.pt"
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The operating system's error behind torch's own, which reaches other ranks without its context."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__cause__ or found.__context__
+    return found or error
+
+
+def _parameters(model: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Trained parameters by name, each once."""
+    found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    # Within FSDP2's passes a model's parameters are gathered copies, which the optimizer does not know.
+    assert {id(parameter) for _, parameter in found} == held, "the model is in the middle of a pass"
+    return found
+
+
+def _saved(reader: FileSystemReader) -> dict[str, TensorStorageMetadata]:
+    try:
+        metadata = reader.read_metadata()
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {reader.path}/{_METADATA}: {error.strerror}",
+            "mount the run folder at the same path on every machine",
+        ) from error
+    return {k: v for k, v in metadata.state_dict_metadata.items() if isinstance(v, TensorStorageMetadata)}
+
+
+def _check_fits(folder: Path, key: str, parameter: Tensor, saved: Mapping[str, TensorStorageMetadata]) -> None:
+    if key not in saved or saved[key].size != parameter.shape:
+        what = f"{list(saved[key].size)}, not {list(parameter.shape)}" if key in saved else "not there"
+        raise CheckpointError(
+            f"{folder}: {key} is {what}: the checkpoint is of another model",
+            "use the model.path, lora and critic settings that it was made with",
+        )
+
+
+def _room(
+    parameter: nn.Parameter, state: Mapping[str, Tensor], held: Mapping[str, TensorStorageMetadata]
+) -> dict[str, Tensor]:
+    """An optimizer's tensors for a parameter to read into: existing ones, and new ones, sharded like it."""
+    room = dict(state)
+    for key, saved in held.items():
+        if key not in room and saved.size == parameter.shape:
+            room[key] = torch.zeros_like(parameter.detach(), dtype=saved.properties.dtype)
+        elif key not in room:
+            # AdamW's `step`, which its fused kernel needs on the parameter's device.
+            room[key] = torch.zeros(saved.size, dtype=saved.properties.dtype, device=parameter.device)
+    return room

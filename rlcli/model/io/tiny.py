@@ -1,0 +1,143 @@
+"""Makes a tiny model of the Qwen2 architecture with random weights: for trials, tests and the quickstart."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers.utils import logging
+
+from rlcli.errors import ConfigError, ModelError
+from rlcli.files import by_umask
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+ROLES = ("system", "user", "assistant")
+MARKERS = tuple(f"<|{role}|>" for role in ROLES)
+MAX_POSITIONS = 4096
+MADE_HERE = "rlcli-tiny.json"
+"""Marks a folder that `make_tiny_model` filled; training checkpoints do not carry it over."""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message['role'] not in ['system', 'user', 'assistant'] -%}
+{{- raise_exception('unknown role: ' ~ message['role']) -}}
+{%- endif -%}
+{{- '<|' ~ message['role'] ~ '|>' ~ message['content'] -}}
+{%- if message['role'] == 'assistant' -%}{{- eos_token -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
+
+
+def make_tiny_model(
+    out: str | Path,
+    *,
+    hidden: int = 128,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    seed: int = 0,
+    force: bool = False,
+) -> Path:
+    """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
+
+    Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. The same arguments give the same weights,
+    and no global random state is touched.
+    Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
+    did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
+    """
+    config = tiny_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads)
+    out = Path(out)
+    _refuse_foreign(out, force)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    made = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
+            save_model(model, Path(beside))
+            (Path(beside) / MADE_HERE).write_text(json.dumps(made) + "\n")
+            out.mkdir(exist_ok=True)
+            for file in sorted(Path(beside).iterdir()):
+                os.replace(file, out / file.name)
+    except OSError as error:
+        raise ModelError(f"--out: cannot write {out}: {error.strerror or error}", "give a writable folder") from error
+    return out
+
+
+def save_model(model: Any, folder: Path) -> None:
+    """Save `model` with the tiny tokenizer, chat template and generation config to an existing folder."""
+    logging.disable_progress_bar()  # not useful for one small file
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    by_umask(folder)
+
+
+def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen2Config:
+    """The configuration of a tiny model, or a `ConfigError` that names the wrong size."""
+    sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
+    for flag, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{flag} = {size} is less than 1", f"give {flag} 1 or more")
+    if heads % kv_heads:
+        raise ConfigError(f"--kv-heads = {kv_heads} does not divide --heads = {heads}", "give a divisor")
+    # vLLM's CPU attention takes heads of 32 and more, in multiples of 16.
+    if hidden % (16 * heads) or hidden < 32 * heads:
+        raise ConfigError(
+            f"--hidden = {hidden} over {heads} heads gives {hidden / heads:g} per head, which must be a multiple of 16 "
+            "and 32 or more",
+            f"give --hidden {max(2, -(-hidden // (16 * heads))) * 16 * heads}",
+        )
+    tokens = _vocabulary()
+    return Qwen2Config(
+        vocab_size=len(tokens),
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokens[EOS],
+        pad_token_id=tokens[PAD],
+        dtype="float32",
+    )
+
+
+def tiny_tokenizer() -> Qwen2Tokenizer:
+    """One token a byte, so one per ASCII character and none unknown; each chat marker is one token."""
+    return Qwen2Tokenizer(
+        vocab=_vocabulary(),
+        merges=[],
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        additional_special_tokens=list(MARKERS),
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _vocabulary() -> dict[str, int]:
+    # transformers reads every tokenizer of a qwen2 model as a byte-level BPE, whatever class it was saved as; without
+    # merges that is a character-level one. It drops symbols that it lacks, so all 256 bytes are included.
+    return {token: i for i, token in enumerate((PAD, EOS, UNK, *MARKERS, *sorted(ByteLevel.alphabet())))}
+
+
+def _refuse_foreign(out: Path, force: bool) -> None:
+    if out.is_dir():
+        if not force and any(out.iterdir()) and not (out / MADE_HERE).is_file():
+            raise ModelError(
+                f"--out: {out} is not empty and was not made by rlcli tiny-model",
+                "give another folder, or --force to write into it",
+            )
+    elif out.exists():
+        raise ModelError(f"--out: {out} is a file", "give a folder")

@@ -1,0 +1,1 @@
+"""Sharding over ranks: FSDP2, gathering in buckets, offloading to host memory."""

@@ -1,0 +1,64 @@
+"""FSDP2: shards a model over the mesh, layer by layer unless it is small, and fills it from rank 0 (ZeRO-3, arXiv
+1910.02054)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from rlcli.model.decoder import Decoder
+
+WHOLE_BYTES = 24 << 20
+"""Up to this size, in compute dtype, a model is gathered whole, once per micro-batch: one message per layer, with ranks
+waiting for each other in each, would cost more than the memory is worth. Above it, the gathering takes as long as it
+saves (`scripts/bench/sharding.py`)."""
+
+
+def shard(model: Decoder, mesh: DeviceMesh) -> None:
+    """Shard `model`, whose parameters may be on the meta device, in place: each decoder layer and the rest separately,
+    so that one layer is whole at a time, or all of a model of up to WHOLE_BYTES as one.
+
+    In bfloat16 it computes in bfloat16, accumulates gradients in float32 and leaves the parameters unchanged.
+    """
+    half = model.dtype != torch.float32
+    precision = (
+        MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
+    )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    small = parameters * model.dtype.itemsize <= WHOLE_BYTES
+    for layer in () if small else model.lm.base_model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(model, mesh=mesh, mp_policy=precision)
+    model.register_forward_hook(_reshard_without_backward)
+
+
+def _reshard_without_backward(model: FSDPModule, *_: object) -> None:
+    """The root stays gathered from its forward to its backward pass. If no backward follows, `parameters()` would be
+    whole copies in compute dtype: an optimizer built on them would train nothing, and weight sync would lose precision.
+    """
+    if not torch.is_grad_enabled():
+        model.reshard()
+
+
+def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:
+    """Allocate a sharded model that is on the meta device and load rank 0's weights; buffers keep their values.
+
+    Collective. state, on rank 0: every parameter under its name in `model.lm`, tied ones under each of their names;
+    empty on other ranks.
+    """
+    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    # Broadcast tensor by tensor, each rank keeping its part: no rank but the first ever holds the whole model.
+    set_model_state_dict(
+        model,
+        {f"lm.{name}": tensor for name, tensor in state.items()},
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True),
+    )

@@ -1,0 +1,1 @@
+"""Checks that an engine holds the weights that the trainer sent, and that weights are finite."""

@@ -1,0 +1,203 @@
+"""Groups of samples between rollout and step: as one batch, and as plain values in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlcli.data.columns import Samples
+from rlcli.data.messages import PartialRollout, PromptTask
+from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.mixture import MixedCursor
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.orchestrator.dispatcher import Collected
+from rlcli.rollout.call import GREEDY
+from rlcli.types import Outcome, Sample, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Source(Protocol):
+    """Returns the samples of each step. cursor, waiting: all state between steps."""
+
+    prompts: TokenizedPrompts
+    cursor: PromptCursor | MixedCursor
+    waiting: list[Group]
+
+    def take(self, step: int) -> Collected:
+        """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
+        ...
+
+
+@dataclass(frozen=True)
+class PartialGroup:
+    """The known part of an incomplete group. index: of its prompt in the dataset. first_sample: offset of its samples
+    in their seeds. begun: responses that were aborted; other missing ones were not started."""
+
+    index: int
+    first_sample: int = 0
+    begun: Sequence[PartialRollout] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of one prompt. shards: references to their tokens, indexed by `Sample.shard`. baseline: verdict on
+    the greedy response, if any. step: in which it was started. open: None if the group is complete. source: the name
+    of its dataset, in runs with several."""
+
+    samples: Samples
+    shards: Sequence[Any]
+    baseline: Verdict | None
+    step: int
+    open: PartialGroup | None = None
+    source: str = ""
+
+    @property
+    def begun(self) -> list[int]:
+        """Samples that were aborted."""
+        return [one.sample for one in self.open.begun] if self.open else []
+
+    def grown(
+        self, samples: Samples, begun: Sequence[PartialRollout], shards: Sequence[Any], baseline: Verdict | None
+    ) -> Group:
+        """This open group plus what a round generated for it; still open. One of `shards`, as samples and begun index
+        them, holds all that is new: one worker generates a whole group."""
+        assert self.open is not None, "the group is complete"
+        places = {*samples.shard.tolist(), *(one.shard for one in begun)}
+        assert len(places) <= 1, "one worker generates a whole group"
+        new = {one.sample for one in begun} | set(samples.sample.tolist()) | ({GREEDY} if baseline else set())
+        at = len(self.shards)
+        kept = [one for one in self.open.begun if one.sample not in new] + [replace(one, shard=at) for one in begun]
+        joined = samples.moved(prompt=samples.prompt, shard=samples.shard * 0 + at)
+        if len(self.samples):
+            joined = Samples.joined([self.samples, joined])
+            joined = joined.take(joined.sample.argsort())  # not by prompt: each round renumbers prompts
+        all_shards = [*self.shards, *(shards[place] for place in places)]
+        used = sorted({*joined.shard.tolist(), *(one.shard for one in kept)})
+        place = {shard: number for number, shard in enumerate(used)}
+        return replace(
+            self,
+            samples=joined.moved(prompt=joined.prompt, shard=_counted(joined.shard, place)),
+            shards=[all_shards[shard] for shard in used],
+            baseline=baseline or self.baseline,
+            open=replace(self.open, begun=[replace(one, shard=place[one.shard]) for one in kept]),
+        )
+
+
+def task_of(group: Group, position: int, prompts: TokenizedPrompts, samples: int, greedy: bool) -> PromptTask:
+    """The missing part of an open group, to be generated as the prompt `position` of a round. samples: of a complete
+    group. greedy: whether it has a baseline."""
+    assert group.open is not None, "the group is complete"
+    there = set(group.samples.sample.tolist())
+    return PromptTask(
+        position,
+        prompts.tokens(group.open.index),
+        prompts.prompts[group.open.index],
+        samples,
+        group.open.first_sample,
+        greedy and group.baseline is None,
+        tuple(index for index in range(samples) if index not in there) if there else None,
+        group.step,
+        {one.sample: one for one in group.open.begun},
+        group.shards,
+    )
+
+
+def batch_of(groups: Sequence[Group]) -> Collected:
+    """The groups as one batch: prompts and shards renumbered, each shard's reference once."""
+    import numpy as np
+
+    shards, places = _places(groups)
+    counts = [len(group.samples) for group in groups]
+    columns = [_counted(group.samples.shard, place) for group, place in zip(groups, places, strict=True)]
+    samples = Samples.joined([group.samples for group in groups]).moved(
+        prompt=np.repeat(np.arange(len(groups)), counts),
+        shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
+    )
+    baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
+    sources = [group.source for group in groups]
+    return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines, sources=sources)
+
+
+def by_prompt(samples: Samples) -> list[Samples]:
+    """The samples of each prompt that has any. `samples` must be ordered by prompt."""
+    import numpy as np
+
+    starts = np.flatnonzero(np.diff(samples.prompt, prepend=-1)).tolist()
+    return [samples[start:end] for start, end in pairwise([*starts, len(samples)])]
+
+
+def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Groups as JSON values with numbered shards, and the references to those shards."""
+    batch = batch_of(groups)
+    shards, places = _places(groups)
+    plain = []
+    for position, (group, place) in enumerate(zip(groups, places, strict=True)):
+        open = group.open and asdict(group.open)
+        for one in open["begun"] if open else ():
+            one["shard"] = place[one["shard"]]
+        plain.append(
+            {
+                "step": group.step,
+                "baseline": group.baseline and asdict(group.baseline),
+                "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
+                "open": open,
+                "source": group.source,
+            }
+        )
+    return plain, shards
+
+
+def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list[Group]:
+    """The inverse of `as_plain`."""
+
+    def verdict(fields: Mapping[str, Any]) -> Verdict:
+        return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
+
+    groups = []
+    for group in plain:
+        samples = [Sample(**{**fields, "verdict": verdict(fields["verdict"])}) for fields in group["samples"]]
+        baseline = verdict(group["baseline"]) if group["baseline"] else None
+        open = group.get("open")  # Older checkpoints lack it.
+        begun = [PartialRollout(**fields) for fields in open["begun"]] if open else []
+        used = sorted({*(s.shard for s in samples), *(one.shard for one in begun)})
+        place = {shard: number for number, shard in enumerate(used)}
+        groups.append(
+            Group(
+                Samples.of(replace(s, shard=place[s.shard]) for s in samples),
+                [shards[shard] for shard in used],
+                baseline,
+                group["step"],
+                open and PartialGroup(**{**open, "begun": [replace(one, shard=place[one.shard]) for one in begun]}),
+                group.get("source", ""),
+            )
+        )
+    return groups
+
+
+def _places(groups: Sequence[Group]) -> tuple[list[Any], list[dict[int, int]]]:
+    """The references of all groups, each once, and for each group: shard → its index among them."""
+    shards: list[Any] = []
+    found: dict[int, int] = {}
+    places = []
+    for group in groups:
+        for shard in group.shards:
+            if id(shard) not in found:
+                found[id(shard)] = len(shards)
+                shards.append(shard)
+        places.append({number: found[id(shard)] for number, shard in enumerate(group.shards)})
+    return shards, places
+
+
+def _counted(column: np.ndarray, place: Mapping[int, int]) -> np.ndarray:
+    """A column of shards, each replaced by its index."""
+    import numpy as np
+
+    if len(place) == 1:  # the usual case
+        counted: np.ndarray = np.full(len(column), next(iter(place.values())), np.int64)
+    else:
+        counted = np.array([place[shard] for shard in column.tolist()], np.int64)
+    return counted

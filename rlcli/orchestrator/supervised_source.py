@@ -1,0 +1,66 @@
+"""Batches of supervised training: responses from the dataset instead of sampled ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlcli.data.columns import Samples
+from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.mixture import MixedCursor
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.table import set_of
+from rlcli.data.shard import ShardBuilder
+from rlcli.orchestrator.dispatcher import Collected
+from rlcli.orchestrator.groups import Group
+from rlcli.types import Outcome, Sample, Verdict
+
+IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
+
+
+class SupervisedSource:
+    """Batches of given responses, as `collect` returns them: one sample per prompt, each correct by definition.
+
+    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints. waiting: always
+    empty.
+    """
+
+    def __init__(self, prompts: TokenizedPrompts, cursor: PromptCursor | MixedCursor, prompts_per_step: int) -> None:
+        assert cursor.count == len(prompts), "the cursor is over other prompts"
+        self.prompts = prompts
+        self.cursor = cursor
+        self.prompts_per_step = prompts_per_step
+        self.waiting: list[Group] = []
+
+    def take(self, step: int) -> Collected:
+        """The samples of step `step`, determined by the cursor's order alone.
+
+        Their tokens are in one shard in Ray's object store. No engine generated them, so the shard's log-probs are
+        zeros and must not be compared with the policy's, and generation and verification took no time.
+        """
+        import numpy as np
+
+        builder, samples, sources = ShardBuilder(), [], []
+        for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
+            prompt, response = self.prompts.tokens(index), self.prompts.responses(index)
+            self.cursor.account(index, len(prompt) + len(response))
+            sources.append(set_of(self.prompts.prompts, index))
+            samples.append(
+                Sample(
+                    prompt=position,
+                    sample=0,
+                    shard=0,
+                    row=builder.add(prompt, response, np.zeros(len(response), np.float32)),
+                    prompt_tokens=len(prompt),
+                    response_tokens=len(response),
+                    finish_reason="stop",
+                    verdict=IMITATED,
+                    version=0,
+                )
+            )
+        return Collected(Samples.of(samples), [_put(builder.build())], generate_s=0.0, verify_s=0.0, sources=sources)
+
+
+def _put(shard: Any) -> Any:
+    import ray
+
+    return ray.put(shard)

@@ -1,0 +1,112 @@
+"""Find prompts that are in an evaluation set, or close to one of its prompts.
+
+A prompt is compared as lower-case words and signs, without the beginning and end that its whole file shares (an
+instruction). It matches an evaluation set if it holds at least a given share of the n-grams of one of its prompts. An
+n-gram is n words in a row without signs; n-grams in more than ten of the set's prompts are ignored, since they are a
+form, not a question. Prompts are also compared whole, with signs: the only way to match those of fewer than n words.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rlcli.types import Prompt
+
+NGRAM, SHARE = 13, 0.5
+"""Defaults. On GSM8K, whose splits are disjoint, they remove 2 of the 7473 train rows."""
+MOST_PROMPTS = 10
+_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The words and signs of a prompt. own: without the parts that all prompts of its file share."""
+
+    all: tuple[str, ...]
+    own: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """index: of the evaluation prompt. share: of its n-grams that the other prompt holds; 1.0 if they are equal."""
+
+    index: int
+    share: float
+
+
+class EvaluationSet:
+    """An index of the prompts of one evaluation set.
+
+    >>> asked = EvaluationSet(["What is 2 + 2?", "What is 3 + 4?"], n=13)
+    >>> asked.match(tokens_of(["Add: 3 + 4.", "Add: 5 - 1."])[0])
+    Match(index=1, share=1.0)
+    """
+
+    def __init__(self, texts: Sequence[str], n: int) -> None:
+        assert n >= 1, n
+        self._n = n
+        self._whole: dict[tuple[str, ...], int] = {}
+        found: dict[str, list[int]] = defaultdict(list)
+        for index, tokens in enumerate(tokens_of(texts)):
+            for gram in set(_grams(tokens.own, n)):
+                found[gram].append(index)
+            for whole in (tokens.all, tokens.own or tokens.all):  # `own` may be empty: such prompts are compared whole
+                self._whole.setdefault(whole, index)
+        self._holders = {gram: holders for gram, holders in found.items() if len(holders) <= MOST_PROMPTS}
+        self._sizes = Counter(index for holders in self._holders.values() for index in holders)
+
+    def match(self, tokens: Tokens) -> Match | None:
+        """The evaluation prompt with the largest share of n-grams in `tokens`; None if there is no overlap."""
+        for whole in (tokens.all, tokens.own):
+            if whole in self._whole:
+                return Match(self._whole[whole], 1.0)
+        grams = {gram for gram in _grams(tokens.own, self._n) if gram in self._holders}
+        shared = Counter(index for gram in grams for index in self._holders[gram])
+        if not shared:
+            return None
+        index = max(shared, key=lambda one: (shared[one] / self._sizes[one], -one))
+        return Match(index, shared[index] / self._sizes[index])
+
+
+def question(prompt: Prompt) -> str:
+    """The question: all messages except the system's."""
+    return "\n".join(message["content"] for message in prompt.messages if message["role"] != "system")
+
+
+def normalised(text: str) -> str:
+    """`text` normalised for comparison: Unicode form, case and spaces are ignored.
+
+    >>> normalised("  What is  ２+2?\\n") == normalised("what is 2+2?")
+    True
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def tokens_of(texts: Iterable[str]) -> list[Tokens]:
+    """The words and signs of the texts of one file.
+
+    >>> [tokens.own for tokens in tokens_of(["What is 2+2? Think.", "What is 3+4? Think."])]
+    [('2', '+', '2'), ('3', '+', '4')]
+    """
+    every = [tuple(_TOKEN.findall(normalised(text))) for text in texts]
+    if len(distinct := set(every)) < 2:
+        return [Tokens(one, one) for one in every]
+    # A prefix that the smallest and the largest share is shared by all.
+    start = _common(distinct)
+    end = _common({one[start:][::-1] for one in distinct})
+    return [Tokens(one, one[start : len(one) - end]) for one in every]
+
+
+def _common(distinct: set[tuple[str, ...]]) -> int:
+    least, greatest = min(distinct), max(distinct)
+    pairs = zip(least, greatest, strict=False)
+    return next((at for at, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(least), len(greatest)))
+
+
+def _grams(tokens: Sequence[str], n: int) -> Iterator[str]:
+    words = [token for token in tokens if token[0].isalnum()]
+    return (" ".join(words[i : i + n]) for i in range(len(words) - n + 1))

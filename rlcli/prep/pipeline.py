@@ -1,0 +1,176 @@
+"""Turn a dataset's raw rows into prompts: the same filter and check steps for every converter, each counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from rlcli.errors import DataError
+from rlcli.prep import steps
+from rlcli.prep.decontaminate import NGRAM, SHARE
+from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Row, Rows
+from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The steps to apply to the rows of a dataset. None, empty and False: skip that step.
+
+    split: the only one to keep. min_chars, max_chars: bounds on a prompt's characters, all messages together.
+    max_tokens: bound on its tokens, as `tokenizer` (a folder or hub id) and its chat template make them. dedup: keep
+    the first of equal prompts. against: evaluation sets (parquet files, or folders with test.parquet) that no train row
+    may match; ngram, share: the threshold (see `decontaminate`). shuffle: seed. limit: rows per split. check: verify
+    each row's own answer. skip_bad: leave out a row that is malformed or whose answer fails the check.
+    """
+
+    split: str | None = None
+    min_chars: int | None = None
+    max_chars: int | None = None
+    max_tokens: int | None = None
+    tokenizer: str | None = None
+    dedup: bool = False
+    against: tuple[str, ...] = ()
+    ngram: int = NGRAM
+    share: float = SHARE
+    shuffle: int | None = None
+    limit: int | None = None
+    check: bool = True
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The result of a step. rows: how many are left in each split. removed: how many it removed, by reason.
+    examples: descriptions of some of them."""
+
+    name: str
+    rows: dict[str, int]
+    removed: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The prompts of each split, what each step did, and where the raw rows came from (see `RawRow.origin`)."""
+
+    splits: dict[str, list[Prompt]]
+    steps: list[Step]
+    origins: list[str]
+
+
+def prepare(
+    converter: Converter,
+    options: ConvertOptions,
+    plan: Plan | None = None,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> Prepared:
+    """Read, convert, filter and check a dataset. Raises `DataError` for a malformed row, and if no row of a split is
+    left."""
+    plan = plan or Plan(check=False)
+    rows, done, origins = _convert(converter, options, plan, on_progress)
+    for name, step in _steps(plan, on_progress):
+        outcome = step(rows)
+        rows = outcome.rows
+        left = {split: len(some) for split, some in rows.items()}
+        done.append(Step(name, left, outcome.removed, outcome.examples))
+        for split, some in rows.items():
+            if not some:
+                raise DataError(
+                    f"{converter.name}: no row of the {split} split is left ({_told(done, split)})",
+                    "relax the filters, or take one split with --split",
+                )
+    return Prepared({split: [row.prompt for row in some] for split, some in rows.items()}, done, origins)
+
+
+def located(where: str, error: Exception) -> DataError:
+    """`error` about a row's values, with the location of the row."""
+    if isinstance(error, DataError):
+        return DataError(f"{where}: {error.message}", error.hint or "fix that row of the source")
+    return DataError(f"{where}: the converter fails on it: {error!r:.200}", "fix that row of the source")
+
+
+def _steps(plan: Plan, on_progress: OnProgress) -> Iterable[tuple[str, Callable[[Rows], Outcome]]]:
+    """The steps that the plan asks for, in order."""
+    if plan.min_chars is not None or plan.max_chars is not None:
+        yield "length", partial(steps.by_chars, low=plan.min_chars, high=plan.max_chars)
+    if plan.max_tokens is not None:
+        assert plan.tokenizer is not None, "max_tokens without a tokenizer"
+        by_tokens = partial(steps.by_tokens, most=plan.max_tokens, tokenizer=plan.tokenizer)
+        yield "tokens", partial(by_tokens, on_progress=on_progress)
+    if plan.dedup:
+        yield "dedup", steps.without_duplicates
+    if plan.against:
+        decontaminated = partial(steps.decontaminated, against=plan.against, n=plan.ngram, share=plan.share)
+        yield "decontaminate", partial(decontaminated, on_progress=on_progress)
+    if plan.shuffle is not None:
+        yield "shuffle", partial(steps.shuffled, seed=plan.shuffle)
+    if plan.limit is not None:
+        yield "limit", partial(steps.limited, limit=plan.limit)
+    if plan.check:
+        from rlcli.prep.gold import checked
+
+        yield "check", partial(checked, skip_bad=plan.skip_bad, on_progress=on_progress)
+
+
+def _convert(
+    converter: Converter, options: ConvertOptions, plan: Plan, on_progress: OnProgress
+) -> tuple[Rows, list[Step], list[str]]:
+    raw = converter.read(options)
+    if not raw:
+        raise DataError(f"{converter.name}: the converter gave no split", "fix the converter, or give another --source")
+    if plan.split is not None and plan.split not in raw:
+        raise DataError(
+            f"--split = {plan.split}: {converter.name} has only {', '.join(raw)}", "give that, or another --source"
+        )
+    rows, read, origins, bad = Rows(), dict[str, int](), dict[str, None](), list[DataError]()
+    for split in [plan.split] if plan.split is not None else raw:
+        converted = rows[split] = []
+        for index, one in enumerate(raw[split]):
+            read[split] = index + 1
+            origins[one.origin] = None
+            try:
+                converted.append(Row(_prompt(converter, one, options, split, index), one.where))
+            except DataError as error:
+                if not plan.skip_bad:
+                    raise DataError(error.message, f"{error.hint}, or leave such rows out with --skip-bad") from error
+                bad.append(error)
+            if read[split] % REPORT_EVERY == 0:
+                on_progress(f"read {split}", read[split], None)
+        if not converted:
+            why = f"all {len(bad)} rows are malformed, the first: {bad[0].message}" if bad else "it is empty"
+            raise DataError(f"{converter.name}: no row of the {split} split: {why}", "check the source")
+    done = [Step("read", read)]
+    if bad:
+        left = {split: len(some) for split, some in rows.items()}
+        done.append(Step("convert", left, {"malformed": len(bad)}, [error.message for error in bad[:EXAMPLES]]))
+    return rows, done, [origin for origin in origins if origin]
+
+
+def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: str, index: int) -> Prompt:
+    if raw.problem:
+        raise DataError(f"{raw.where}: {raw.problem}", "fix that row of the source")
+    try:
+        prompt = converter.prompt(raw.values, options)
+        json_ready = {"split": split, "index": index, **prompt.extra_info}
+        return replace(prompt, id=f"{prompt.data_source}:{split}:{index}", extra_info=json_ready)
+    # A short converter just accesses the values that it needs; a row without them is malformed.
+    except (DataError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise located(raw.where, error) from error
+
+
+def _told(done: list[Step], split: str) -> str:
+    """
+    >>> _told([Step("read", {"train": 9}), Step("length", {"train": 0})], "train")
+    'read: 9, length: 0'
+    """
+    return ", ".join(f"{step.name}: {step.rows[split]}" for step in done)
+
+
+def counts(done: Iterable[Step]) -> list[dict[str, Any]]:
+    """The steps as plain values, for `--json` and the record in the file."""
+    return [
+        {"step": step.name, "rows": step.rows, "removed": {why: n for why, n in step.removed.items() if n}}
+        for step in done
+    ]

@@ -1,0 +1,135 @@
+"""The steps of `prepare` that remove or reorder rows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rlcli.errors import DataError
+from rlcli.prep.decontaminate import EvaluationSet, normalised, question, tokens_of
+from rlcli.types import Prompt
+
+TRAIN, TEST = "train", "test"
+EXAMPLES = 3
+REPORT_EVERY = 1000
+OnProgress = Callable[[str, int, int | None], None]
+"""Name of the step, rows done, and total rows if known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A prompt and the location of its raw row."""
+
+    prompt: Prompt
+    where: str
+
+
+Rows = dict[str, list[Row]]
+"""Split → its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a step: the remaining rows, how many were removed by reason, and descriptions of some of them."""
+
+    rows: Rows
+    removed: dict[str, int]
+    examples: list[str]
+
+
+def by_chars(rows: Rows, low: int | None, high: int | None) -> Outcome:
+    """Keep rows whose messages have from `low` to `high` characters in total."""
+    low, most = low or 0, float("inf") if high is None else high
+    lengths = {id(row): sum(len(message["content"]) for message in row.prompt.messages) for row in _all(rows)}
+    removed = {
+        "shorter": sum(length < low for length in lengths.values()),
+        "longer": sum(length > most for length in lengths.values()),
+    }
+    return Outcome(_kept(rows, lambda row: low <= lengths[id(row)] <= most), removed, [])
+
+
+def by_tokens(rows: Rows, most: int, tokenizer: str, on_progress: OnProgress) -> Outcome:
+    """Keep rows of at most `most` tokens with the chat template of `tokenizer` (a folder or hub id)."""
+    from rlcli.data.prompts.prompts import load_tokenizer, prompt_lengths
+
+    every = list(_all(rows))
+    prompts = [row.prompt for row in every]
+    counted = prompt_lengths(
+        prompts, load_tokenizer(tokenizer), lambda done, total: on_progress("tokenize", done, total)
+    )
+    lengths = {id(row): length for row, length in zip(every, counted, strict=True)}
+    longer = sum(length > most for length in counted)
+    return Outcome(_kept(rows, lambda row: lengths[id(row)] <= most), {"longer": longer}, [])
+
+
+def without_duplicates(rows: Rows) -> Outcome:
+    """Keep the first of equal prompts; a prompt that is also in another split is removed from train."""
+    seen: dict[str, tuple[str, Row]] = {}
+    dropped: set[int] = set()
+    removed: Counter[str] = Counter()
+    examples: list[str] = []
+    for split in sorted(rows, key=lambda split: split == TRAIN):
+        for row in rows[split]:
+            where, first = seen.setdefault(normalised(question(row.prompt)), (split, row))
+            if first is row:
+                continue
+            dropped.add(id(row))
+            why = "repeated" if where == split else "in another split"
+            other = first.prompt.ground_truth != row.prompt.ground_truth
+            removed[f"{why} with another answer" if other else why] += 1
+            if len(examples) < EXAMPLES:
+                examples.append(f"{row.where} repeats {first.where}")
+    return Outcome(_kept(rows, lambda row: id(row) not in dropped), dict(removed), examples)
+
+
+def decontaminated(rows: Rows, against: Sequence[str], n: int, share: float, on_progress: OnProgress) -> Outcome:
+    """Remove train rows that hold `share` of the n-grams of a prompt in the evaluation sets `against`."""
+    from rlcli.data.prompts.prompts import read_prompts
+
+    train = rows.get(TRAIN)
+    if train is None:
+        raise DataError(f"--decontaminate: there is no train split (only {', '.join(rows)})", "leave the flag out")
+    sets = {}
+    for path in against:
+        asked = read_prompts(path, TEST, verifier="unread")  # the verifier does not matter here
+        sets[path] = EvaluationSet([question(prompt) for prompt in asked], n)
+    kept: list[Row] = []
+    removed: Counter[str] = Counter()
+    touched: dict[str, set[int]] = {path: set() for path in sets}
+    examples: list[str] = []
+    for number, (row, tokens) in enumerate(zip(train, tokens_of(question(row.prompt) for row in train), strict=True)):
+        found = [(match, path) for path, asked in sets.items() if (match := asked.match(tokens))]
+        match, path = max(found, key=lambda one: one[0].share, default=(None, ""))
+        if match is None or match.share < share:
+            kept.append(row)
+        else:
+            removed[path] += 1
+            touched[path].add(match.index)
+            if len(examples) < EXAMPLES:
+                examples.append(f"{row.where} holds {match.share:.0%} of row {match.index} of {path}")
+        if number % REPORT_EVERY == 0:
+            on_progress("decontaminate", number, len(train))
+    reasons = {f"near {len(touched[path])} rows of {path}": removed[path] for path in sets}
+    return Outcome(rows | {TRAIN: kept}, reasons, examples)
+
+
+def shuffled(rows: Rows, seed: int) -> Outcome:
+    """Shuffle each split; the order depends on the seed and the split's name."""
+    mixed = {split: random.Random(f"{seed}:{split}").sample(some, len(some)) for split, some in rows.items()}
+    return Outcome(mixed, {}, [])
+
+
+def limited(rows: Rows, limit: int) -> Outcome:
+    """Keep the first `limit` rows of each split."""
+    over = sum(max(0, len(some) - limit) for some in rows.values())
+    return Outcome({split: some[:limit] for split, some in rows.items()}, {"over the limit": over}, [])
+
+
+def _kept(rows: Rows, keep: Callable[[Row], bool]) -> Rows:
+    return {split: [row for row in some if keep(row)] for split, some in rows.items()}
+
+
+def _all(rows: Rows) -> Iterable[Row]:
+    return (row for some in rows.values() for row in some)

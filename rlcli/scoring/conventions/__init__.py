@@ -1,0 +1,1 @@
+"""Functions written for other frameworks, called as verifiers."""

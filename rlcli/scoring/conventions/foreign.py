@@ -1,0 +1,202 @@
+"""The conventions of verl, TRL and Prime Intellect: the arguments each passes, and how its result is read."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from rlcli.scoring.combine import Verified, combine
+from rlcli.scoring.conventions.calls import (
+    NAMED,
+    Loaded,
+    Parameters,
+    awaited,
+    gathered,
+    is_async,
+    lacking_of,
+    one_each,
+    run,
+    wanted_by,
+)
+from rlcli.types import Outcome, Verdict, VerifyRequest
+
+VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
+TRL = ("prompts", "completions", "completion_ids")
+PRIME = ("completion", "answer", "prompt", "state", "info", "task")
+
+_SHAPE_ERRORS = (TypeError, AttributeError, LookupError)
+
+
+def verl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
+    """`compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)` -> number or dict with `score`."""
+    wanted = wanted_by(function)
+
+    async def one(request: VerifyRequest) -> Verdict:
+        inputs = {
+            "data_source": request.data_source,
+            "solution_str": request.completion,
+            "ground_truth": request.ground_truth,
+            "extra_info": dict(request.extra_info),
+        }
+        return _of_verl(await awaited(function(**wanted(inputs), **options)))
+
+    return gathered(one, many=is_async(function))
+
+
+def _of_verl(result: Any) -> Verdict:
+    """`acc` states whether the response is right, `pred` is the answer, other numbers are parts. As verl does, use the
+    first item of a tuple."""
+    if isinstance(result, list | tuple) and result:
+        return _verdict(result[0])
+    if not isinstance(result, Mapping):
+        return _verdict(result)
+    if "score" not in result:
+        raise TypeError(f"it returned a dict without 'score': {dict(result)!r:.200}")
+    score = _number(result["score"])
+    right = _number(result.get("acc", score)) > 0
+    parts = {
+        str(name): float(value)
+        for name, value in result.items()
+        if isinstance(value, Real) and name not in ("score", "acc", "pred")
+    }
+    answer = result.get("pred")
+    return Verdict(score, Outcome.OK if right else Outcome.WRONG, None if answer is None else str(answer), parts)
+
+
+def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
+    """`f(prompts, completions, completion_ids, **columns)` -> list of numbers, None for a row that it skips."""
+    parameters = inspect.signature(function).parameters
+    wanted, messages_first = wanted_by(function), _speaks_of_messages(parameters, ("completions", "prompts"))
+
+    async def batch(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
+        columns = {**_rows_as_columns(requests), **options}
+        lacking = lacking_of(parameters, (*TRL, *columns))
+        if lacking:
+            raise ValueError(f"it asks for a column '{lacking[0]}'; there is: {', '.join(sorted(columns))}")
+
+        async def call(as_messages: bool) -> Any:
+            given = {
+                "prompts": [_prompt(request, as_messages) for request in requests],
+                "completions": [_completion(request, as_messages) for request in requests],
+                "completion_ids": [list(request.completion_ids) for request in requests],
+            }
+            return await awaited(function(**wanted(columns | given)))
+
+        scores = one_each(await _in_either_shape(call, messages_first), requests)
+        return [None if score is None else _verdict(score) for score in scores]
+
+    return Loaded(lambda requests: run(batch(requests)), many=True)
+
+
+def _rows_as_columns(requests: Sequence[VerifyRequest]) -> dict[str, Any]:
+    """`ground_truth`, `data_source` and every field of `extra_info`, each as a list; None if a row lacks a field."""
+    fields = {name: None for request in requests for name in request.extra_info}
+    return {name: [request.extra_info.get(name) for request in requests] for name in fields} | {
+        "ground_truth": [request.ground_truth for request in requests],
+        "data_source": [request.data_source for request in requests],
+    }
+
+
+def trl_inputs(parameters: Parameters) -> set[str]:
+    """The parameters that TRL fills: its own three, and those without a default, which are columns of the data."""
+    named = {name: one for name, one in parameters.items() if one.kind in NAMED}
+    return {name for name, one in named.items() if name in TRL or one.default is inspect.Parameter.empty}
+
+
+def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Loaded:
+    """A rubric function by argument name -> number. others: further arguments, which its rubric provides."""
+    wanted = wanted_by(function)
+    messages_first = _speaks_of_messages(inspect.signature(function).parameters, ("completion", "prompt"))
+
+    async def one(request: VerifyRequest) -> Verdict:
+        async def call(as_messages: bool) -> Any:
+            given = {
+                "prompt": _prompt(request, as_messages),
+                "completion": _completion(request, as_messages),
+                "answer": request.ground_truth,
+                "info": dict(request.extra_info),
+                "task": request.data_source,
+            }
+            ended = {"is_completed": True, "is_truncated": request.finish_reason == "length"}
+            state = {**given, **ended}
+            return await awaited(function(**wanted({**(others or {}), **given, "state": state}), **options))
+
+        return _verdict(await _in_either_shape(call, messages_first))
+
+    return gathered(one, many=is_async(function))
+
+
+def rubric(value: Any) -> Loaded:
+    """An object with `funcs` and `weights`, or with methods that return them, as a weighted sum."""
+    functions = list(_held(value, "funcs", "get_reward_funcs"))
+    weights = [float(weight) for weight in _held(value, "weights", "get_reward_weights") or [1.0] * len(functions)]
+    if not functions or len(weights) != len(functions):
+        raise TypeError(f"it has {len(functions)} funcs and {len(weights)} weights")
+    others = dict(getattr(value, "class_objects", None) or {})
+    if getattr(value, "parser", None) is not None:
+        others["parser"] = value.parser
+    for function in functions:
+        lacking = lacking_of(inspect.signature(function).parameters, (*PRIME, *others))
+        if lacking:
+            raise TypeError(f"its function {_name(function)} asks for '{lacking[0]}'; there is: {', '.join(PRIME)}")
+    loaded = [prime(function, {}, others) for function in functions]
+    names = [_name(function) for function in functions]
+    unique = [name if names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
+    by_name = dict(zip(unique, weights, strict=True))
+
+    def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
+        return [combine("", by_name, row) for row in zip(*(one.verify(requests) for one in loaded), strict=True)]
+
+    return Loaded(verify, many=any(one.many for one in loaded))
+
+
+def _held(value: Any, attribute: str, method: str) -> Any:
+    held = getattr(value, attribute, None)
+    return getattr(value, method)() if held is None and hasattr(value, method) else held
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def _speaks_of_messages(parameters: Parameters, names: Iterable[str]) -> bool:
+    """Whether an annotation of one of `names` contains dicts or messages."""
+    annotations = [str(parameters[name].annotation) for name in names if name in parameters]
+    return any("dict" in text.lower() or "message" in text.lower() for text in annotations)
+
+
+def _completion(request: VerifyRequest, as_messages: bool) -> Any:
+    return [{"role": "assistant", "content": request.completion}] if as_messages else request.completion
+
+
+def _prompt(request: VerifyRequest, as_messages: bool) -> Any:
+    """The chat so far, or the text of its last message."""
+    if as_messages:
+        return [dict(message) for message in request.prompt]
+    return request.prompt[-1]["content"] if request.prompt else ""
+
+
+async def _in_either_shape(call: Callable[[bool], Awaitable[Any]], messages_first: bool) -> Any:
+    """The result of `call(as_messages)` for the first shape that it accepts."""
+    try:
+        return await call(messages_first)
+    except _SHAPE_ERRORS as error:
+        try:
+            return await call(not messages_first)
+        except _SHAPE_ERRORS as other:
+            shapes = ("messages", "text") if messages_first else ("text", "messages")
+            told = [f"given {shape}, {type(e).__name__}: {e}" for shape, e in zip(shapes, (error, other), strict=True)]
+            raise TypeError("; ".join(told)) from error
+
+
+def _verdict(score: Any) -> Verdict:
+    value = _number(score)
+    return Verdict(value, Outcome.OK if value > 0 else Outcome.WRONG)
+
+
+def _number(value: Any) -> float:
+    if value is None or isinstance(value, str):
+        raise TypeError(f"it returned {value!r:.200}, not a number")
+    return float(value)

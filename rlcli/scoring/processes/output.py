@@ -1,0 +1,71 @@
+"""Output of verifiers: kept up to a limit, so that it floods neither a terminal nor a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+from rlcli.redact import redacted
+
+LOG_BYTES = 1 << 20
+"""Limit of a run's file, on each machine."""
+
+TERMINAL_BYTES = 2000
+"""Limit if there is no file."""
+
+LONGEST_LINE = 1 << 16
+"""Maximum number of bytes that wait for the end of their line."""
+
+_DROPPED = b"\n... further output of verifiers is dropped\n"
+
+
+class Output:
+    """The writing end of a pipe, `fd`, as standard output and standard error of scoring processes.
+
+    Output goes to the file `log`, else to this process's standard error; beyond the limit it is read, so that writers
+    do not block, and dropped.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log = log
+        read, self.fd = os.pipe()
+        self._thread = threading.Thread(target=self._drain, args=(read,), name="rlcli-scoring-output", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Call this once the processes have ended."""
+        os.close(self.fd)
+        self._thread.join(1.0)  # a process left behind by a verifier may hold the pipe open
+
+    def _drain(self, read: int) -> None:
+        left = LOG_BYTES if self._log else TERMINAL_BYTES
+        begun = b""
+        while data := os.read(read, 1 << 16):
+            if left <= 0:
+                continue
+            # Whole lines, so that no secret is split.
+            lines, newline, begun = (begun + data).rpartition(b"\n")
+            if len(begun) > LONGEST_LINE:
+                lines, newline, begun = lines + newline + begun, b"", b""
+            left = self._say(lines + newline, left)
+        self._say(begun, left)
+        os.close(read)
+
+    def _say(self, text: bytes, left: int) -> int:
+        """Write as much as the limit allows, without secrets; returns the bytes left of the limit."""
+        said = redacted(text.decode(errors="backslashreplace")).encode(errors="backslashreplace")
+        if left > 0 and said:
+            with contextlib.suppress(OSError):
+                self._write(said if len(said) < left else said[:left] + _DROPPED)
+        return left - len(said)
+
+    def _write(self, said: bytes) -> None:
+        if self._log is None:
+            sys.stderr.write(said.decode(errors="replace"))
+            sys.stderr.flush()
+            return
+        with self._log.open("ab") as file:
+            file.write(said)

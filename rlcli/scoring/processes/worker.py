@@ -1,0 +1,217 @@
+"""One slot of the pool: send requests to its scoring process, watch it, and replace it when it fails."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import VerifierError
+from rlcli.scoring.processes.cpu_time import cpu_seconds
+from rlcli.scoring.processes.fork_server import ForkServer, FormerWorker
+from rlcli.scoring.processes.fork_server_main import MAX_REPLY_BYTES
+from rlcli.scoring.service.sources import Held
+from rlcli.types import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from rlcli.scoring.processes.jobs import Job, Line
+
+STARTS = 4
+"""Maximum number of processes in a row that die before their first request; more than that is no accident."""
+
+LOOK_S = 0.02
+"""Minimum time between two checks of a process's CPU time."""
+
+ASLEEP = 2
+"""After so many tries in a row that exceeded the wall-clock limit, a verifier is assumed to hang always: the next ones
+get SHORT times the CPU deadline and one try, until one ends. Otherwise a step of a thousand samples would take hours
+before the run can stop."""
+SHORT = 2.0
+
+OVERRAN = "used up its CPU time twice"
+"""Prefix of a verdict's detail if the verification has exceeded its CPU deadline twice."""
+
+FAILED = (Outcome.TIMEOUT, Outcome.CRASH)
+
+
+def wall_bound(deadline_s: float) -> float:
+    """Wall-clock seconds after which a verification is ended that has not used up its CPU seconds.
+
+    >>> wall_bound(1.0), wall_bound(5.0)
+    (30.0, 50.0)
+    """
+    return max(10 * deadline_s, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Limits of one verification: CPU seconds of its process and of all that it started, and wall-clock seconds, which
+    end one that sleeps."""
+
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """The result of one try of some requests. verdicts: one each, or one for all if the whole batch failed. overran: it
+    used up its CPU time. killed: from outside, for example by the kernel's OOM killer."""
+
+    verdicts: list[Verdict]
+    whole: bool = True
+    overran: bool = False
+    killed: bool = False
+
+    @classmethod
+    def failed(cls, outcome: Outcome, detail: str, latency_s: float, **how: bool) -> _Tried:
+        return cls([Verdict(0.0, outcome, detail=detail, latency_s=latency_s)], whole=False, **how)
+
+
+class ScoringWorker:
+    """Used by one thread."""
+
+    def __init__(self, fork_server: ForkServer, slot: int, deadline: Deadline) -> None:
+        self.slot = slot
+        self._fork_server = fork_server
+        self._deadline = deadline
+        self._connection, self._pid, _ = fork_server.start(slot)
+        self._known = fork_server.loaded
+        self._fresh = True
+        self._held = Held()
+        self._timeouts = 0
+        self.bytes_sent = 0
+
+    def prepare(self, line: Line) -> int:
+        """Make the process load the verifiers of `line`; returns the maximum number of its requests in one call."""
+        if line.key not in self._known:
+            self._fork_server.load(line.composition)
+            self._start()
+        return self._known[line.key].at_once
+
+    def verify(self, line: Line, jobs: Sequence[Job]) -> list[Verdict]:
+        """The verdict on each job. Raises `VerifierError` for a failure that the verifier did not cause."""
+        tried = self._try(line, jobs)
+        if not tried.whole and len(jobs) > 1:  # one of them made the batch fail
+            return [verdict for job in jobs for verdict in self.verify(line, [job])]
+        again = self._timeouts < ASLEEP
+        return [
+            self._again(line, job, tried, verdict) if again and verdict.outcome in FAILED else verdict
+            for job, verdict in zip(jobs, tried.verdicts, strict=True)
+        ]
+
+    def _again(self, line: Line, job: Job, before: _Tried, first: Verdict) -> Verdict:
+        """The verdict on a job that has failed, from a fresh process."""
+        if not self._fresh:
+            self._start()
+        tried = self._try(line, [job], spare=not before.killed)
+        [second] = tried.verdicts
+        second = replace(second, latency_s=first.latency_s + second.latency_s)
+        if before.overran and tried.overran:
+            # Otherwise a response that keeps the verifier busy would score better than a wrong one.
+            detail = f"{OVERRAN} (more than {self._deadline.cpu_s:g} s)"
+            return Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=second.latency_s)
+        return second
+
+    def _try(self, line: Line, jobs: Sequence[Job], spare: bool = True) -> _Tried:
+        """One try; repeated in a new process if the first was killed from outside, which nothing here caused."""
+        tried = self._once(line, jobs)
+        return self._once(line, jobs) if tried.killed and spare else tried
+
+    def _once(self, line: Line, jobs: Sequence[Job]) -> _Tried:
+        started, count = self._send(line, jobs), len(jobs)
+        overran = self._await_reply(started)
+        if overran is not None:
+            self._start()
+            used = f"{self._deadline.cpu_s:g} s of CPU time" if overran else f"{self._wall_s:g} s"
+            self._timeouts += not overran
+            return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", time.monotonic() - started, overran=overran)
+        try:
+            reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
+        except (EOFError, OSError):
+            former = self._start(gone=True)
+            detail = f"the verifier's process died ({_how(former.status)})"
+            return _Tried.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
+        self._timeouts = 0
+        latency_s = time.monotonic() - started
+        try:
+            replies = json.loads(reply)
+        except ValueError as error:
+            replies = {"crash": f"{type(error).__name__}: {error}"}
+        if not isinstance(replies, list) or len(replies) != count:
+            return _Tried([_read(replies, latency_s)], whole=False)
+        return _Tried([_read(one, latency_s / count) for one in replies])
+
+    def _await_reply(self, started: float) -> bool | None:
+        """None once there is a reply; else whether the process has used up its CPU seconds, or has only taken long.
+
+        The first tenth of these is not checked, so that short verifications never read its CPU time.
+        """
+        cpu_s, wall_s = self._deadline.cpu_s, self._wall_s
+        if self._connection.poll(min(cpu_s / 10, wall_s)):
+            return None
+        left, before = cpu_s, cpu_seconds(self._pid)
+        while left > 0:
+            # With one thread it cannot use more CPU time than wall-clock time.
+            within = min(max(left, LOOK_S), wall_s - (time.monotonic() - started))
+            if self._connection.poll(max(within, 0.0)):
+                return None
+            left = cpu_s - (cpu_seconds(self._pid) - before)
+            if left > 0 and time.monotonic() - started >= wall_s:
+                return False
+        return True
+
+    @property
+    def _wall_s(self) -> float:
+        """The wall-clock limit of the next try."""
+        bound = self._deadline.wall_s
+        return bound if self._timeouts < ASLEEP else min(bound, max(SHORT * self._deadline.cpu_s, 0.5))
+
+    def _send(self, line: Line, jobs: Sequence[Job]) -> float:
+        """Send the requests, with the sources that the process lacks; returns when their verification started."""
+        for _ in range(STARTS):
+            new, gone = self._held.change(job.source for job in jobs)
+            message = pickle.dumps((line.key, new, gone, [(job.source.key, job.response) for job in jobs]))
+            started = time.monotonic()
+            self.bytes_sent += len(message)
+            try:
+                self._connection.send_bytes(message)
+            except OSError:  # it died while idle (e.g. by the OOM killer), which this job did not cause
+                self._start(gone=True)
+                continue
+            self._fresh = False
+            return started
+        raise VerifierError(f"{STARTS} scoring processes in a row died before their first request")
+
+    def _start(self, gone: bool = False) -> FormerWorker:
+        """Replace the process; returns how the previous one ended. gone: it has closed its connection."""
+        self._connection.close()
+        known = self._fork_server.loaded  # before the fork: another thread's loads meanwhile may be missing
+        self._connection, self._pid, former = self._fork_server.start(self.slot, gone)
+        self._known, self._fresh = known, True
+        self._held.clear()
+        return former
+
+
+def _read(fields: Any, latency_s: float) -> Verdict:
+    """The verdict in a worker's reply; a malformed or non-finite one is a crash of the verifier."""
+    try:
+        if "crash" in fields:
+            return Verdict(0.0, Outcome.CRASH, detail=fields["crash"], latency_s=latency_s)
+        verdict = Verdict(**{**fields, "outcome": Outcome(fields["outcome"])}, latency_s=latency_s)
+        for name, number in {"score": verdict.score, **verdict.parts}.items():
+            if not math.isfinite(number):
+                raise ValueError(f"the verifier's {name} is {number}")
+    except (KeyError, TypeError, ValueError) as error:
+        return Verdict(0.0, Outcome.CRASH, detail=f"{type(error).__name__}: {error}", latency_s=latency_s)
+    return verdict
+
+
+def _how(status: int | None) -> str:
+    return (
+        f"exit status {status}" if status is None or status >= 0 else f"signal {-status}: {signal.strsignal(-status)}"
+    )

@@ -1,0 +1,1 @@
+"""One scoring service per machine, shared by all its engines."""

@@ -1,0 +1,275 @@
+"""The process that verifies the responses of all engines of a machine: it decodes, runs the pool and sends verdicts.
+
+    engine's worker ── Unix socket ──> service ──> scoring processes   (see `service.client`, `processes.pool`)
+
+It is separate from the engines' processes, because decoding, pickling and the pool's threads would compete with vLLM's
+scheduler for the GIL. It ends when its last client has disconnected; a client that finds no service starts another.
+
+A message is one marshalled tuple. From a client:
+
+    ("source", key, data)                             the data of a row, as in `Source`
+    ("verify", number, verifier, key, token ids as int32, how many of the last are not text, fields of the response)
+
+and to it a list of tuples, of which the first is ("ready",) or ("failed", message, hint), and then for each number:
+
+    ("verdict", number, CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s)
+    ("missing", number)                               its source has been dropped: send both again
+    ("error", number, message, hint)                  no verdict, for a reason unrelated to the response
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import marshal
+import os
+import queue
+import shutil
+import signal
+import socket
+import threading
+import zlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import RlcliError
+from rlcli.scoring.processes.pool import MAX_COMPLETION_CHARS, ScoringPool
+from rlcli.scoring.service.sources import OF_A_RESPONSE, Source, response
+from rlcli.types import Verdict, VerifyRequest
+
+SOURCES_BYTES = 256 << 20
+"""Maximum size of cached sources that no request waits for: the most recently used."""
+
+MOST_AT_ONCE = 64
+"""Maximum number of verdicts in one message."""
+
+FIRST_CLIENT_S = 60.0
+"""A service without clients ends after this time."""
+
+TOKENIZER = "tokenizer.json"
+"""In the service's folder, if the library `tokenizers` suffices to read the tokenizer."""
+
+Decode = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a new service. tokenizer: a model's folder or hub id, if there is no TOKENIZER. processes,
+    deadline_s, verifiers, sandbox: as `ScoringPool` takes them. log: file for output of verifiers."""
+
+    tokenizer: str
+    processes: int
+    deadline_s: float
+    verifiers: tuple[str, ...]
+    sandbox: str
+    log: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def main(listener_fd: int, folder: str, settings: str) -> None:
+    """Serve all clients that connect to the socket, until the last has disconnected."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group: the owners decide
+    listener, given = socket.socket(fileno=listener_fd), Settings(**json.loads(settings))
+    try:
+        decode = _decoder(Path(folder, TOKENIZER), given.tokenizer)
+        log = Path(given.log) if given.log else None
+        pool = ScoringPool(given.processes, given.deadline_s, given.verifiers, given.sandbox, log=log)
+    except RlcliError as error:
+        _refuse(listener, Path(folder), error)
+        return
+    with pool:
+        Service(listener, Path(folder), pool, decode).serve()
+
+
+def _decoder(file: Path, name: str) -> Decode:
+    if file.exists():
+        from tokenizers import Tokenizer
+
+        backend = Tokenizer.from_file(str(file))
+        return lambda tokens: str(backend.decode(tokens, skip_special_tokens=True))
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def _refuse(listener: socket.socket, folder: Path, error: RlcliError) -> None:
+    """Report to the connected clients why there is no service."""
+    while not _ended(listener, folder):
+        while wait([listener], 1.0):
+            with Connection(listener.accept()[0].detach()) as connection, contextlib.suppress(OSError):
+                connection.send_bytes(marshal.dumps([("failed", error.message, error.hint)]))
+
+
+def _ended(listener: socket.socket, folder: Path) -> bool:
+    """End and remove the folder, unless a client has connected meanwhile."""
+    with locked(folder):
+        if wait([listener], 0.0):
+            return False
+        listener.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock among processes that start, find or end the service of this folder; creates it if missing."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise RlcliError(f"{folder} belongs to another user", "remove it")
+        try:
+            lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except FileNotFoundError:  # a service that ended has just removed it
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if _is(folder / "lock", lock):
+                yield
+                return
+        finally:
+            os.close(lock)
+
+
+def _is(path: Path, fd: int) -> bool:
+    """Whether an open file is still the one with this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+class Service:
+    """Serves its clients, each with two threads."""
+
+    def __init__(self, listener: socket.socket, folder: Path, pool: ScoringPool, decode: Decode) -> None:
+        self.pool, self.decode = pool, decode
+        self.sources = _Sources()
+        self._listener, self._folder = listener, folder
+        self._clients: set[_Client] = set()
+        self._left = threading.Event()
+
+    def serve(self) -> None:
+        """Run until the last client has disconnected; the folder is then removed."""
+        came = bool(wait([self._listener], FIRST_CLIENT_S))
+        while True:
+            while wait([self._listener], 0.0 if not came else 0.05):
+                self._clients.add(_Client(self, Connection(self._listener.accept()[0].detach())))
+            self._clients = {client for client in self._clients if client.is_here}
+            if self._clients:
+                self._left.wait(0.2)
+                self._left.clear()
+            elif _ended(self._listener, self._folder):
+                return
+
+    def left(self) -> None:
+        """A client has disconnected."""
+        self._left.set()
+
+
+class _Sources:
+    """The most recently used sources, up to SOURCES_BYTES. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, Source] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, source: Source) -> None:
+        with self._lock:
+            if source.key in self._kept:
+                return
+            self._kept[source.key] = source
+            self._bytes += len(source.data)
+            while self._bytes > SOURCES_BYTES and len(self._kept) > 1:
+                self._bytes -= len(self._kept.popitem(last=False)[1].data)
+
+    def get(self, key: bytes) -> Source | None:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+            return self._kept.get(key)
+
+
+class _Client:
+    """One worker that sends responses and gets verdicts."""
+
+    def __init__(self, service: Service, connection: Connection) -> None:
+        self._service, self._connection = service, connection
+        self._out: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._open: dict[int, Future[Verdict]] = {}
+        self._out.put(("ready",))
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        return self._threads[0].is_alive()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                what, *given = marshal.loads(self._connection.recv_bytes())
+                if what == "source":
+                    self._service.sources.add(Source(*given))
+                else:
+                    self._verify(*given)
+        except (EOFError, OSError):
+            pass
+        finally:
+            for verdict in list(self._open.values()):  # no client waits for these any more
+                verdict.cancel()
+            self._out.put(None)
+            self._service.left()
+
+    def _verify(
+        self, number: int, verifier: str, key: bytes, tokens: bytes, spare: int, fields: Mapping[str, Any]
+    ) -> None:
+        source = self._service.sources.get(key)
+        if source is None:
+            self._out.put(("missing", number))
+            return
+        ids = array("i", tokens)
+        text = self._service.decode(ids[: len(ids) - spare].tolist())
+        cut = VerifyRequest(text, "", **fields).tail(MAX_COMPLETION_CHARS)
+        given = {name: getattr(cut, name) for name in OF_A_RESPONSE} | {"completion_ids": ids}
+        try:
+            verdict = self._service.pool.submit_response(verifier, source, response(given))
+        except RlcliError as error:
+            self._out.put(("error", number, error.message, error.hint))
+            return
+        self._open[number] = verdict
+        checksum = zlib.crc32(tokens)
+        verdict.add_done_callback(lambda done: self._done(number, checksum, text, done))
+
+    def _done(self, number: int, checksum: int, text: str, done: Future[Verdict]) -> None:
+        self._open.pop(number, None)
+        try:
+            found = done.result()
+        except CancelledError:
+            return
+        except Exception as error:
+            hint = error.hint if isinstance(error, RlcliError) else ""
+            self._out.put(("error", number, getattr(error, "message", repr(error)), hint))
+            return
+        said = (found.score, str(found.outcome), found.answer, dict(found.parts), found.detail, found.latency_s)
+        self._out.put(("verdict", number, checksum, text, *said))
+
+    def _write(self) -> None:
+        with self._connection, contextlib.suppress(OSError):
+            while (first := self._out.get()) is not None:
+                rows = [first]
+                with contextlib.suppress(queue.Empty):
+                    while len(rows) < MOST_AT_ONCE and (row := self._out.get_nowait()) is not None:
+                        rows.append(row)
+                self._connection.send_bytes(marshal.dumps(rows))

@@ -1,0 +1,163 @@
+"""Sends a run's metrics to metrics.jsonl and to optional trackers, each in a separate process."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlcli.errors import SetupError
+from rlcli.runs.folder import TRACKERS, RunFolder, write_json
+from rlcli.runs.records import amend
+from rlcli.tracking.process import TrackerProcess
+
+MODULES = {name: f"rlcli.tracking.{name}" for name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")}
+"""The module of each tracker; its `start` takes a TrackedRun and returns a Tracker."""
+FINISH_S = 60.0
+"""Seconds that all trackers together have to send the rest when the run ends."""
+FAILED_S = 10.0
+"""The same for a run that fails, or must exit at once."""
+
+
+class Trackers:
+    """metrics.jsonl and the configured trackers, as one.
+
+    metrics.jsonl is the record of the run: it is written at once, and if that fails the run fails (`RunFailed`).
+    A tracker never stops or delays a step: its errors are reported once, through `warn`, from the thread that calls
+    `log` or `close`. As a context manager it is closed at the end, as failed after an exception.
+    """
+
+    def __init__(self, folder: RunFolder, processes: Sequence[TrackerProcess], warn: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._processes = list(processes)
+        self._warn = warn
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._folder.append_metrics({"step": step, **metrics})
+        self._send(step, metrics)
+
+    def amend(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add to the metrics of a step that an earlier attempt has logged. wandb ignores that."""
+        amend(self._folder.path, step, metrics)
+        self._send(step, metrics)
+
+    def close(self, failed: bool = False) -> None:
+        """Let the trackers send the rest, for at most FINISH_S. failed: mark the run as failed, and wait less. May be
+        called again."""
+        for process in self._processes:
+            process.finish(failed)
+        until = time.monotonic() + (FAILED_S if failed else FINISH_S)
+        for process in self._processes:
+            process.join(until)
+        self._tell()
+        self._processes.clear()
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failed=kind is not None)
+
+    def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        for process in self._processes:
+            process.log(step, metrics)
+        self._tell()
+
+    def _tell(self) -> None:
+        for process in self._processes:
+            for note in process.notes():
+                self._warn(note)
+
+
+def open_trackers(
+    names: Sequence[str],
+    folder: RunFolder,
+    project: str,
+    config: Mapping[str, Any],
+    warn: Callable[[str], None],
+    resumed_at: int | None = None,
+) -> Trackers:
+    """Start the trackers called `names` for the run in `folder`, without waiting for them.
+
+    project: the project's name in the tracker. config: the run's resolved configuration, nested. resumed_at: for a
+    resumed run, the last step that is kept (-1: none); a tracker continues the run that it knows. Raises `SetupError`
+    if `check_trackers` does; other failures are reported through `warn`.
+    """
+    check_trackers(names)
+    ids = _Ids(folder.path / TRACKERS)
+    facts = {"folder": str(folder.path), "project": project, "config": dict(config), "resumed_at": resumed_at}
+    processes = [
+        TrackerProcess(
+            name,
+            MODULES[name],
+            facts | {"id": ids.get(name)},
+            folder.logs / f"tracker-{name}.log",
+            partial(ids.put, name),
+        )
+        for name in dict.fromkeys(names)
+    ]
+    return Trackers(folder, processes, warn)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise `SetupError` if a tracker's package or its API key is missing."""
+    for name in names:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # a folder `wandb` in the working directory is not a package
+            raise SetupError(
+                f"tracking.trackers names {name}, which is not installed",
+                f"pip install 'rlcli[{name}]', or leave it out",
+            )
+        if name in KEYS and not KEYS[name]():
+            variable = f"{name.upper()}_MODE"
+            raise SetupError(f"{name} has no API key", f"run `{name} login`, or set {variable}=offline")
+
+
+def _wandb_has_key() -> bool:
+    """Whether wandb has a key, or needs none."""
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return True
+    import wandb
+
+    return bool(wandb.login(prompt=False, verify=False))
+
+
+def _swanlab_has_key() -> bool:
+    """The same for swanlab."""
+    if os.environ.get("SWANLAB_MODE", "online") != "online":
+        return True
+    import swanlab
+
+    return bool(swanlab.Settings().api_key)
+
+
+KEYS: Mapping[str, Callable[[], bool]] = {"wandb": _wandb_has_key, "swanlab": _swanlab_has_key}
+
+
+class _Ids:
+    """The run's id in each tracker, in trackers.json of its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._ids: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self._ids = {}
+
+    def get(self, name: str) -> str:
+        return self._ids.get(name, "")
+
+    def put(self, name: str, found: str) -> None:
+        with self._lock:
+            self._ids[name] = found
+            write_json(self._path, self._ids)

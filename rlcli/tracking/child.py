@@ -1,0 +1,93 @@
+"""The process of one tracker: python -m rlcli.tracking.child MODULE.
+
+It reads requests as JSON lines from standard input and answers each with one line: {} or {"id": …}, or {"error": …}.
+What the tracker's library prints goes to standard error, which is a file in the run's logs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from rlcli.redact import redact_output
+from rlcli.tracking.tracker import TrackedRun, Tracker
+
+CLOSE_S = 90
+"""Maximum seconds that this process lives after a close request, or after the run is gone: somewhat longer than the run
+waits for it, so that the run reports a timeout."""
+
+
+def main(module: str) -> None:
+    requests, replies = _private_pipes()
+    redact_output()
+    # Ctrl-C and SIGTERM are for the run; this process ends with it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    desk = _Desk(module)
+    for line in requests:
+        reply = desk.answer(json.loads(line))
+        try:
+            print(json.dumps(reply), file=replies, flush=True)
+        except BrokenPipeError:
+            break
+    if not desk.closed:  # the run was killed
+        desk.answer({"close": {"failed": True}})
+
+
+class _Desk:
+    """Holds the tracker and answers the requests to it."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._tracker: Tracker | None = None
+        self.closed = False
+
+    def answer(self, request: dict[str, Any]) -> dict[str, str]:
+        ((kind, facts),) = request.items()
+        try:
+            if kind == "start":
+                return self._start(**facts)
+            if kind == "log":
+                return self._log(**facts)
+            return self._close(**facts)
+        except Exception as error:
+            traceback.print_exc()
+            return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+
+    def _start(self, folder: str, **facts: Any) -> dict[str, str]:
+        module = importlib.import_module(self._module)
+        tracker: Tracker = module.start(TrackedRun(Path(folder), **facts))
+        self._tracker = tracker
+        return {"id": tracker.id}
+
+    def _log(self, step: int, metrics: dict[str, float]) -> dict[str, str]:
+        assert self._tracker is not None
+        self._tracker.log(step, metrics)
+        return {}
+
+    def _close(self, failed: bool) -> dict[str, str]:
+        self.closed = True
+        signal.alarm(CLOSE_S)  # kills this process even if the library hangs, also in its exit handlers
+        if self._tracker is not None:
+            self._tracker.close(failed)
+        return {}
+
+
+def _private_pipes() -> tuple[TextIO, TextIO]:
+    """Standard input and output, moved to descriptors that no library uses."""
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

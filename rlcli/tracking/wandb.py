@@ -1,0 +1,34 @@
+"""Logs to Weights & Biases. WANDB_MODE, WANDB_ENTITY and its other variables apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlcli.tracking.tracker import TrackedRun
+
+
+class _Wandb:
+    """A resumed run keeps the first values of a repeated step: wandb takes steps in ascending order only."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            dir=str(run.folder),
+            config=dict(run.config),
+            id=run.id or None,
+            resume="allow" if run.id else None,
+            settings=wandb.Settings(silent=True, console="off", finish_timeout=60),
+        )
+        self.id: str = self._run.id
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+start = _Wandb

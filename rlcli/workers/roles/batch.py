@@ -1,0 +1,177 @@
+"""The train batch: this rank's rows of a step, packed into micro-batches, and the values computed for their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.messages import MicroWork, MiniWork, RankWork, StepWork
+from rlcli.files import replacing
+from rlcli.workers.roles.integrity import RowCheck
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlcli.model.packed import PackedBatch
+
+FETCH_TIMEOUT_S = 600.0
+"""Longest wait for an object of another worker: for one that Ray has lost, the wait would never end."""
+
+
+@dataclass
+class MicroBatch:
+    """One micro-batch on the rank that trains it, of S sequences and R response tokens.
+
+    samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, response tokens of each. empty: this
+    rank has no rows here and only takes part in the collectives. tokens: `[R]` by name: the engine's
+    `rollout_log_probs`, and what the roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …).
+    """
+
+    packed: PackedBatch
+    samples: Tensor
+    lengths: Tensor
+    empty: bool
+    tokens: dict[str, Tensor] = field(default_factory=dict)
+
+
+class TrainBatch:
+    """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators; policy_works: the policy's,
+    without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank."""
+
+    def __init__(self, work: RankWork, step: StepWork, device: torch.device) -> None:
+        """Fetch only the shards that hold this rank's rows, and pack the rows."""
+        import numpy as np
+        import ray
+        import torch
+
+        self.device = device
+        self.seed = step.seed
+        held = np.unique(work.shards).tolist()
+        shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
+        self.works: list[MiniWork] = step.minibatches
+        self.policy_works = list(step.minibatches)
+        self.columns: dict[str, Tensor] = {
+            name: torch.tensor(values, device=device) for name, values in step.columns.items()
+        }
+        rows = RowCheck(step.columns)
+        self.minibatches = [[self._pack(micro, shards, rows) for micro in micros] for micros in work.minibatches]
+        if "advantages" in self.columns:  # computed from the rewards alone
+            self.spread("advantages", self.columns["advantages"])
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for minibatch in self.minibatches:
+            yield from minibatch
+
+    def of(self, micro: MicroBatch, column: str) -> Tensor:
+        """A column for the sequences of a micro-batch: `[S]`."""
+        return self.columns[column][micro.samples]
+
+    def spread(self, name: str, column: Tensor) -> None:
+        """Give every token the value (`[N]`) of its sample."""
+        for micro in self:
+            micro.tokens[name] = column[micro.samples][micro.packed.sequence].float()
+
+    def joined(self, minibatch: int | None = None) -> Joined:
+        """The tokens of all micro-batches, or of those of one minibatch, concatenated."""
+        import torch
+
+        micros = [m for m in (self if minibatch is None else self.minibatches[minibatch]) if not m.empty]
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        lengths = torch.cat([none, *(m.lengths for m in micros)])
+        samples = torch.cat([none, *(m.samples for m in micros)])
+        sequence = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), lengths)
+        return Joined(micros, samples, lengths, sequence)
+
+    def export(self, name: str) -> dict[int, Any]:
+        """The values under `name`, by sample, as float32 arrays, for another group's batch."""
+        return {
+            sample: values.cpu().numpy()
+            for micro in self
+            if not micro.empty
+            for sample, values in zip(
+                micro.samples.tolist(), micro.tokens[name].split(micro.lengths.tolist()), strict=True
+            )
+        }
+
+    def fill(self, name: str, by_sample: dict[int, Any]) -> None:
+        """Fill in the result of `export`, for these samples and others."""
+        import numpy as np
+        import torch
+
+        for micro in self:
+            values = [by_sample[sample] for sample in micro.samples.tolist()]
+            flat = np.concatenate(values) if values else np.zeros(0, np.float32)
+            micro.tokens[name] = torch.tensor(flat, device=self.device)
+
+    def save(self, minibatch: int, path: Path) -> None:
+        """Write what this rank trains on in a minibatch, with torch.save: enough to repeat the update, in plain values.
+        `work`: the policy's denominators; `columns`: values of all the step's samples; `micros`: for each micro-batch
+        its `packed` tokens, its `samples` and `lengths`, and the filled-in `tokens`."""
+        import torch
+
+        work = {field.name: getattr(self.policy_works[minibatch], field.name) for field in fields(MiniWork)}
+        packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
+        micros = [
+            {
+                "packed": {name: getattr(micro.packed, name) for name in packed},
+                "samples": micro.samples,
+                "lengths": micro.lengths,
+                "tokens": micro.tokens,
+            }
+            for micro in self.minibatches[minibatch]
+            if not micro.empty
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
+
+    def _pack(self, micro: MicroWork, shards: dict[int, Any], check: RowCheck) -> MicroBatch:
+        import numpy as np
+        import torch
+
+        from rlcli.model.packed import dummy, pack
+
+        rows = [shards[int(shard)].row(row) for shard, row in zip(micro.shards, micro.rows, strict=True)]
+        log_probs = np.concatenate([row[2] for row in rows]) if rows else np.zeros(0, np.float32)
+
+        def on_device(values: Any) -> Tensor:
+            return torch.tensor(values, device=self.device)
+
+        packed = MicroBatch(
+            packed=pack([(tokens, prompt) for tokens, prompt, _ in rows], self.device) if rows else dummy(self.device),
+            samples=on_device(np.asarray(micro.samples, dtype=np.int64)),
+            lengths=on_device(np.asarray([len(row[2]) for row in rows], dtype=np.int64)),
+            empty=not rows,
+            tokens={"rollout_log_probs": on_device(log_probs)},
+        )
+        if rows:
+            check.check(packed.packed, packed.samples, packed.lengths, packed.tokens["rollout_log_probs"], rows)
+        return packed
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several micro-batches concatenated: S sequences, T response tokens. samples, lengths: int64 `[S]`; sequence:
+    int64 `[T]`."""
+
+    micros: list[MicroBatch]
+    samples: Tensor
+    lengths: Tensor
+    sequence: Tensor
+
+    def tokens(self, name: str) -> Tensor:
+        """`[T]` of the values under `name`."""
+        import torch
+
+        if not self.micros:
+            return torch.zeros(0, device=self.lengths.device)
+        return torch.cat([micro.tokens[name] for micro in self.micros])
+
+    def fill(self, name: str, values: Tensor) -> None:
+        """Store `values` (`[T]`) under `name`."""
+        parts = values.split([int(micro.lengths.sum()) for micro in self.micros]) if self.micros else ()
+        for micro, part in zip(self.micros, parts, strict=True):
+            micro.tokens[name] = part

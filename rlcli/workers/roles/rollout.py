@@ -1,0 +1,299 @@
+"""Generate responses on this worker's engine and verify each one as it finishes."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rlcli.cluster.watchdog import progress
+from rlcli.data.columns import Samples
+from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutReport, sample_seed
+from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.signature import signature, tokens_digest
+from rlcli.errors import RunFailed
+from rlcli.rollout.call import GREEDY, RolloutCall
+from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine
+from rlcli.scoring.service.client import Scored
+from rlcli.types import Prompt, Sample
+from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
+from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending
+from rlcli.workers.roles.work_queue import Counters, Queue, WorkGrant, WorkQueue, counters
+
+EXCHANGE_STEPS = 8
+"""Engine steps between two exchanges with the other engines; a number of steps, not a time, so that workers that share
+an engine exchange after the same one."""
+IDLE_S = 0.005
+
+
+class Scorer(Protocol):
+    """Verifies responses; implemented by `ScoringService`."""
+
+    def submit(
+        self, prompt: Prompt, tokens: bytes, spare: int, *, finish_reason: str = "", thinking: bool = False
+    ) -> Future[Scored]:
+        """Decode and verify a response. tokens: int32 ids, of which the last `spare` are not text."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class RolloutRole:
+    """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
+    keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
+    stop_token_ids: those that end a response, and are not part of its text."""
+
+    def __init__(
+        self,
+        rank: int,
+        engine: RolloutEngine,
+        scorer: Scorer | None,
+        *,
+        thinking: bool = False,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.rank = rank
+        self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
+        self.engine = engine
+        self.scorer = scorer
+        self.version = 0
+        self._texts: list[dict[str, Any]] = []
+        self._shard: SampleShard | None = None
+        self._counting: Counters | None = None
+
+    def run(
+        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
+    ) -> Iterator[Progress | RolloutReport]:
+        """Yield progress regularly, and the report last. tasks: those assigned to this engine. queue: shared with other
+        engines, if any; its groups are taken as slots become free."""
+        started = said = time.monotonic()
+        round = _Round(self, call)
+        work_queue = None if queue is None else WorkQueue(queue, self._counters())
+        self.engine.begin(call.sampling)
+        for task in tasks:
+            round.begin(task)
+        turn, steps = WorkGrant(done=work_queue is None), 0
+        while not turn.stop and (self.engine.unfinished or not turn.done):
+            if self.engine.unfinished:
+                for generation in self.engine.step():
+                    round.finish(generation)
+            else:
+                time.sleep(IDLE_S)  # Waiting for verdicts.
+            steps += 1
+            if (
+                work_queue is not None
+                and queue is not None
+                and (steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished)
+            ):
+                turn = self.engine.agree(self._turn(work_queue, round, counted=queue.until is not None))
+                for place in turn.take:
+                    round.begin(queue.tasks[place])
+                if turn.done and queue.until is None:
+                    work_queue = None
+            if time.monotonic() - said > call.progress_s:
+                said = time.monotonic()
+                yield round.progress()
+        if turn.stop:
+            round.break_off(self.engine.abort())
+        generated = time.monotonic()
+        report = round.report()
+        verified = time.monotonic()
+        self._texts, self._shard = round.rows, round.shard
+        finished = round.progress().finished
+        yield replace(report, generate_s=generated - started, verify_s=verified - generated, finished=finished)
+
+    def _turn(self, work_queue: WorkQueue, round: _Round, *, counted: bool) -> WorkGrant:
+        """The leader's grant for the workers that share its engine; only the leader uses the queue. counted: whether
+        `until` groups end the round, each of which counts once it is verified."""
+        if self.scorer is None:
+            return WorkGrant()
+        turn = work_queue.exchange(round.newly_verified() if counted else 0, self.engine.slots - self.engine.unfinished)
+        return replace(turn, done=turn.stop or (turn.done and not (counted and round.unverified)))
+
+    def _counters(self) -> Counters:
+        if self._counting is None:
+            self._counting = counters()
+        return self._counting
+
+    def take_shard(self) -> SampleShard | None:
+        """The tokens of the last rollout, returned once. None if nothing was generated."""
+        shard, self._shard = self._shard, None
+        return shard
+
+    def texts(self, count: int) -> list[dict[str, Any]]:
+        """The first `count` samples of the last rollout, as text."""
+        return self._texts[:count]
+
+    def verify(self, task: PromptTask, generation: Generation) -> Future[Scored]:
+        """Futures of the response as text and its verdict."""
+        assert self.scorer is not None
+        tokens = generation.tokens
+        return self.scorer.submit(
+            task.source,
+            _sent(generation),
+            int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
+            finish_reason=generation.finish_reason or "",
+            thinking=self.thinking,
+        )
+
+
+class _Round:
+    """The results of one call of `RolloutRole.run` so far. rows: the samples not saved in parts, as text. shard: the
+    tokens, once complete."""
+
+    def __init__(self, role: RolloutRole, call: RolloutCall) -> None:
+        self.role, self.call = role, call
+        self.rows: list[dict[str, Any]] = []
+        self.shard: SampleShard | None = None
+        self._leads = role.scorer is not None
+        self._asked: list[tuple[PromptTask, int]] = []
+        self._missing: dict[int, int] = {}
+        self._verdicts: dict[int, list[Future[Scored]]] = {}
+        self._whole: list[int] = []
+        self._greedy: dict[int, Future[Scored]] = {}
+        self._unrewarded: set[int] = set()  # prompts whose greedy response was cut off, so that its reward is 0
+        self._pending: list[PendingSample] = []
+        self._begun: list[PartialRollout] = []
+        self._builder = ShardBuilder()
+        self._saver = Saver(call.save_as, role.rank, call.step, call.truncated)
+        self._tokens = self._unsaid = 0
+
+    def begin(self, task: PromptTask) -> None:
+        """Have the engine generate the missing responses of a group."""
+        self._missing[task.prompt] = task.responses
+        self._verdicts[task.prompt] = []
+        for sample in (*task.indexes, *[GREEDY] * task.greedy):
+            seed = self._seed(task, sample)
+            begun = _tokens_of(task, sample)[0] if sample in task.begun else None
+            request = GenerationRequest(len(self._asked), task.tokens, seed, greedy=sample == GREEDY, begun=begun)
+            self._asked.append((task, sample))
+            self.role.engine.add(request)
+
+    def _seed(self, task: PromptTask, sample: int) -> int:
+        step = self.call.step if task.step is None else task.step
+        return sample_seed(self.call.seed, self.call.purpose, step, task.source.id, task.first_sample + sample)
+
+    def finish(self, generation: Generation) -> None:
+        """Take a response from the engine, and send it to be verified."""
+        if not self._leads:
+            return
+        task, sample = self._asked[generation.key]
+        self._tokens += len(generation.tokens)
+        self._unsaid += 1
+        whole = _joined(task, sample, generation)
+        scored = self.role.verify(task, whole)
+        if task.greedy and sample == GREEDY:
+            self._greedy[task.prompt] = scored
+            if whole.finish_reason == "length" and self.call.truncated == "zero_reward":
+                self._unrewarded.add(task.prompt)
+        else:
+            row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
+            version = task.begun[sample].version if sample in task.begun else self.role.version
+            waiting = pending(task, sample, row, whole, scored, version)
+            waiting.seed, waiting.checksum = self._seed(task, sample), zlib.crc32(_sent(whole))
+            if self.call.keep_tokens:
+                waiting.digest = tokens_digest(task.tokens, whole.tokens, whole.log_probs)
+            self._pending.append(waiting)
+            self._saver.wait_for(self._pending[-1])
+        self._verdicts[task.prompt].append(scored)
+        self._missing[task.prompt] -= 1
+        if not self._missing[task.prompt]:
+            self._whole.append(task.prompt)
+
+    def break_off(self, generations: Sequence[Generation]) -> None:
+        """Keep the tokens so far of the responses that the engine aborted."""
+        for generation in generations if self._leads else ():
+            task, sample = self._asked[generation.key]
+            self._tokens += len(generation.tokens)
+            whole = _joined(task, sample, generation)
+            if len(whole.tokens):
+                row = self._builder.add(task.tokens, whole.tokens, whole.log_probs)
+                version = task.begun[sample].version if sample in task.begun else self.role.version
+                self._begun.append(PartialRollout(task.prompt, sample, self.role.rank, row, len(whole.tokens), version))
+
+    def newly_verified(self) -> int:
+        """How many more groups have all their verdicts than at the last call."""
+        still = [prompt for prompt in self._whole if not all(v.done() for v in self._verdicts[prompt])]
+        found = len(self._whole) - len(still)
+        self._whole = still
+        if found:
+            progress()
+        return found
+
+    @property
+    def unverified(self) -> int:
+        """Groups that are generated and wait for verdicts."""
+        return len(self._whole)
+
+    def progress(self) -> Progress:
+        """The progress to report now."""
+        said, self._unsaid = self._unsaid, 0
+        self._saver.save_finished()
+        return Progress(said)
+
+    def report(self) -> RolloutReport:
+        """Call once all verdicts are there. The caller fills in the seconds."""
+        self._saver.save_rest()
+        samples = Samples.of(self._sample(item) for item in self._pending)
+        baselines = {prompt: awaited(scored).verdict for prompt, scored in self._greedy.items()}
+        baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in self._unrewarded}
+        self.rows = self._saver.rows
+        kept = self.call.keep_tokens and (self._pending or self._begun)
+        self.shard = self._builder.build() if kept else None
+        rank, version = self.role.rank, self.role.version
+        return RolloutReport(rank, samples, 0.0, 0.0, baselines, self._begun, self._tokens, version)
+
+    def _sample(self, item: PendingSample) -> Sample:
+        _, verdict, checksum = awaited(item.scored)
+        if checksum not in (0, item.checksum):
+            raise RunFailed(
+                f"sample {item.sample} of {item.task.source.id} has the verdict on another response",
+                "please report this with the run's config.toml",
+            )
+        return Sample(
+            prompt=item.task.prompt,
+            sample=item.sample,
+            shard=self.role.rank,
+            row=item.row,
+            prompt_tokens=len(item.task.tokens),
+            response_tokens=item.tokens,
+            finish_reason=item.finish_reason,
+            verdict=verdict,
+            version=item.version,
+            seed=item.seed,
+            signature=signature(item.digest, verdict.score) if item.digest else 0,
+        )
+
+
+def _sent(generation: Generation) -> bytes:
+    """The tokens of a response in the form that the scoring service takes."""
+    return generation.tokens.astype("int32").tobytes()
+
+
+def _tokens_of(task: PromptTask, sample: int) -> tuple[Any, Any]:
+    """Tokens and log-probs so far of a response that was aborted."""
+    begun = task.begun[sample]
+    shard = task.shards[begun.shard]
+    if not isinstance(shard, SampleShard):
+        import ray
+
+        shard = ray.get(shard, timeout=FETCH_TIMEOUT_S)
+    tokens, prompt_length, log_probs = shard.row(begun.row)
+    return tokens[prompt_length:], log_probs
+
+
+def _joined(task: PromptTask, sample: int, generation: Generation) -> Generation:
+    """Prepend what was generated before the abort: each token has the log-prob of the policy that drew it."""
+    import numpy as np
+
+    if sample not in task.begun:
+        return generation
+    tokens, log_probs = _tokens_of(task, sample)
+    return replace(
+        generation,
+        tokens=np.concatenate([tokens, generation.tokens]),
+        log_probs=np.concatenate([log_probs, generation.log_probs]),
+    )

@@ -1,0 +1,197 @@
+"""Weight transfer from the policy's workers to engines in separate workers, bucket by bucket.
+
+The trainers gather a bucket, and their rank 0 puts it into Ray's object store, where each engine's worker reads it
+without a copy; while it loads that one, the next is being gathered. So at most two buckets exist at once, and never a
+second model. A LoRA adapter goes the same way, as the bytes of its files.
+
+On GPUs the same path leads through host memory: one copy down, and one up for each engine, at the speed of PCIe and,
+between machines, of Ray's network. A device-to-device path, an NCCL broadcast from rank 0 to all engines, would save
+both copies and run at the speed of NVLink; it needs a communicator across two groups of processes that start, fail and
+restart separately. With `async.staleness = 1` the sync is a small part of a step either way.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from rlcli.model.policy import PolicyModel
+    from rlcli.model.weight_check.checksum import Checksums
+    from rlcli.rollout.engine import RolloutEngine
+
+Named = tuple[str, "Tensor"]
+Packed = list[tuple[str, str, tuple[int, ...], Any]]
+"""A bucket as it is sent: for each tensor its name, dtype, shape, and bytes as a numpy array."""
+
+BUCKET_BYTES = 256 << 20
+"""Bytes of tensors in one bucket, unless a single one is larger."""
+
+
+class Synced(NamedTuple):
+    """The result of a sync. difference: the largest difference of a log-prob of the probe between any engine and the
+    trainer; infinite if one is NaN. bytes: received by each engine. seconds: for gathering and loading, without the
+    checks. checked: tensors that the engine holds exactly as they were sent. unchecked: those that could not be
+    compared, since its loader changes them. check_s: seconds for the checks, without the canary. changed: tensors
+    whose values differ from the last sync."""
+
+    difference: float
+    bytes: int
+    seconds: float
+    checked: int
+    unchecked: int
+    check_s: float
+    changed: int
+
+    @classmethod
+    def of_all(cls, ranks: Sequence[Synced]) -> Synced:
+        """The maximum of each field: all wait for the slowest."""
+        return cls(*(max(values) for values in zip(*ranks, strict=True)))
+
+
+def largest(differences: Any) -> float:
+    """The largest absolute value. A NaN counts as infinite: the controller takes the maximum of all ranks, which would
+    lose it."""
+    import numpy as np
+
+    return float(np.abs(differences).max()) if np.isfinite(differences).all() else float("inf")
+
+
+def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
+    """`weights`, with the bytes of each appended to `sizes`."""
+    for name, tensor in weights:
+        sizes.append(tensor.nbytes)
+        yield name, tensor
+
+
+def outgoing(
+    policy: PolicyModel,
+    sums: Checksums,
+    adapter: tuple[str | None, str, torch.dtype] | None,
+    most_bytes: int = BUCKET_BYTES,
+) -> Iterator[list[Named]]:
+    """What engines need of the policy, with its checksums added to `sums`: all its weights under their checkpoint
+    names, or, with `adapter` (folder, prefix, the engine's dtype), the files of its adapter, which pass through a
+    temporary folder in that folder with that prefix. Collective: every rank iterates to the end, in step."""
+    if adapter is not None:
+        yield adapter_files(policy, sums, *adapter)
+        return
+    bucket: list[Named] = []
+    size = 0
+    for name, tensor in sums.of(policy.stream_weights()):
+        if bucket and size + tensor.nbytes > most_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    yield bucket
+
+
+def adapter_files(
+    policy: PolicyModel, sums: Checksums, folder: str | None, prefix: str, dtype: torch.dtype
+) -> list[Named]:
+    """The files of the policy's adapter, by name, as uint8. Collective."""
+    import numpy as np
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+        save_adapter(policy, Path(place), sums, dtype)
+        return [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in sorted(Path(place).iterdir())]
+
+
+def save_adapter(policy: PolicyModel, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
+    """Write the policy's adapter to `folder`, and add to `sums` the values that an engine of `dtype` computes from it:
+    it rounds both factors, then scales the second. Collective."""
+    for name, tensor in policy.save_adapter(folder).items():
+        rounded = tensor.to(dtype)
+        sums.add(name, rounded * policy.adapter_scale if ".lora_B." in name else rounded)
+
+
+def packed(bucket: Iterable[Named]) -> Packed:
+    """In host memory, each dtype as bytes: numpy has no bfloat16."""
+    import torch
+
+    return [
+        (
+            name,
+            str(tensor.dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy(),
+        )
+        for name, tensor in bucket
+    ]
+
+
+def unpacked(bucket: Packed) -> Iterator[Named]:
+    """The tensors, which share the memory of what was sent: read-only."""
+    import torch
+
+    for name, dtype, shape, values in bucket:
+        yield name, torch.from_numpy(values).view(getattr(torch, dtype)).view(shape)
+
+
+class Incoming:
+    """Turns buckets that arrive in separate calls into the one iterator that an engine reads.
+
+        incoming = Incoming(engine.load_weights)
+        incoming.give(bucket)           # returns when it has been read
+        incoming.end()
+
+    The engine reads in a thread that runs only while a caller waits for it. What it raises is raised by the call that
+    it reads for.
+    """
+
+    def __init__(self, load: Callable[[Iterator[Named]], None]) -> None:
+        self._given: SimpleQueue[Iterable[Named] | None] = SimpleQueue()
+        self._read: SimpleQueue[None] = SimpleQueue()
+        self._done: Future[None] = Future()
+        threading.Thread(target=self._run, args=(load,), daemon=True).start()
+
+    def give(self, bucket: Iterable[Named]) -> None:
+        self._pass(bucket)
+
+    def end(self) -> None:
+        """After the last bucket: wait until the engine has taken over everything."""
+        self._pass(None)
+        self._done.result()
+
+    def _pass(self, bucket: Iterable[Named] | None) -> None:
+        self._given.put(bucket)
+        self._read.get()
+        if self._done.done():
+            self._done.result()
+
+    def _run(self, load: Callable[[Iterator[Named]], None]) -> None:
+        try:
+            load(self._tensors())
+            self._done.set_result(None)
+        except BaseException as error:
+            self._done.set_exception(error)
+        self._read.put(None)
+
+    def _tensors(self) -> Iterator[Named]:
+        while (bucket := self._given.get()) is not None:
+            yield from bucket
+            del bucket  # its memory belongs to the object store, which frees it when nobody reads it
+            self._read.put(None)
+
+
+def load_files(engine: RolloutEngine, folder: str | None, prefix: str) -> Callable[[Iterator[Named]], None]:
+    """The function that loads an adapter's files into the engine, through a temporary folder in `folder`, named
+    `prefix`…"""
+
+    def load(files: Iterator[Named]) -> None:
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+            for name, content in files:
+                (Path(place) / name).write_bytes(content.numpy().tobytes())
+            engine.load_adapter(place)
+
+    return load

@@ -1,0 +1,92 @@
+"""What the command line loads before there is anything to do, and the timeline of a start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.cluster.process import startup
+from rlcli.launch.startup_report import StartReport, timeline
+
+LIST_COMMANDS = """
+import json, sys
+from typer.main import get_command
+from rlcli.cli.app import app
+from rlcli.cli.main import main
+
+HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "accelerate", "datasets", "pyarrow", "wandb", "math_verify")
+
+def paths(command, words):
+    yield words
+    for name in list(getattr(command, "commands", {})):
+        yield from paths(command.resolve_command(None, [name])[1], [*words, name])
+
+found = {}
+for words in [*([*path, "--help"] for path in paths(get_command(app), [])), *json.loads(sys.argv[1])]:
+    code = main(words)
+    found[" ".join(words)] = [code, *(name for name in HEAVY if name in sys.modules)]
+sys.stdout.write("\\n" + json.dumps(found))
+"""
+
+
+def test_help_and_lists_load_nothing_heavy(tmp_path: Path) -> None:
+    lists = [["recipes", "list"], ["recipes", "show", "grpo"], ["prep", "list"], ["verifiers", "list"]]
+    lists += [["runs", "list", str(tmp_path)], ["--version"]]
+    done = subprocess.run(
+        [sys.executable, "-c", LIST_COMMANDS, json.dumps(lists)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) > 20
+    assert "train --help" in found
+    assert "runs list --help" in found
+    assert {words: said for words, said in found.items() if said != [0]} == {}
+
+
+def test_a_timeline_has_the_slowest_worker() -> None:
+    workers = [{"engine": 14.0, "process": 12.0}, {"engine": 13.0, "process": 12.5}]
+    found = timeline(10.0, {"ray": 11.5, "synced": 15.0}, workers)
+    assert list(found.items()) == [("ray", 1.5), ("worker: process", 2.5), ("worker: engine", 4.0), ("synced", 5.0)]
+
+
+class Folder:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self.events.append({"kind": kind, **facts})
+
+
+class Group:
+    def startup_moments(self) -> list[dict[str, float]]:
+        return [startup.moments()]
+
+
+def test_a_start_is_told_once_when_the_engines_are_idle_after_the_first_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(startup, "_moments", {})
+    monkeypatch.setattr(startup, "_steps", 0)
+    folder = Folder()
+    report = StartReport(folder, [Group()])  # type: ignore[arg-type, list-item]
+    startup.done("ray")
+    for name in ("sync", "generate"):
+        report.phase(name, 1)
+    startup.engine_step()
+    assert "first token" not in startup.moments(), "it is about to be computed"
+    startup.engine_step()
+    for name in ("plan", "update", "wait_for_rollout"):
+        report.phase(name, 1)
+    assert folder.events == [], "the engines may be generating for step 2"
+    for name, step in (("sync", 1), ("generate", 2), ("sync", 2)):
+        report.phase(name, step)
+    (event,) = folder.events
+    assert (event["kind"], event["step"]) == ("startup", 1)
+    after = event["done_after_s"]
+    assert list(after) == sorted(after, key=lambda name: after[name])
+    assert 0 <= after["process"] < after["ray"] <= after["synced"] <= after["worker: first token"]

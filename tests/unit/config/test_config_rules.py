@@ -1,0 +1,92 @@
+"""Rules between keys: what does not fit together is refused, with the figures and the mend, before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlcli.config.load import resolve
+from rlcli.errors import ConfigError
+
+WRONG = [
+    ("grpo", ["rollout.samples_per_prompt=1"], "samples_per_prompt = 1: a group of one has no baseline"),
+    (
+        "prime",
+        ["rollout.samples_per_prompt=1", "dynamic_sampling.keep=all"],
+        "no baseline for algorithm.advantage = prime",
+    ),
+    ("rft", ["algorithm.select=pairs", "rollout.samples_per_prompt=1"], "select = pairs takes the best and the worst"),
+    ("grpo", ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1"], "use k1+, k2 or k3"),
+    ("grpo", ["algorithm.kl_target=0.1"], "algorithm.kl_coef = 0 loads no reference"),
+    ("grpo", ["rollout.top_p=0.9", "algorithm.correction=none"], "leaves the ratios biased; give top_p = 1 or"),
+    ("dapo", ["algorithm.correction=none"], "oversample = 3.0 trains on samples of an earlier policy"),
+    ("rft", ["dynamic_sampling.keep=unequal", "rollout.samples_per_prompt=1"], "compares the samples of a group"),
+    ("prime", ["dynamic_sampling.low=0.9"], "low = 0.9 is more than dynamic_sampling.high = 0.8"),
+    ("dapo", ["rollout.max_response_tokens=512"], "overlong_buffer = 1024 is longer than a response"),
+    ("grpo", ["data.response=text"], "start from the recipe sft"),
+    ("sft", ["rollout.temperature=0.7"], "temperature = 0.7: the likelihood of given responses"),
+    ("vapo", ["train.steps=50"], "critic.warmup_steps = 50 leaves none of train.steps = 50"),
+    ("grpo", ["rollout.prompts_per_step=1000000"], "= 8000000 samples in a step are more than 1000000"),
+    ("grpo", ["train.minibatches=5"], "32 / 5 = 6.4 is not whole; give a divisor of 32"),
+    ("grpo", ["evaluation.samples=4"], "gives the same response 4 times"),
+    ("grpo", ["rollout.tensor_parallel=2", "cluster.workers=3"], "3 / 2 = 1.5 is not whole; give a divisor of 3"),
+    (
+        "grpo",
+        ["rollout.workers=3", "rollout.tensor_parallel=2", "cluster.workers=2"],
+        "rollout.workers / rollout.tensor_parallel = 3 / 2 = 1.5 is not whole; give a divisor of 3",
+    ),
+    ("sft", ["rollout.workers=1"], "rollout.workers = 1: nothing is sampled if responses are given"),
+    ("grpo", ["async.staleness=1"], "async.staleness = 1: engines that generate while the trainer trains need"),
+    (
+        "grpo",
+        ["async.staleness=1", "rollout.workers=1", "algorithm.correction=none"],
+        "async.staleness = 1 trains on samples of an earlier policy, and algorithm.correction = none",
+    ),
+    (
+        "grpo",
+        ["rollout.quantization=fp8", "algorithm.correction=none"],
+        "rollout.quantization = fp8 samples from a distribution other than the trained one",
+    ),
+    ("sft", ["rollout.quantization=fp8"], "rollout.quantization = fp8: nothing is sampled if responses are given"),
+    (
+        "grpo",
+        ["rollout.oversample=1.25", "algorithm.correction=none"],
+        "oversample = 1.25 trains on samples with tokens from several policies",
+    ),
+    ("grpo", ["rollout.oversample=2", "train.deterministic=true"], "give oversample = 1 or deterministic = false"),
+    ("sft", ["rollout.oversample=2"], "rollout.oversample = 2.0: nothing is sampled if responses are given"),
+    ("grpo", ["train.tokens_per_microbatch=2000"], "rollout.max_response_tokens = 2048"),
+    ("dpo", ["train.tokens_per_microbatch=4000"], "2 × (data.max_prompt_tokens + rollout.max_response_tokens) = 4096"),
+    (
+        "grpo",
+        ["train.offload=all", "rollout.workers=1"],
+        "offload = all makes room for an engine on the same GPUs, but",
+    ),
+    ("sft", ["train.offload=optimizer"], "none is used (data.response); give none"),
+    ("grpo", ["train.warmup_steps=200"], "train.warmup_steps = 200 is more than train.steps = 100"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "sets", "says"), WRONG, ids=[says for _, _, says in WRONG])
+def test_what_does_not_fit_together_is_refused(recipe: str, sets: list[str], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(recipe, {}, sets)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("rft", ["rollout.samples_per_prompt=1"]),
+        ("ppo", ["rollout.samples_per_prompt=1"]),
+        ("reinforce_pp", ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1", "algorithm.kl_in=reward"]),
+        ("grpo", ["rollout.top_p=0.9"]),
+        ("dapo", ["rollout.oversample=1.25"]),
+        ("grpo", ["rollout.quantization=fp8"]),
+        ("grpo", ["train.offload=all", "model.gradient_checkpointing=offload"]),
+        ("sft", ["train.offload=all", "evaluation.data=somewhere"]),
+        ("dapo", ["algorithm.correction=none", "dynamic_sampling.oversample=1"]),
+        ("grpo", ["async.staleness=1", "rollout.workers=2", "rollout.tensor_parallel=2", "cluster.workers=3"]),
+    ],
+)
+def test_what_fits_is_accepted(recipe: str, sets: list[str]) -> None:
+    resolve(recipe, {}, sets)

@@ -1,0 +1,31 @@
+"""docs/recipes_on_the_quickstart.md quotes the overrides of scripts/bench/quickstart_recipes.py as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from rlcli.config.load import resolve
+
+ROOT = Path(__file__).parents[3]
+
+
+def settings() -> str:
+    script = ROOT / "scripts" / "bench" / "quickstart_recipes.py"
+    return subprocess.run(
+        [sys.executable, str(script), "--settings"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+def test_the_page_quotes_the_overrides_and_each_recipe_takes_them() -> None:
+    table = settings()
+    assert table in (ROOT / "docs" / "recipes_on_the_quickstart.md").read_text()
+    (_, for_all), *rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) > 15
+    for recipe, own in rows:
+        sets = [text.strip("`") for text in f"{for_all}, {own}".split(", ")]
+        config = resolve(recipe.strip("`"), {"train.steps": 60}, sets).config
+        samples = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
+        assert samples == 256 or recipe == "`sft`"
+        assert samples % (2 * config.train.minibatches) == 0

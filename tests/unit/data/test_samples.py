@@ -1,0 +1,77 @@
+"""Samples as columns are the samples that they were made of."""
+
+from __future__ import annotations
+
+import pickle
+import statistics
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcli.data.columns import Samples
+from rlcli.trainer.metrics import reward_metrics, sample_metrics
+from rlcli.types import Outcome, Sample, Verdict
+
+numbers = st.floats(-1e6, 1e6)
+counts = st.integers(0, 2**40)
+verdicts = st.builds(
+    Verdict,
+    score=numbers,
+    outcome=st.sampled_from(Outcome),
+    answer=st.none() | st.text(max_size=5),
+    parts=st.dictionaries(st.sampled_from(["form", "math"]), numbers),
+    detail=st.text(max_size=5),
+    latency_s=numbers,
+)
+one = st.builds(
+    Sample,
+    prompt=counts,
+    sample=st.integers(-1, 20),
+    shard=counts,
+    row=counts,
+    prompt_tokens=counts,
+    response_tokens=counts,
+    finish_reason=st.sampled_from(["stop", "length"]),
+    verdict=verdicts,
+    version=counts,
+)
+some = st.lists(one, max_size=6)
+
+
+@given(some)
+def test_columns_give_back_the_samples_that_they_were_made_of_on_either_side_of_a_wire(samples: list[Sample]) -> None:
+    columns = pickle.loads(pickle.dumps(Samples.of(samples)))
+    assert list(columns) == samples
+    assert [columns.verdict(place) for place in range(len(columns))] == [s.verdict for s in samples]
+    assert columns.tokens.tolist() == [s.tokens for s in samples]
+
+
+@given(st.lists(some, max_size=4))
+def test_what_is_joined_sorted_and_taken_is_what_lists_would_be(parts: Sequence[list[Sample]]) -> None:
+    joined, flat = Samples.joined([Samples.of(part) for part in parts]), [s for part in parts for s in part]
+    assert list(joined) == flat
+    assert list(joined.sorted()) == sorted(flat, key=lambda s: (s.prompt, s.sample))
+    assert list(joined[1:3]) == flat[1:3]
+    failed = joined.take(joined.is_(Outcome.CRASH, Outcome.TIMEOUT))
+    assert list(failed) == [s for s in flat if s.verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)]
+
+
+@given(st.lists(one, min_size=1, max_size=8))
+def test_metrics_of_columns_are_those_of_the_samples_one_by_one(samples: list[Sample]) -> None:
+    columns, scores = Samples.of(samples), [s.verdict.score for s in samples]
+    metrics = reward_metrics(columns) | sample_metrics(columns)
+    assert metrics["reward/mean"] == statistics.fmean(scores)
+    assert metrics["reward/std"] == pytest.approx(statistics.pstdev(scores), abs=1e-6)
+    groups = {s.prompt: {t.verdict.score for t in samples if t.prompt == s.prompt} for s in samples}
+    equal = sum(len(of_group) == 1 for of_group in groups.values())
+    assert metrics["reward/equal_groups"] == pytest.approx(equal / len(groups))
+    for name in {name for s in samples for name in s.verdict.parts}:
+        told = [s.verdict.parts[name] for s in samples if name in s.verdict.parts]
+        assert metrics[f"reward/part/{name}"] == pytest.approx(statistics.fmean(told))
+    for outcome in Outcome:
+        share = sum(s.verdict.outcome == outcome for s in samples) / len(samples)
+        assert metrics[f"outcome/{outcome}"] == pytest.approx(share)
+    assert metrics["response_tokens/mean"] == pytest.approx(statistics.fmean(s.response_tokens for s in samples))
+    assert metrics["response_tokens/max"] == max(s.response_tokens for s in samples)

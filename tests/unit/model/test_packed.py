@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcli.errors import ModelError
+from rlcli.model.attention import Segments, _varlen, packed_attention
+from rlcli.model.io.config import SUPPORTED
+from rlcli.model.packed import dummy, pack
+from rlcli.model.policy import PolicyModel
+from tests.model_fixtures import VOCABULARY, Row, padded_log_probs, ragged_rows, tiny_lm
+
+CPU = torch.device("cpu")
+
+
+def policy_of(lm: torch.nn.Module) -> PolicyModel:
+    return PolicyModel(lm, dtype=torch.float32, source="tiny")
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_pack_lays_every_response_token_beside_its_predictor(data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    prompts = [data.draw(st.integers(1, n)) for n in lengths]
+    first = np.cumsum([0, *lengths])
+    rows = [(np.arange(first[i], first[i + 1]), p) for i, p in enumerate(prompts)]  # each token is its own flat index
+    batch = pack(rows, CPU)
+    expected = [(i, int(token)) for i, (tokens, prompt) in enumerate(rows) for token in tokens[prompt:]]
+    assert list(zip(batch.sequence.tolist(), batch.targets.tolist(), strict=True)) == expected
+    assert batch.input_ids[batch.response_index].tolist() == [token - 1 for _, token in expected]
+    assert batch.position_ids.tolist() == [i for n in lengths for i in range(n)]
+    assert batch.boundaries.tolist() == first.tolist()
+    assert batch.boundaries.dtype == torch.int32
+
+
+def test_pack_takes_read_only_arrays() -> None:
+    tokens = np.array([3, 4, 5], dtype=np.int32)
+    tokens.setflags(write=False)
+    assert pack([(tokens, 1)], CPU).targets.tolist() == [4, 5]
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+def test_packed_log_probs_equal_the_models_own_padded_ones(kind: str) -> None:
+    lm = tiny_lm(kind).eval()
+    rows = ragged_rows(9)
+    expected, entropy = padded_log_probs(lm, rows)
+    out = policy_of(lm)(pack(rows, CPU))
+    assert out.log_probs.dtype == torch.float32
+    torch.testing.assert_close(out.log_probs, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(out.entropy, entropy, rtol=0, atol=1e-5)
+
+
+def test_packed_gradients_equal_padded_ones() -> None:
+    lm, rows = tiny_lm(), ragged_rows(9)
+    reference = copy.deepcopy(lm)
+    (padded_log_probs(reference, rows, temperature=0.7)[0].sum()).backward()
+    policy_of(lm)(pack(rows, CPU), 0.7).log_probs.sum().backward()
+    for (name, ours), theirs in zip(lm.named_parameters(), reference.parameters(), strict=True):
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-5 * max(scale, 1.0), msg=name)
+
+
+def test_a_sequence_is_the_same_whatever_lies_beside_it() -> None:
+    lm, rows = tiny_lm(), ragged_rows(12, longest=60)
+    policy = policy_of(lm)
+    alone = torch.cat([policy(pack([row], CPU)).log_probs for row in rows])
+    torch.testing.assert_close(policy(pack(rows, CPU)).log_probs, alone, rtol=0, atol=1e-5)
+    order = np.random.default_rng(1).permutation(len(rows))
+    mixed = pack([rows[i] for i in order], CPU)
+    out = policy(mixed).log_probs
+    parts = torch.cat([out[mixed.sequence == np.flatnonzero(order == i)[0]] for i in range(len(rows))])
+    torch.testing.assert_close(parts, alone, rtol=0, atol=1e-5)
+
+
+def rows_of_groups(groups: int = 3, samples: int = 4, seed: int = 0) -> list[Row]:
+    """Samples of some prompts in a random order, ragged; one response is empty."""
+    random = np.random.default_rng(seed)
+    prompts = [random.integers(0, VOCABULARY, random.integers(5, 30)) for _ in range(groups)]
+    rows = [
+        (np.concatenate([prompt, random.integers(0, VOCABULARY, 0 if sample == 1 else random.integers(1, 40))]), prompt)
+        for prompt in prompts
+        for sample in range(samples)
+    ]
+    return [(rows[i][0], len(rows[i][1])) for i in random.permutation(len(rows))]
+
+
+def test_a_prompt_of_several_rows_is_in_the_pack_once() -> None:
+    rows = rows_of_groups()
+    batch = pack(rows, CPU)
+    prompts = {tokens[:prompt].tobytes(): prompt for tokens, prompt in rows}
+    assert batch.tokens == sum(prompts.values()) + sum(len(tokens) - prompt for tokens, prompt in rows)
+    ends = batch.boundaries.tolist()
+    for (tokens, prompt), start, end, row in zip(rows, ends[:-1], ends[1:], range(len(rows)), strict=True):
+        own = batch.source[start:end]
+        assert batch.input_ids[own].tolist() == tokens.tolist()
+        assert batch.position_ids[own].tolist() == list(range(len(tokens)))
+        assert batch.response_index[batch.sequence == row].tolist() == own[prompt - 1 : -1].tolist()
+        assert batch.targets[batch.sequence == row].tolist() == tokens[prompt:].tolist()
+
+
+def test_prompts_are_not_shared_for_the_sake_of_a_few_tokens() -> None:
+    rows = [(np.arange(size) % 7 + 1, 2) for size in (50, 60)]
+    assert pack(rows, CPU).segments.source is None
+    assert pack([(tokens, 40) for tokens, _ in rows], CPU).segments.source is not None
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("layout", ["padded", "end_to_end"])
+def test_shared_prompts_change_neither_log_probs_nor_gradients(
+    kind: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of_groups()
+    lm = tiny_lm(kind)
+    reference = copy.deepcopy(lm)
+    batch = pack(rows, CPU)
+    assert len(batch.segments.padded.copies)
+    if layout == "end_to_end":  # as on a GPU, with a kernel of another make
+
+        def varlen_attn(q: Any, k: Any, v: Any, ends: Any, *_: Any, **__: Any) -> torch.Tensor:
+            parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
+            out = [F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in parts]
+            return torch.cat(out, 2)[0].transpose(0, 1)
+
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+        monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
+    weight = torch.linspace(-1, 1, batch.responses)
+    ours = policy_of(lm)(batch, 0.7)
+    expected, entropy = padded_log_probs(reference, rows, temperature=0.7)
+    torch.testing.assert_close(ours.log_probs, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.entropy, entropy, rtol=0, atol=1e-5)
+    (weight * ours.log_probs).sum().backward()
+    (weight * expected).sum().backward()
+    for (name, own), theirs in zip(lm.named_parameters(), reference.parameters(), strict=True):
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(own.grad, theirs.grad, rtol=0, atol=1e-5 * max(scale, 1.0), msg=name)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20))
+@settings(deadline=None)
+def test_groups_cover_each_token_once_and_waste_little(lengths: list[int]) -> None:
+    layout = Segments.of(lengths, CPU).padded
+    assert layout.source[layout.home].tolist() == list(range(sum(lengths)))
+    assert len(layout.source) == sum(size * length for size, length in layout.shapes) <= 1.25 * sum(lengths)
+    assert not len(layout.copies)
+
+
+def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:
+    policy = policy_of(tiny_lm())
+    out = policy(dummy(CPU))
+    assert out.log_probs.shape == (0,)
+    (out.log_probs.sum() * 0).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in policy.parameters())
+
+
+@pytest.mark.parametrize("feature", ["sliding_window", "softcap", "s_aux"])
+def test_attention_that_packing_does_not_do_is_refused(feature: str) -> None:
+    x = torch.zeros(1, 2, 3, 8)
+    with pytest.raises(ModelError, match=feature):
+        packed_attention(torch.nn.Identity(), x, x, x, None, segments=Segments.of([3], CPU), **{feature: torch.ones(1)})
+
+
+def test_an_output_layer_with_a_bias_is_refused() -> None:
+    lm = tiny_lm()
+    lm.lm_head = torch.nn.Linear(128, 100, bias=True)
+    with pytest.raises(ModelError, match="without bias"):
+        policy_of(lm)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from rlcli.cli.tiny_model import tiny_model
+from rlcli.errors import ConfigError, ModelError
+from rlcli.model.io.tiny import make_tiny_model, tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=3)
+
+
+def test_the_folder_loads_and_generates_as_any_hub_model_does(tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    assert (model.config.model_type, model.dtype) == ("qwen2", torch.float32)
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    assert model.config.max_position_embeddings >= 2048
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "1+1="}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
+
+
+def test_the_loaded_tokenizer_equals_the_made_one(tiny: Path) -> None:
+    # transformers builds its own class for qwen2 models, whatever was saved: it must come to the same tokens.
+    text = "<|user|>Tom's 3 cats\n  cost £5 (é)?<|assistant|>"
+    loaded = AutoTokenizer.from_pretrained(tiny)
+    assert loaded(text)["input_ids"] == TOKENIZER(text)["input_ids"]
+    assert loaded.chat_template == TOKENIZER.chat_template
+
+
+def test_each_ascii_character_and_each_marker_is_one_token() -> None:
+    text = "".join(map(chr, range(32, 127))) + "\n"
+    assert len(TOKENIZER(text)["input_ids"]) == len(text)
+    assert len(TOKENIZER("<|system|><|user|><|assistant|><eos><pad>")["input_ids"]) == 5
+
+
+@given(st.text())
+def test_every_text_is_encoded_without_loss(text: str) -> None:
+    import unicodedata
+
+    ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
+    assert TOKENIZER.decode(ids) == unicodedata.normalize("NFC", text)
+
+
+def test_the_chat_template_opens_and_closes_turns() -> None:
+    chat = [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "2+2="},
+    ]
+    text = TOKENIZER.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == "<|system|>Add.<|user|>1+1=<|assistant|>2<eos><|user|>2+2=<|assistant|>"
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_weights_depend_on_the_seed_and_leave_the_callers_random_state(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    assert weights(make_tiny_model(tmp_path / "same", seed=3)) == weights(tiny)
+    assert torch.equal(torch.rand(1), expected)
+    assert weights(make_tiny_model(tmp_path / "other", seed=4)) != weights(tiny)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"hidden": 96}, "--hidden = 96 over 4 heads gives 24 per head.*--hidden 128"),
+        ({"hidden": 160}, "--hidden = 160 over 4 heads gives 40 per head.*--hidden 192"),
+        ({"layers": 0}, "--layers = 0"),
+        ({"kv_heads": 3}, "--kv-heads = 3 does not divide --heads = 4"),
+    ],
+)
+def test_sizes_that_no_engine_takes_are_refused(tmp_path: Path, sizes: dict[str, int], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make_tiny_model(tmp_path / "tiny", **sizes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_its_own_folder_is_overwritten_unless_forced(tmp_path: Path) -> None:
+    made = make_tiny_model(tmp_path / "tiny", seed=1)
+    first = weights(made)
+    make_tiny_model(made, seed=2)
+    assert weights(made) != first
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text("{}")
+    (foreign / "mine.txt").write_text("keep")
+    with pytest.raises(ModelError, match=r"is not empty and was not made by rlcli tiny-model; .*--force"):
+        make_tiny_model(foreign)
+    assert (foreign / "config.json").read_text() == "{}"
+    make_tiny_model(foreign, seed=2, force=True)
+    assert weights(foreign) == weights(made)
+    assert (foreign / "mine.txt").read_text() == "keep"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "tiny"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelError, match="is a file"):
+        make_tiny_model(tmp_path / "file")
+    with pytest.raises(ModelError, match="cannot write"):
+        make_tiny_model(tmp_path / "file" / "tiny")
+
+
+def test_the_command_makes_the_model_it_was_asked_for(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(tiny_model)
+    out = tmp_path / "tiny"
+    result = CliRunner().invoke(app, ["--out", str(out), "--hidden", "256", "--layers", "3", "--seed", "5", "--json"])
+    assert json.loads(result.stdout) == {"path": str(out), "hidden": 256, "layers": 3, "seed": 5}
+    config = json.loads((out / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"]) == (256, 3)

@@ -1,0 +1,148 @@
+"""The steps between a converter and a file, on datasets made up here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.data.prompts.prompts import read_prompts
+from rlcli.data.prompts.provenance import provenance
+from rlcli.errors import ConfigError, DataError, UnknownName
+from rlcli.prep.pipeline import Plan, Step, prepare
+from rlcli.prep.write import write_splits
+from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
+
+
+def of(verifier: str = "gsm8k", **splits: Sequence[tuple[str, str]]) -> Converter:
+    """A dataset of (question, answer) rows."""
+
+    def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
+        return {
+            split: [RawRow({"q": q, "a": a}, f"{split}.jsonl, line {i}") for i, (q, a) in enumerate(rows, start=1)]
+            for split, rows in splits.items()
+        }
+
+    def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+        messages = ({"role": "system", "content": "Answer."}, {"role": "user", "content": row["q"]})
+        return Prompt("", messages, "toy", "math", verifier, row["a"], {"kept": True})
+
+    return Converter("toy", "Toy", "generated", verifier, read, prompt)
+
+
+def questions(converter: Converter, split: str = "train", **plan: Any) -> list[str]:
+    made = prepare(converter, ConvertOptions(), Plan(**plan))
+    return [prompt.messages[-1]["content"] for prompt in made.splits[split]]
+
+
+def last_step(converter: Converter, **plan: Any) -> Step:
+    return prepare(converter, ConvertOptions(), Plan(**plan)).steps[-1]
+
+
+def test_a_prompt_gets_its_id_split_and_index_as_the_source_counts_them() -> None:
+    converter = of(train=[("one?", "1"), ("two?", "2"), ("three?", "3")], test=[("four?", "4")])
+    made = prepare(converter, ConvertOptions(), Plan(min_chars=len("Answer.four?")))
+    assert made.splits["train"][0].id == "toy:train:2"
+    assert made.splits["train"][0].extra_info == {"split": "train", "index": 2, "kept": True}
+    assert made.steps[1] == Step("length", {"train": 1, "test": 1}, {"shorter": 2, "longer": 0})
+
+
+def test_whatever_a_converter_does_on_a_row_is_that_row_s_fault_and_is_named() -> None:
+    converter = of(train=[("one?", "1")])
+    broken = Converter("toy", "", "", "", converter.read, lambda row, options: row["question"])
+    with pytest.raises(DataError, match=r"train\.jsonl, line 1: the converter fails on it: KeyError\('question'\)"):
+        prepare(broken, ConvertOptions())
+
+    def refuses(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
+        raise ConfigError("--task = odd", "give another")
+
+    with pytest.raises(ConfigError, match="--task = odd"):  # which no row can help
+        prepare(Converter("toy", "", "", "", converter.read, refuses), ConvertOptions(), Plan(skip_bad=True))
+
+
+def test_no_split_and_no_rows_are_refused() -> None:
+    with pytest.raises(DataError, match="the converter gave no split"):
+        prepare(of(), ConvertOptions())
+    with pytest.raises(DataError, match="no row of the train split: it is empty"):
+        prepare(of(train=[]), ConvertOptions())
+
+
+def test_equal_prompts_are_kept_once_and_rather_in_test() -> None:
+    train = [("Two  plus two?", "4"), ("two plus TWO?", "5"), ("three?", "3"), ("asked?", "1")]
+    converter = of(train=train, test=[("asked?", "1"), ("asked? ", "1")])
+    assert questions(converter, dedup=True) == ["Two  plus two?", "three?"]
+    assert questions(converter, "test", dedup=True) == ["asked?"]
+    step = last_step(converter, dedup=True, check=False)
+    assert step.removed == {"repeated": 1, "in another split": 1, "repeated with another answer": 1}
+    assert "train.jsonl, line 2 repeats train.jsonl, line 1" in step.examples
+
+
+def test_a_column_called_split_does_not_say_which_of_two_equal_prompts_is_in_which_split() -> None:
+    converter = of(train=[("asked?", "1"), ("asked?", "1")])
+    named = replace(
+        converter,
+        prompt=lambda row, options: replace(converter.prompt(row, options), extra_info={"split": "weird"}),
+    )
+    assert last_step(named, dedup=True, check=False).removed == {"repeated": 1}
+
+
+def test_a_shuffle_depends_on_the_seed_alone_and_a_limit_counts_what_it_takes() -> None:
+    converter = of(train=[(f"{n}?", str(n)) for n in range(20)])
+    assert questions(converter, shuffle=1) == questions(converter, shuffle=1)
+    assert questions(converter, shuffle=1) != questions(converter, shuffle=2)
+    assert sorted(questions(converter, shuffle=1)) == sorted(questions(converter))
+    assert questions(converter, limit=3) == ["0?", "1?", "2?"]
+    assert last_step(converter, limit=3, check=False).removed == {"over the limit": 17}
+
+
+def test_an_answer_that_its_verifier_cannot_read_stops_or_is_left_out() -> None:
+    converter = of(train=[("one?", "1"), ("two?", "two apples"), ("three?", "")])
+    with pytest.raises(
+        DataError, match=r"train\.jsonl, line 2: the verifier 'gsm8k' rejects .* 'two apples': .*1 more rows"
+    ) as error:
+        prepare(converter, ConvertOptions(), Plan())
+    assert "--skip-bad" in error.value.hint
+    assert questions(converter, skip_bad=True) == ["one?"]
+    assert last_step(converter, skip_bad=True).removed == {"answer refused": 2}
+    assert len(questions(converter, check=False)) == 3
+
+
+def test_the_first_of_several_verifiers_judges_the_answer() -> None:
+    converter = of("gsm8k(mode=flexible) + 0.1 * format", train=[("one?", "1")])
+    assert last_step(converter).removed == {"answer refused": 0}
+
+
+def test_what_cannot_be_checked_is_said_and_an_unknown_verifier_refused() -> None:
+    code = of("code", train=[("one?", "1"), ("two?", "2")])
+    assert last_step(code).examples == ["2 rows of the verifier 'code' are not checked here"]
+    with pytest.raises(UnknownName, match="did you mean gsm8k"):
+        prepare(of("gsm9k", train=[("one?", "1")]), ConvertOptions(), Plan())
+
+
+def test_a_failed_write_leaves_both_splits_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = prepare(of(train=[("one?", "1")], test=[("two?", "2")]), ConvertOptions()).splits
+    write_splits(tmp_path, first, provenance("toy", "local", [], {}, []))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    replace, calls = os.replace, []
+
+    def fail_at_the_second(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_at_the_second)
+    second = prepare(of(train=[("three?", "3")], test=[("four?", "4")]), ConvertOptions()).splits
+    with pytest.raises(DataError, match=r"train\.parquet and .*test\.parquet: No space left"):
+        write_splits(tmp_path, second, {})
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    calls.clear()
+    with pytest.raises(DataError, match="No space left"):
+        write_splits(tmp_path / "new", second, {})
+    assert list((tmp_path / "new").iterdir()) == []
+    write_splits(tmp_path, second, {})
+    assert [prompt.ground_truth for prompt in read_prompts(tmp_path, "test")] == ["4"]

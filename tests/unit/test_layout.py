@@ -1,0 +1,102 @@
+"""The shape of the package: small folders, short functions, and no import circles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "rlcli"
+PAGE = ROOT / "docs" / "architecture.md"
+MOST_FILES, MOST_LINES = 12, 60
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Modules of the package that a file imports: at its top, within functions, and for annotations alone."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            while name and name not in MODULES:
+                name = name.rpartition(".")[0]
+            if name and name != "rlcli":
+                yield name
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" → ".join(error.args[1]))
+
+
+def test_the_graph_sees_imports_of_every_kind() -> None:
+    assert "rlcli.cli.app" in set(imported(MODULES["rlcli.cli.main"]))  # within a function
+    assert "rlcli.scoring.processes.jobs" in set(imported(MODULES["rlcli.scoring.processes.worker"]))  # annotations
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda path: path.name)
+def test_a_folder_holds_few_files_and_states_its_job(folder: Path) -> None:
+    files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MOST_FILES
+    job = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert job, "the docstring of __init__.py states the package's one job"
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its signature, where a command declares its options, and its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_no_function_is_long() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {body_lines(node)} lines"
+        for path in MODULES.values()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > MOST_LINES
+    ]
+    assert not long
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions and classes of a file, methods as `Class.method`."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+def test_the_page_names_what_exists() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for place in re.findall(r"`(rlcli/[\w/]+(?:\.py)?)`", text):
+        assert (ROOT / place).exists(), place
+    rows = re.findall(r"^\|.*?`([\w.]+)`.*`(rlcli/[\w/]+\.py)` \|$", text, re.MULTILINE)
+    rows += re.findall(r"`([\w.]+)`\s\(`(rlcli/[\w/]+\.py)`\)", text)
+    assert len(rows) >= 18
+    for name, place in rows:
+        assert name in names_in(ROOT / place), f"{place} has no {name}"
+
+
+def test_the_page_lists_every_package() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for place in PACKAGE.iterdir():
+        if place.name not in ("__init__.py", "__pycache__", "py.typed"):
+            assert f"`rlcli/{place.name}`" in text

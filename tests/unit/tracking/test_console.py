@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+import threading
+import unicodedata
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rlcli.tracking.console import View, duration, figures, printable, sparkline
+
+METRICS = {
+    "reward/mean": 0.25,
+    "response_tokens/mean": 123.4,
+    "response_tokens/truncated": 0.125,
+    "throughput/rollout_tokens_per_s": 12345.0,
+    "throughput/update_tokens_per_s": 678.0,
+    "time/step_s": 2.0,
+    "update/grad_norm": 0.5,
+    "canary/max_abs_diff": 1.2e-5,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def plain(clock: Clock) -> View:
+    return View(2, Console(file=io.StringIO(), width=40), clock)
+
+
+@pytest.fixture
+def live(clock: Clock) -> Iterator[View]:
+    console = Console(file=Terminal(), width=100, force_terminal=True, _environ={"TERM": "xterm"})
+    with View(1, console, clock) as view:
+        yield view
+
+
+def shown(view: View) -> str:
+    assert isinstance(view.console.file, io.StringIO)
+    return view.console.file.getvalue()
+
+
+def frame(view: View) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.render())
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_plain_output_is_one_line_a_step(plain: View, clock: Clock) -> None:
+    plain.start(10, "grpo")
+    plain.phase("generate")
+    plain.progress(1, 8)
+    clock.now += 2
+    plain.step(METRICS)
+    plain.phase("generate")
+    assert shown(plain).splitlines() == [
+        "grpo: 10 steps",
+        "… generate",
+        "step 1/10  reward 0.250  length 123 (12% cut)  generate 12,345 tok/s  update 678 tok/s  grad 0.5  "
+        "canary 1.2e-05  2.0 s  0:18 left",
+    ]
+
+
+def test_a_step_with_few_metrics_shows_those(plain: View) -> None:
+    plain.start(3, "t")
+    plain.step({"reward/mean": float("nan")})
+    assert shown(plain).splitlines()[-1] == "step 1/3  reward nan  0:00 left"
+
+
+def test_the_time_left_follows_the_pace_of_late_steps_and_leaves_loading_out(plain: View, clock: Clock) -> None:
+    plain.start(100, "t")
+    assert plain.eta_s() is None
+    clock.now += 500  # loading
+    plain.step({"time/step_s": 3.0})
+    assert plain.eta_s() == pytest.approx(99 * 3)
+    for _ in range(2, 41):
+        clock.now += 5
+        plain.step({"time/step_s": 3.0})  # 2 s of each pass between steps
+    assert plain.eta_s() == pytest.approx(60 * 5)
+    clock.now += 4
+    assert plain.eta_s() == pytest.approx(60 * 5 - 4)
+    clock.now += 1e6
+    assert plain.eta_s() == 0.0
+
+
+def test_plain_output_is_not_silent_for_long(plain: View, clock: Clock) -> None:
+    plain.phase("evaluate")
+    for done in range(1, 66):
+        clock.now += 1
+        plain.progress(done, 65)
+    assert shown(plain).splitlines() == [
+        "… evaluate",
+        "… evaluate 31/65 · 0:34 left",
+        "… evaluate 62/65 · 0:03 left",
+    ]
+
+
+def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> None:
+    plain.start(1, "t")
+    plain.samples([("2+2?", "four", 1.0, "ok"), ("3+3?", "x" * 2000, 0.5, "wrong"), ("unasked", "y", 0.0, "ok")])
+    text = shown(plain)
+    assert "step 0 · score 1 · ok" in text
+    assert "2+2?\nfour\n" in text
+    assert "score 0.5 · wrong" in text
+    assert "… 500 characters more" in text
+    assert "unasked" not in text
+
+
+def test_no_samples_are_shown_unasked() -> None:
+    view = View(console=Console(file=io.StringIO()))
+    view.samples([("p", "r", 1.0, "ok")])
+    assert shown(view) == ""
+
+
+@pytest.mark.parametrize("kind", ["plain", "live"])
+def test_model_text_can_neither_style_nor_steer_the_terminal(kind: str, request: pytest.FixtureRequest) -> None:
+    view: View = request.getfixturevalue(kind)
+    evil = "[red]bold[/] [/nothing] \x1b[2J\x1b]0;title\x07 a\rb \x9b5A \u202etxt \ud800"
+    view.start(1, evil)
+    view.phase(evil)
+    view.samples([(evil, evil, 0.0, evil)])
+    view.note(evil)
+    view.close()
+    text = shown(view)
+    written = r"[red]bold[/] [/nothing] \x1b[2J\x1b]0;title\x07 a\rb \x9b5A \u202etxt \ud800"
+    assert text.count(written) >= 4 or kind == "live"
+    assert written in text
+    for character in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e", "\ud800"):
+        assert character not in text
+
+
+@given(st.text())
+def test_printable_text_has_no_control_characters_and_plain_text_is_unchanged(text: str) -> None:
+    safe = printable(text)
+    kinds = {unicodedata.category(character) for character in safe if character not in "\n\t"}
+    assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert printable(safe) == safe
+    assert safe == text or not text.isprintable()
+
+
+def test_the_live_view_shows_bar_reward_course_speeds_and_phase(live: View, clock: Clock) -> None:
+    live.phase("load")
+    clock.now += 65
+    assert "load  1:05" in frame(live)
+    assert "step" not in frame(live)
+    live.start(4, "grpo on gsm8k")
+    for reward in (0.0, 1.0):
+        live.step({**METRICS, "reward/mean": reward})
+        clock.now += 2
+    live.phase("generate")
+    live.progress(3, 8)
+    assert "generate  3/8  0:00" in frame(live)
+    live.phase("update")
+    text = frame(live)
+    assert "grpo on gsm8k" in text
+    assert "step 2/4" in text
+    assert "left" in text
+    assert "reward 1.000 ▁█" in text
+    assert "length 123 (12% cut)  generate 12,345 tok/s  update 678 tok/s" in text
+    assert "update  0:00" in text
+    live.note("evaluation: 12%")
+    live.close()
+    live.close()
+    assert "evaluation: 12%" in shown(live)
+
+
+def test_drawing_while_steps_come_in_does_not_fail(live: View) -> None:
+    live.start(2000, "t")
+    failures: list[BaseException] = []
+
+    def draw() -> None:
+        try:
+            while not done.is_set():
+                frame(live)
+        except BaseException as error:
+            failures.append(error)
+
+    done = threading.Event()
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for _ in range(500):
+        live.step(METRICS)
+    done.set()
+    thread.join()
+    live.close()
+    assert not failures
+
+
+def test_verifier_failures_are_said_and_absent_ones_are_not() -> None:
+    assert figures({"reward/mean": 0.0, "outcome/crash": 0.25, "outcome/timeout": 0.0})[1:] == ["verifier crash 25.0%"]
+
+
+@given(st.lists(st.floats(width=32), max_size=50))
+def test_a_sparkline_has_a_character_a_value(values: list[float]) -> None:
+    assert len(sparkline(values)) == len(values)
+
+
+def test_a_sparkline_rises_with_its_values_and_is_low_when_flat() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0.3, 0.3]) == "▁▁"
+    assert sparkline([float("nan"), 1.0, 2.0]) == " ▁█"
+
+
+def test_durations_read_like_a_clock() -> None:
+    assert [duration(s) for s in (0, 59.6, 3599, 3600)] == ["0:00", "1:00", "59:59", "1:00:00"]
+
+
+def test_the_view_is_plain_where_stderr_is_no_terminal_whatever_colour_is_forced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with View() as view:
+        view.start(3, "t")
+        view.phase("generate")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "t: 3 steps\n… generate\n"
+
+
+PROGRAM = """
+import time
+from rlcli.tracking.console import View
+with View() as view:
+    view.phase("start Ray")
+    view.start(2, "on a terminal")
+    view.phase("generate")
+    time.sleep(0.6)
+    print("data")
+    view.step({"reward/mean": 0.5, "time/step_s": 0.6})
+    view.note("half way")
+    view.step({"reward/mean": 0.75, "time/step_s": 0.6})
+"""
+
+
+def on_a_terminal(env: dict[str, str]) -> tuple[bytes, bytes]:
+    """stdout (a pipe) and stderr (a pseudo-terminal) of PROGRAM."""
+    parent, child = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=child, env={**os.environ, **env}
+    ) as process:
+        os.close(child)
+        seen = b""
+        try:
+            while chunk := os.read(parent, 4096):
+                seen += chunk
+        except OSError:  # Linux's end of file on a pseudo-terminal
+            pass
+        assert process.stdout is not None
+        out = process.stdout.read()
+    os.close(parent)
+    assert process.returncode == 0, seen
+    return out, seen
+
+
+def test_on_a_terminal_the_view_redraws_and_leaves_stdout_to_its_reader() -> None:
+    out, seen = on_a_terminal({"TERM": "xterm-256color", "COLUMNS": "80"})
+    assert out == b"data\n"
+    assert b"\x1b[?25l" in seen  # hides the cursor …
+    assert b"\x1b[?25h" in seen  # … and shows it again
+    text = seen.decode()
+    assert "generate  0:00" in text
+    assert "half way" in text
+    assert "step 2/2" in text
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    _, seen = on_a_terminal({"TERM": "dumb"})
+    assert b"\x1b" not in seen
+    assert b"step 2/2  reward 0.750" in seen
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_who_reads_the_view_may_leave_and_the_run_goes_on(terminal: bool) -> None:
+    """`rlcli … 2>&1 | tee log`, and Ctrl-C: it asks the run to finish its step, and ends `tee`."""
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    program = f"input()\n{PROGRAM}print('went on')\nimport os, sys; sys.stdout.flush(); os._exit(0)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=writer, text=True
+    ) as process:
+        os.close(writer)
+        os.close(reader)
+        stdout, _ = process.communicate("\n", timeout=30)
+    assert stdout.splitlines() == ["data", "went on"]
+    assert process.returncode == 0

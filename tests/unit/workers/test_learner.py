@@ -1,0 +1,134 @@
+"""Updates on two real ranks, of which one alone goes wrong: neither steps, and both go on alike."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from rlcli.config.schema import RunConfig
+from rlcli.errors import RunFailed
+from rlcli.workers.roles.learner import Learner, _poisoned
+
+BOUND = 50.0
+MICRO: Any = SimpleNamespace(empty=False)
+EMPTY: Any = SimpleNamespace(empty=True)
+Loss = Callable[[torch.Tensor], torch.Tensor]
+
+LOSSES: dict[str, Loss] = {
+    "sound": lambda output: output.square().mean(),
+    "loss is NaN, gradient is not": lambda output: output.square().mean() + math.nan,
+    "loss is infinite, gradient is not": lambda output: output.square().mean() + math.inf,
+    "gradient is NaN": lambda output: (output - output.detach()).abs().sqrt().sum(),
+    "exploding": lambda output: 1e6 * output.square().mean(),
+}
+"""What rank 1 computes; rank 0 is always sound."""
+
+
+def child(rank: int, folder: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    config = RunConfig.model_validate({"fault_tolerance": {"bad_grad_norm": BOUND}, "train": {"max_grad_norm": 1.0}})
+    learner = Learner(model, config, 0.1)
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+
+    def weights() -> torch.Tensor:
+        return torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()])
+
+    def update(name: str, micro: Any = MICRO) -> dict[str, Any]:
+        before = weights()
+
+        def loss(_: Any) -> Any:
+            output = model(inputs)
+            own = LOSSES[name if rank else "sound"](output)
+            return output, own, {"loss": own.detach().double()}
+
+        sums = learner.update([micro], loss, 0.1)
+        gradients = [parameter.grad is not None for parameter in model.parameters()]
+        return {"sums": sums, "moved": not torch.equal(before, weights()), "gradients": any(gradients)}
+
+    found = {name: update(name) for name in LOSSES} | {"sound again": update("sound")}
+    found["empty rank"] = update("sound", EMPTY if rank else MICRO)
+    found["unreduced"] = {"error": unreduced(update)}
+    torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def unreduced(update: Callable[[str], object]) -> str:
+    """What an update raises in which each rank keeps its own gradients."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    def keep(_: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **__: Any) -> None:
+        output_tensor.copy_(input_tensor.chunk(dist.get_world_size())[dist.get_rank()])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DefaultReduceScatter, "__call__", keep)
+        with pytest.raises(RunFailed) as failed:
+            update("sound")
+    return failed.value.message
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("learner")
+    mp.spawn(child, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "sound"])
+def test_no_rank_steps_where_one_of_them_has_a_bad_gradient(ranks: list[dict[str, Any]], name: str) -> None:
+    for found in (rank[name] for rank in ranks):
+        assert not found["moved"]
+        assert not found["gradients"], "the bad gradient would be part of the next one"
+        assert found["sums"]["bad"] == 0.5
+        assert set(found["sums"]) == {"bad", "grad_norm"}
+    norm = sum(rank[name]["sums"]["grad_norm"] for rank in ranks)
+    assert norm > BOUND if name == "exploding" else not math.isfinite(norm)
+
+
+@pytest.mark.parametrize("name", ["sound", "sound again", "empty rank"])
+def test_sound_updates_before_and_after_it_step(ranks: list[dict[str, Any]], name: str) -> None:
+    for found in (rank[name] for rank in ranks):
+        assert found["moved"]
+        assert "bad" not in found["sums"]
+        assert math.isfinite(found["sums"]["loss"])
+    assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
+    assert ranks[0]["weights"].isfinite().all()
+
+
+def test_gradients_that_are_not_reduced_stop_the_run(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        said = found["unreduced"]["error"]
+        assert re.match(r"gradients are not summed over the 2 workers: that of \S+weight is ", said)
+
+
+def test_a_number_that_a_mask_hides_from_the_loss_is_found_and_a_sound_loss_keeps_every_bit() -> None:
+    weights = torch.randn(64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def gradient(hidden: float, spoil: bool) -> torch.Tensor:
+        output = weights * torch.linspace(-1, 1, 64)
+        output = torch.cat([output, torch.full((1,), hidden)])
+        term = output[:-1].exp().clamp(0.5, 1.5).sum()
+        weights.grad = None
+        (_poisoned(term, output) if spoil else term).backward()
+        assert weights.grad is not None
+        return weights.grad
+
+    assert torch.equal(gradient(0.0, spoil=True), gradient(0.0, spoil=False))
+    for hidden in (math.nan, -math.inf):
+        assert gradient(hidden, spoil=False).isfinite().all()
+        assert gradient(hidden, spoil=True).isnan().any()
