@@ -1,0 +1,1 @@
+"""`rlcli runs` and `rlcli export`."""

@@ -1,0 +1,89 @@
+"""`rlcli export`: writes a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from rlcli.export.types import Export
+
+
+def export(
+    source: Annotated[Path, typer.Argument(help="A run's folder, or one of its checkpoints.")],
+    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    step: Annotated[
+        str, typer.Option(metavar="N|best", help="Which checkpoint of the run: a step, or best (default: the newest).")
+    ] = "",
+    merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base's weights.")] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None,
+        typer.Option(help="Dtype of the weights (default: as in training; adapters: float32)."),
+    ] = None,
+    critic: Annotated[
+        bool, typer.Option("--critic", help="Export the value model or process reward model instead of the policy.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export in the folder.")] = False,
+    push: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this hub repository, created as private.")
+    ] = None,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Skip the comparisons with the base and with the trainer.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write a checkpoint as a folder for transformers, vLLM and the hub.
+
+    Before the folder gets its name, it is loaded and compared with the base model, from which it must differ, and with
+    the trainer's log-probs.
+
+    Examples:
+
+      rlcli export runs/grpo-1 --out my-model
+
+      rlcli export runs/grpo-1 --step best --out my-model --push me/my-model
+
+      rlcli export runs/lora-1/checkpoints/step-000050 --merge --dtype bfloat16 --out merged
+    """
+    from rlcli.extras import require
+
+    require("torch", "transformers", "peft")
+    from rlcli.hub import check_push, push_folder
+    from rlcli.export import export as exporting
+    from rlcli.export.types import Options
+    from rlcli.export.source import find_origin
+    from rlcli.tracking.console import View
+
+    with View() as view:
+        view.phase(f"verify {source}")
+        exporting.check_out(out, force)
+        if push:
+            check_push(push)
+        origin = find_origin(source, step, view.note)
+        options = Options(merge, dtype or "", critic, not no_check)
+        made = exporting.export(origin, out, options, force=force, on_phase=view.phase, on_note=view.note)
+        url = ""
+        if push:
+            if made.kind == "adapter" and Path(made.base).is_dir():
+                view.note(f"adapter_config.json names the base by its path here, {made.base}: others need its hub id")
+            view.phase(f"push to {push}")
+            url = push_folder(out, push)
+    _print(made, url, as_json)
+
+
+def _print(made: Export, url: str, as_json: bool) -> None:
+    from rlcli.cli.console import emit_json, plain, show, table
+
+    if as_json:
+        emit_json({**asdict(made), "pushed": url or None})
+        return
+    rows = [
+        ("weights", str(made.change or "not compared with the base")),
+        ("log-probs", str(made.log_probs or "not compared with the trainer's")),
+        *([("pushed", url)] if url else []),
+    ]
+    plain(f"{made.path}: {made.kind}, {made.dtype}, step {made.step} from {made.base}")
+    show(table(["check", ""], rows))

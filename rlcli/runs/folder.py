@@ -1,0 +1,334 @@
+"""The folder of a run: its layout, its lock, and writes that a kill cannot leave half done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rlcli.errors import RlcliError, RunFailed, SetupError
+from rlcli.files import replacing, write_synced
+from rlcli.redact import redacted
+from rlcli.runs.environment import environment
+
+LOCK = ".lock"
+"""Marks a folder as a run's; held with flock while the run is alive, so it is released however the run ends."""
+LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+TRACKERS = "trackers.json"
+"""The run's id in each tracker."""
+PLACE = ".place"
+"""The run's current step and phase, as JSON padded to PLACE_BYTES."""
+PLACE_BYTES = 256
+HINT = "free some space or fix the disk"
+LAYOUT = (
+    *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
+    *(EVENTS, "exports", "bad-batches", "reward.png", "profile"),
+    *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
+)
+
+
+class RunFolder:
+    """A folder that this process has locked:
+
+        config.toml  environment.json  metrics.jsonl  events.jsonl  trackers.json
+        samples/step-000001/rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
+
+    with RunFolder.create(Path("runs/first")) as folder:
+        folder.append_metrics({"step": 1, "reward/mean": 0.25})
+    """
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+        self.samples = path / "samples"
+        self.evaluations = path / "evaluations"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self._place = os.open(path / PLACE, os.O_WRONLY | os.O_CREAT, 0o644)
+
+    @classmethod
+    def create(cls, path: Path, force: bool = False, facts: Mapping[str, Any] | None = None) -> RunFolder:
+        """Make the folder, lock it, and write environment.json.
+
+        force: replace the run in the folder, unless that run is alive; files that are not a run's are never removed.
+        facts: further entries of environment.json for this run.
+        Leftovers of a run that failed to start (logs, its configuration) are always replaced.
+        Raises `RlcliError` if the folder is in use, has a run, or has other files; `SetupError` if it cannot be
+        written.
+        """
+        path = path.absolute()
+        with _writable(path):
+            folder = cls(path, _hold(path, force))
+            try:
+                folder._clear()
+                for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
+                    room.mkdir()
+                write_json(path / "environment.json", environment() | dict(facts or {}))
+            except BaseException:
+                folder.close()
+                raise
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        """Lock the folder of a run to resume. Changes nothing in it except that missing subfolders are created.
+
+        Raises `RlcliError` if the run is alive or the folder has none; `SetupError` if it cannot be written.
+        """
+        path = path.absolute()
+        if not (path / "config.toml").is_file():
+            raise RlcliError(f"{path} holds no run: it has no config.toml", "name the folder of a run")
+        with _writable(path, hint=HINT):
+            try:
+                lock = _lock(path)
+            except RlcliError as alive:
+                raise RlcliError(alive.message, "stop it first: Ctrl-C finishes its step and saves it") from None
+            folder = cls(path, lock)
+            for room in (folder.samples, folder.evaluations, folder.checkpoints, folder.logs):
+                room.mkdir(exist_ok=True)
+        return folder
+
+    @staticmethod
+    def check(path: Path, force: bool = False) -> None:
+        """Raise what `create` would, without side effects: for the start of a command, long before the run."""
+        path = path.absolute()
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            with _writable(path):
+                os.close(_hold(path, force))
+        finally:
+            with suppress(OSError):
+                if made:
+                    (path / LOCK).unlink(missing_ok=True)
+                for folder in made:
+                    folder.rmdir()
+
+    def write_config(self, toml: str) -> None:
+        """Write the resolved configuration as TOML, synced to disk. SetupError if it cannot be written."""
+        with _writable(self.path, hint=HINT), replacing(self.path / "config.toml") as temporary:
+            write_synced(temporary, toml.encode())
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add one line to metrics.jsonl. JSON has no NaN and no infinity: such a value is written as null, and listed
+        with its value under `nonfinite`. Raises `RunFailed` if it cannot be written: a run without its record is of
+        little use.
+
+        >>> json.dumps(finite({"step": 3, "update/grad_norm": math.nan}))
+        '{"step": 3, "update/grad_norm": null, "nonfinite": {"update/grad_norm": "nan"}}'
+        """
+        path = self.path / METRICS
+        try:
+            append_line(path, json.dumps(finite(metrics), ensure_ascii=False, allow_nan=False))
+        except OSError as error:
+            raise _unrecorded(path, error) from None
+
+    def write_evaluation(self, step: int, report: Mapping[str, Any]) -> None:
+        """Write the report of an evaluation after `step`. Raises `RunFailed` if it cannot be written."""
+        path = self.evaluations / f"step-{step:06d}.json"
+        try:
+            write_json(path, report)
+        except OSError as error:
+            raise _unrecorded(path, error) from None
+
+    def event(self, kind: str, /, **facts: Any) -> None:
+        """Add one line to events.jsonl: what happened to the run, and when (seconds since 1970). Write errors are
+        ignored: most events report a failure, which a write error must not hide."""
+        add_event(self.path, kind, **facts)
+
+    def at(self, step: int, phase: str) -> None:
+        """Record the current step and phase, in case the run dies. One small write, in place."""
+        place = {"step": step, "phase": phase[:100], "time": round(time.time(), 3), "pid": os.getpid()}
+        with suppress(OSError):
+            os.pwrite(self._place, json.dumps(place).ljust(PLACE_BYTES).encode(), 0)
+
+    def close(self) -> None:
+        """Unlock the folder. May be called again."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            os.close(self._place)
+            self._lock = self._place = -1
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _clear(self) -> None:
+        os.ftruncate(self._place, 0)
+        for name in LAYOUT:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+
+
+def add_event(path: Path, kind: str, /, **facts: Any) -> None:
+    """`RunFolder.event` of the run in the folder `path`, for a process without its lock."""
+    line = {"time": round(time.time(), 3), "event": kind, **finite(facts)}
+    with suppress(OSError):
+        append_line(path / EVENTS, redacted(json.dumps(line, ensure_ascii=False, default=str)))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to the file: all of it, or nothing on an error. If a kill truncated the last line, a line feed is
+    added first, so that only that line is lost."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(file).st_size
+        cut = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        data = ("\n" * cut + line + "\n").encode(errors="replace")  # for example a file name that is not UTF-8
+        try:
+            while data:  # a nearly full disk may take part of a line
+                data = data[os.write(file, data) :]
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+    finally:
+        os.close(file)
+
+
+def place_of(path: Path) -> dict[str, Any]:
+    """The last recorded place of the run in the folder `path`: step, phase, time, pid; empty if unknown."""
+    try:
+        found = json.loads((path / PLACE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """The events of the run in the folder `path`, oldest first; truncated lines are left out."""
+    try:
+        lines = (path / EVENTS).read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return []
+    events = []
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                events.append(event)
+    return events
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """`metrics` for JSON: scalars as Python numbers, non-finite numbers as null and listed."""
+    clean: dict[str, Any] = {}
+    odd: dict[str, str] = {}
+    for name, value in metrics.items():
+        if hasattr(value, "item"):  # NumPy's scalars and tensors of one element
+            value = value.item()
+        if isinstance(value, float) and not math.isfinite(value):
+            odd[name], value = str(value), None
+        clean[name] = value
+    return clean | {"nonfinite": odd} if odd else clean
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    with replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def evaluation_folder(path: Path) -> Path:
+    """Make the folder of an evaluation's samples and logs, and check that it is writable. A run's folder is refused:
+    its logs would be overwritten."""
+    with _writable(path, "folder"):
+        path.mkdir(parents=True, exist_ok=True)
+        if (path / LOCK).exists():
+            raise RlcliError(f"folder {path} holds a run", "give another folder with --out")
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    return path.resolve()
+
+
+def _unrecorded(path: Path, error: OSError) -> RunFailed:
+    return RunFailed(
+        f"{path} cannot be written: {error.strerror}",
+        f"{HINT}; rlcli train --resume then continues from the last checkpoint",
+    )
+
+
+@contextmanager
+def _writable(path: Path, what: str = "run folder", hint: str = "give another with --out") -> Iterator[None]:
+    """Turn an OSError into a SetupError about the folder `path`."""
+    try:
+        yield
+    except OSError as error:
+        at = next((place for place in (path, *path.parents) if place.exists() and not place.is_dir()), None)
+        why = f"{at} is a file" if at else error.strerror
+        raise SetupError(f"{what} {path} cannot be written: {why}", hint) from None
+
+
+def _hold(path: Path, force: bool) -> int:
+    """Make the folder `path` if it is missing and lock it for a new run. Removes nothing."""
+    path.mkdir(parents=True, exist_ok=True)
+    held = {entry.name for entry in path.iterdir()}
+    if held and LOCK not in held:
+        raise RlcliError(f"run folder {path} has files that are not a run's", "give another folder with --out")
+    lock = _lock(path)
+    if _begun(path) and not force:
+        os.close(lock)
+        raise RlcliError(
+            f"run folder {path} already holds a run",
+            "give another folder with --out; rlcli train replaces it with --force",
+        )
+    return lock
+
+
+def _begun(path: Path) -> bool:
+    """Whether the folder has results of a run. A run that failed to start has none."""
+    rooms = (path / name for name in ("samples", "evaluations", "checkpoints"))
+    return (path / METRICS).exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)
+
+
+def _lock(path: Path) -> int:
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _take(lock)
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()} on {platform.node()}".encode())
+    except BlockingIOError:
+        holder = os.read(lock, 200).decode(errors="replace") or "unknown"
+        os.close(lock)
+        raise RlcliError(f"run folder {path} is in use by process {holder}", "give another folder with --out") from None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _take(lock: int) -> None:
+    """Lock the file, or raise BlockingIOError. Retries, since a check whether the run is alive locks it briefly."""
+    for left in range(LOCK_TRIES - 1, -1, -1):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(LOCK_PAUSE_S)
+
+
+def default_out(recipe: str, root: Path = Path("runs")) -> Path:
+    """`runs/grpo-1`, or the next free number."""
+    number = 1
+    while (root / f"{recipe}-{number}").exists():
+        number += 1
+    return root / f"{recipe}-{number}"

@@ -1,0 +1,140 @@
+"""Reads the state of runs from their folders, for `rlcli runs`. Imports nothing heavy and keeps no lock."""
+
+from __future__ import annotations
+
+import codecs
+import fcntl
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcli.errors import ConfigError
+from rlcli.runs.records import evaluations_of, metrics_of
+from rlcli.runs.folder import EVENTS, LOCK, METRICS, events_of
+
+State = Literal["alive", "finished", "stopped", "failed", "killed"]
+ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+"""Events that end a run, unless it is restarted."""
+BEGINS = ("started", "resumed", "restarted")
+MOST = 1e15
+"""Upper bound of steps and times."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Summary of one run. step: done so far, of `steps`. reward: mean of the last one. evaluated, pass_at_1: step and
+    outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, in seconds since 1970;
+    None if unknown."""
+
+    name: str
+    path: str
+    recipe: str
+    state: State
+    step: int
+    steps: int
+    reward: float | None
+    evaluated: int | None
+    pass_at_1: float | None
+    checkpoint: int | None
+    time: float | None
+
+
+def runs_in(root: Path) -> list[Run]:
+    """The runs in the folders of `root`, the latest first."""
+    folders = [path.parent for path in root.glob(f"*/{LOCK}") if (path.parent / "config.toml").is_file()]
+    return sorted((run_at(folder) for folder in folders), key=lambda run: run.time or 0.0, reverse=True)
+
+
+def run_at(folder: Path) -> Run:
+    """The run in `folder`, which has a config.toml."""
+    config = config_of(folder)
+    metrics = [line for line in metrics_of(folder) if number(line.get("step"))]
+    evaluations, events = evaluations_of(folder), events_of(folder)
+    evaluated = max(evaluations, default=None)
+    return Run(
+        name=folder.name,
+        path=str(folder),
+        recipe=str(config.get("recipe", {}).get("name", "")),
+        state=state_of(folder),
+        step=metrics[-1]["step"] if metrics else 0,
+        steps=int(number(config.get("train", {}).get("steps")) or 0),
+        reward=number(metrics[-1].get("reward/mean")) if metrics else None,
+        evaluated=evaluated,
+        pass_at_1=None if evaluated is None else _pass_at_1(evaluations[evaluated]),
+        checkpoint=max(checkpoints_of(folder), default=None),
+        time=number(events[-1].get("time")) if events else _changed(folder / "config.toml"),
+    )
+
+
+def number(value: Any) -> float | None:
+    """`value` if it is a finite number, else None: a damaged or edited file may contain anything."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if plain and abs(value) < MOST else None
+
+
+def check_readable(folder: Path) -> None:
+    """Raise `ConfigError` if the record of the run in `folder` is not text. Single invalid lines are allowed, since
+    readers skip them: a kill may have truncated them."""
+    for file in (folder / METRICS, folder / EVENTS):
+        try:
+            with file.open("rb") as opened:
+                codecs.getincrementaldecoder("utf-8")().decode(opened.read(1 << 20))
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise ConfigError(f"{file} cannot be read: {why}", "put a copy of it there, or remove it") from error
+
+
+def _pass_at_1(report: dict[str, Any]) -> float | None:
+    found: Any = report
+    for name in ("pass", "pass@1", "mean"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return number(found)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The resolved configuration as stored, not validated: it may be from another version."""
+    try:
+        found = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {name: section for name, section in found.items() if isinstance(section, dict)}
+
+
+def checkpoints_of(folder: Path) -> list[int]:
+    """The steps of complete checkpoints, ascending, not verified. Copies with other names do not count."""
+    names = (path.parent.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*/manifest.json"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def state_of(folder: Path) -> State:
+    """Alive if a process holds the lock; else how its last attempt ended; killed if it recorded no end."""
+    if _held(folder):
+        return "alive"
+    for event in reversed(events_of(folder)):
+        kind = event.get("event")
+        if kind in ENDS:
+            return ENDS[kind]
+        if kind in BEGINS:
+            break
+    return "killed"
+
+
+def _held(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

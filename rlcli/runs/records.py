@@ -1,0 +1,126 @@
+"""Reads a run's records of steps, and truncates them to the step to resume from. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import RunFailed
+from rlcli.files import replacing, sync_file, sync_folder, write_synced
+from rlcli.runs.folder import METRICS, finite
+
+OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, oldest first, without truncated ones; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return _read_metrics(run)
+    return []
+
+
+def rewards_of(run: Path) -> list[float]:
+    """The mean reward of each step, oldest first; NaN for a step in which no sample counted."""
+    means = [line.get("reward/mean") for line in metrics_of(run) if line["step"]]
+    return [math.nan if mean is None else mean for mean in means]
+
+
+def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
+    """Step → report of each periodic evaluation, from evaluations/step-000050.json; invalid files are left out."""
+    found = {}
+    for step, path in sorted(_of_steps(run / "evaluations")):
+        if path.suffix == ".json":
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                found[step] = json.loads(path.read_text(encoding="utf-8"))
+    return {step: report for step, report in found.items() if isinstance(report, dict)}
+
+
+def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
+    """Truncate the record to the end of `step`: metrics atomically, samples and evaluations of later steps, and
+    evaluations that the metrics do not mention. With -1 nothing is left. Logs and events stay: they record what
+    happened. sampled: a later step whose samples exist already, and stay. Raises RunFailed if that cannot be done."""
+    with _changing(run):
+        _write_metrics(run, [line for line in _read_metrics(run) if line["step"] <= step])
+        told = evaluated_steps(run)
+        for room in ("samples", "evaluations"):
+            for of, path in _of_steps(run / room):
+                # After an interrupted evaluation, another number of workers would not overwrite all files.
+                last = max(step, sampled) if room == "samples" else step
+                if of > last or (room == "evaluations" and of not in told):
+                    _remove(path)
+            for path in (run / room).glob(".step-*.tmp"):  # unfinished writes of a killed run
+                path.unlink()
+
+
+def evaluated_steps(run: Path) -> set[int]:
+    """Steps with an evaluation in metrics.jsonl; an interrupted evaluation may have left only a report."""
+    return {line["step"] for line in metrics_of(run) if any(name.startswith("eval/") for name in line)}
+
+
+def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
+    """Add metrics to the line of `step` in metrics.jsonl, atomically. Raises RunFailed if that cannot be done."""
+    with _changing(run):
+        lines = [line | finite(more) if line["step"] == step else line for line in _read_metrics(run)]
+        _write_metrics(run, lines)
+
+
+def sync(run: Path, after: int) -> None:
+    """Sync to disk what the controller recorded of the steps after `after`: a machine that goes down must not keep the
+    checkpoint and lose the record. Samples need no sync: workers return them only after writing them to disk. So this
+    takes the same time for any number of workers and steps."""
+    reports = [path for step, path in _of_steps(run / "evaluations") if step > after and path.suffix == ".json"]
+    for path in (run / METRICS, *reports):
+        sync_file(path)
+    for folder in (run, run / "samples", run / "evaluations"):
+        sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _changing(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"the record of {run} cannot be changed: {error.filename or run}: {error.strerror or error}",
+            f"free some space or fix the disk, then: rlcli train --resume {run}",
+        ) from error
+
+
+def _read_metrics(run: Path) -> list[dict[str, Any]]:
+    """`metrics_of`, but raises OSError if the file exists and cannot be read: it must not count as empty."""
+    try:
+        lines = (run / METRICS).read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [line for line in found if isinstance(line, dict) and "step" in line]
+
+
+def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with replacing(run / METRICS) as beside:
+        write_synced(beside, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+
+
+def _remove(path: Path) -> None:
+    """Remove a file of a step, or its folder except for files that are not ours."""
+    if not path.is_dir():
+        return path.unlink()
+    for file in (*path.glob("rank-*.parquet"), *path.glob(".rank-*.tmp")):
+        file.unlink()
+    with contextlib.suppress(OSError):
+        path.rmdir()
+
+
+def _of_steps(room: Path) -> list[tuple[int, Path]]:
+    """What the run has written to `room` after a step, with the step: `step-000012.json`, the folder `step-000012`,
+    and, for runs of an older rlcli, `step-000012.rank-0.round-2.parquet`. Other files are ignored."""
+    found = [(OF_STEP.match(path.name), path) for path in room.glob("step-*")]
+    return [(int(name[1]), path) for name, path in found if name]

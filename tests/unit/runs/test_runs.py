@@ -1,0 +1,105 @@
+"""`rlcli runs list` and `show`: what folders tell of runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.config.load import dump_toml, resolve
+from rlcli.runs.folder import RunFolder
+from rlcli.runs.listing import run_at, runs_in, state_of
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, ends in {"a": ["finished"], "b": ["stopped", "resumed"], "c": ["failed"], "d": ["stopped"]}.items():
+        with RunFolder.create(tmp_path / name) as folder:
+            folder.write_config(dump_toml(resolve("dapo", {"train.steps": 70}, ["train.lr=0.5"])))
+            folder.event("started")
+            folder.append_metrics({"step": 0, "eval/pass@1": 0.25})
+            folder.append_metrics({"step": 3, "reward/mean": 0.5})
+            report = {"headline": "pass@1 25.0%", "pass": {"pass@1": {"mean": 0.25}}}
+            (folder.evaluations / "step-000000.json").write_text(json.dumps(report))
+            for event in ends:
+                folder.event(event, step=3)
+    (tmp_path / "data").mkdir()
+    return tmp_path
+
+
+def test_a_run_is_told_at_a_glance(runs: Path) -> None:
+    run = run_at(runs / "a")
+    assert (run.name, run.recipe, run.state, run.step, run.steps, run.reward) == ("a", "dapo", "finished", 3, 70, 0.5)
+    assert (run.evaluated, run.pass_at_1, run.checkpoint) == (0, 0.25, None)
+
+
+def test_how_a_run_ended_is_told_by_its_last_attempt(runs: Path) -> None:
+    states = {run.name: run.state for run in runs_in(runs)}
+    assert states == {"a": "finished", "b": "killed", "c": "failed", "d": "stopped"}
+    assert [run.name for run in runs_in(runs)] == ["d", "c", "b", "a"]
+    with RunFolder.resume(runs / "c"):
+        assert state_of(runs / "c") == "alive"
+    assert state_of(runs / "c") == "failed"
+
+
+def test_what_is_odd_in_one_run_does_not_hide_the_others(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("step-000003", "step-000003-good"):
+        (runs / "a" / "checkpoints" / name).mkdir()
+        (runs / "a" / "checkpoints" / name / "manifest.json").write_text("{}")
+    (runs / "b" / "evaluations" / "step-000003.json").write_text("{}")
+    (runs / "b" / "metrics.jsonl").open("a").write("7\n{}\n")
+    (runs / "c" / "config.toml").write_text("train = 3\n")
+    (runs / "d" / "events.jsonl").open("a").write('{"event": "stopped"}\n')
+    assert {run.name: (run.checkpoint, run.step) for run in runs_in(runs)} == {
+        "a": (3, 3),
+        "b": (None, 3),
+        "c": (None, 3),
+        "d": (None, 3),
+    }
+    for name in "abcd":
+        assert main(["runs", "show", str(runs / name)]) == 0
+
+
+def test_a_run_has_one_line_in_a_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.cli.console import stdout
+
+    monkeypatch.setenv("COLUMNS", "80")
+    stdout.cache_clear()
+    (runs / "a").rename(runs / "grpo-12")
+    (runs / "grpo-12" / "checkpoints" / "step-000100").mkdir()
+    (runs / "grpo-12" / "checkpoints" / "step-000100" / "manifest.json").write_text("{}")
+    assert main(["runs", "list", str(runs)]) == 0
+    stdout.cache_clear()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert len(lines) == 2 + 4
+
+
+def test_runs_are_listed_and_shown(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", str(runs)]) == 0
+    assert "25.0%" in capsys.readouterr().out
+    assert main(["runs", "show", str(runs / "b"), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["settings"] == {
+        "train.steps": {"value": 70, "origin": "flag --steps"},
+        "train.lr": {"value": 0.5, "origin": "--set"},
+    }
+    assert [event["event"] for event in shown["events"]] == ["started", "stopped", "resumed"]
+    assert main(["runs", "show", str(runs / "b")]) == 0
+    assert "flag --steps" in capsys.readouterr().out
+    assert main(["runs", "show", str(runs / "data")]) == 2
+    assert "is not a run: it has no config.toml" in capsys.readouterr().err
+
+
+def test_listing_runs_imports_nothing_heavy(runs: Path) -> None:
+    code = (
+        f"import sys; from rlcli.cli.main import main; main(['runs', 'list', {str(runs)!r}]); "
+        "print([name for name in ('torch', 'ray', 'vllm', 'transformers', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
