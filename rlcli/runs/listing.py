@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcli.errors import ConfigError
-from rlcli.runs.records import evaluations_of, metrics_of
 from rlcli.runs.folder import EVENTS, LOCK, METRICS, events_of
+from rlcli.runs.records import evaluations_of, metrics_of
 
 State = Literal["alive", "finished", "stopped", "failed", "killed"]
 ENDS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}

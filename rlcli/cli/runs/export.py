@@ -51,10 +51,10 @@ def export(
     from rlcli.extras import require
 
     require("torch", "transformers", "peft")
-    from rlcli.hub import check_push, push_folder
     from rlcli.export import export as exporting
-    from rlcli.export.types import Options
     from rlcli.export.source import find_origin
+    from rlcli.export.types import Options
+    from rlcli.hub import check_push, push_folder
     from rlcli.tracking.console import View
 
     with View() as view:

@@ -76,10 +76,10 @@ def show(run: RunName, json: Json = False) -> None:
       rlcli runs show runs/grpo-1 --json
     """
     from rlcli.cli import console
-    from rlcli.runs.records import evaluations_of
     from rlcli.launch.resume import find_run
     from rlcli.runs.folder import events_of
     from rlcli.runs.listing import check_readable, checkpoints_of, run_at
+    from rlcli.runs.records import evaluations_of
 
     folder = find_run(run)
     own = _own_settings(folder)
