@@ -43,6 +43,7 @@ class Objective:
 class Algorithm:
     """An algorithm of the GRPO family, composed of functions.
 
+    >>> from rlcli.algorithms.build import build_algorithm
     >>> algorithm = build_algorithm(advantage="grpo", loss="ppo", clip_high=0.28)
     >>> A = algorithm.response_advantages({"rewards": torch.tensor([1.0, 0.0]), "groups": torch.tensor([0, 0])})
     >>> sequence, lengths = torch.tensor([0, 0, 1]), torch.tensor([2, 1])  # responses of two tokens and of one

@@ -56,7 +56,7 @@ def test_an_algorithms_file_is_named(code: str, says: str, tmp_path: Path, capsy
     (tmp_path / "config.json").write_text(json.dumps(SIZES))
     said = error_of(capsys, *words)
     assert f"error: algorithm.code = '{tmp_path}/mine.py' " in said
-    assert f"{says}; see what the file does when it is imported" in said
+    assert f"{says}; check what the file does when it is imported" in said
 
 
 SIZES = {"model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -146,8 +146,8 @@ def test_the_dump_says_where_each_value_came_from() -> None:
 
 
 VALUES = {
-    "model.path": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-    "tracking.project": st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    "model.path": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
+    "tracking.project": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
     "train.lr": st.floats(1e-12, 1e3, exclude_min=True),
     "train.seed": st.integers(0, 2**32 - 1),
     "data.shuffle": st.booleans(),

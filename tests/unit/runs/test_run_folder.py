@@ -260,7 +260,7 @@ def test_a_folder_with_other_files_is_refused_even_by_force_and_left_alone(tmp_p
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "thesis.tex").write_text("years")
     for force in (False, True):
-        with pytest.raises(RlcliError, match="no run's; give another folder with --out"):
+        with pytest.raises(RlcliError, match="not a run's; give another folder with --out"):
             RunFolder.create(tmp_path, force=force)
     assert [path.name for path in tmp_path.rglob("*")] == ["samples", "thesis.tex"]
 

@@ -292,7 +292,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     trainer = object.__new__(Trainer)
     trainer.config = RunConfig.model_validate({"train": {"steps": 2}, "evaluation": {"every": 1}})
     trainer.view, trainer.trackers, trainer.stop = MagicMock(show_samples=1), MagicMock(), MagicMock(requested=False)
-    trainer.workers = MagicMock()
+    trainer.workers, trainer.prefetcher = MagicMock(), MagicMock()
     trainer.workers.texts.side_effect = lambda count: [
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
