@@ -133,7 +133,7 @@ def round_trip(model: str) -> dict[str, Any]:
     return found
 
 
-def test_what_leaves_the_gpu_comes_back_bit_for_bit_and_is_saved_while_it_is_away(model: Path) -> None:
+def test_offloaded_state_returns_bit_for_bit_and_is_saved_while_away(model: Path) -> None:
     found = driven("round_trip", model)
     assert found["same"] == found["copied"] == [True] * 3
     for held, away in found["held"]:
@@ -159,7 +159,7 @@ def checkpointing(model: str) -> dict[str, Any]:
     return found | {"inputs": SIZES["layers"] * tokens * SIZES["hidden"] * 2}
 
 
-def test_activations_that_are_worked_out_again_or_wait_in_host_memory_take_less(model: Path) -> None:
+def test_recomputed_or_offloaded_activations_take_less_memory(model: Path) -> None:
     found = driven("checkpointing", model)
     (none, norm), (recomputed, again), (offloaded, moved) = found["False"], found["True"], found["offload"]
     assert again == pytest.approx(norm, rel=1e-2)

@@ -122,9 +122,7 @@ def test_an_adapter_reaches_the_engine(tiny: Path, sums: Path, tmp_path: Path) -
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_an_engine_in_eight_bits_follows_the_policy_and_tells_how_far_it_is_off(
-    tiny: Path, sums: Path, tmp_path: Path
-) -> None:
+def test_an_fp8_engine_follows_the_policy_and_reports_its_difference(tiny: Path, sums: Path, tmp_path: Path) -> None:
     exact = train(tiny, sums, tmp_path / "exact")
     steps = train(tiny, sums, tmp_path / "fp8", "--set", "rollout.quantization=fp8")
     assert all(line["canary/max_abs_diff"] < 1.0 for line in steps)

@@ -111,7 +111,7 @@ def test_a_run_stops_where_one_engine_has_other_weights_than_the_trainer(
     assert not two_workers[name]["steps"]  # the first sync was sound, the one after the first update was not
 
 
-def test_an_update_whose_loss_is_no_number_on_one_rank_is_left_out_on_all_and_its_batch_is_saved(
+def test_an_update_with_a_nan_loss_on_one_rank_is_skipped_on_all(
     two_workers: dict[str, dict[str, Any]], folder: Path
 ) -> None:
     run, sound = two_workers["grpo:skip"], two_workers["grpo"]["steps"]
@@ -131,7 +131,7 @@ def test_an_update_whose_loss_is_no_number_on_one_rank_is_left_out_on_all_and_it
         assert {"rollout_log_probs", "advantages"} <= set(batch["micros"][0]["tokens"])
 
 
-def test_a_run_that_rolls_back_goes_on_from_the_checkpoint_with_other_prompts(
+def test_a_rollback_resumes_from_the_checkpoint_with_other_prompts(
     two_workers: dict[str, dict[str, Any]], folder: Path
 ) -> None:
     import pyarrow.parquet as pq

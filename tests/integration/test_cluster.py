@@ -103,7 +103,7 @@ def group(cluster: str, tmp_path: Path) -> Iterator[WorkerGroup]:
 
 
 @pytest.mark.parametrize("own", [{}, {"LD_PRELOAD": "", "MALLOC_TRIM_THRESHOLD_": "4096"}], ids=["jemalloc", "glibc"])
-def test_a_cpu_worker_begins_with_a_heap_that_keeps_memory_unless_the_user_has_set_another(
+def test_a_cpu_worker_starts_with_our_heap_unless_the_user_set_another(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
 ) -> None:
     """A heap reads what it is told when a process begins, and never again."""

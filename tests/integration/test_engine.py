@@ -319,7 +319,7 @@ def test_seeds_that_differ_by_one_draw_from_the_distribution_of_the_model(found:
     assert abs(chi_square - len(likely)) < 5 * math.sqrt(2 * len(likely))
 
 
-def test_a_response_that_goes_on_from_its_tokens_draws_what_it_would_have_drawn(found: dict[str, Any]) -> None:
+def test_a_response_resumed_from_its_tokens_draws_the_same_tokens(found: dict[str, Any]) -> None:
     whole = {key: found["second"]["made"][key] for key in found["resumed"]}
     going_on = [key for key, one in whole.items() if len(one["tokens"]) > 7]
     assert going_on
@@ -327,7 +327,7 @@ def test_a_response_that_goes_on_from_its_tokens_draws_what_it_would_have_drawn(
         assert found["resumed"][key][: len(whole[key]["tokens"])] == whole[key]["tokens"]
 
 
-def test_responses_that_are_broken_off_go_on_with_what_they_would_have_been(found: dict[str, Any]) -> None:
+def test_aborted_responses_resume_as_if_never_aborted(found: dict[str, Any]) -> None:
     broken_off, gone_on = found["broken_off"], found["gone_on"]
     assert len(broken_off) == 32
     assert {key for key, one in broken_off.items() if one["finish"] is None} == set(gone_on) != set(broken_off)
@@ -351,14 +351,14 @@ def test_responses_end_with_the_stop_token_or_at_the_limit(found: dict[str, Any]
             assert not set(one["tokens"]) & set(found["stops"])
 
 
-def test_prompts_of_more_tokens_than_one_step_takes_are_sampled_by_their_seeds(found: dict[str, Any]) -> None:
+def test_prompts_longer_than_one_prefill_are_sampled_by_their_seeds(found: dict[str, Any]) -> None:
     assert len(found["long"]) == 5
     assert found["long_alone"]["4"]["tokens"] == found["long"]["4"]["tokens"]
     for key, one in found["long"].items():
         assert one["log_probs"] == pytest.approx(found["long_expected"][key], abs=1e-4)
 
 
-def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_their_log_probs(found: dict[str, Any]) -> None:
+def test_top_p_draws_only_the_likeliest_tokens_with_their_log_probs(found: dict[str, Any]) -> None:
     pairs = [
         (log_prob, likelier, expected)
         for key, one in found["top_p"].items()
@@ -375,7 +375,7 @@ def test_top_p_draws_from_the_likeliest_tokens_alone_and_reports_their_log_probs
     }
 
 
-def test_a_greedy_request_takes_the_likeliest_tokens_among_sampled_ones_and_leaves_those_alone(
+def test_a_greedy_request_beside_sampled_ones_changes_none_of_them(
     found: dict[str, Any],
 ) -> None:
     mixed = found["mixed"]

@@ -79,7 +79,7 @@ def test_a_served_model_is_verified_and_reported(cli: Cli, endpoint: str, sums: 
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
-def test_killed_in_the_middle_and_begun_again_it_asks_for_what_is_missing_and_ends_as_if_nothing_had_been(
+def test_a_killed_evaluation_requests_only_what_is_missing(
     cli: Cli, endpoint: str, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pyarrow.parquet as pq

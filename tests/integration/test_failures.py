@@ -77,7 +77,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [AGAIN(signal.SIGINT), signal.SIGTERM])
-def test_a_signal_before_the_first_step_leaves_at_once_and_the_folder_can_be_used_again(
+def test_a_signal_before_the_first_step_exits_and_frees_the_folder(
     number: signal.Signals, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -124,9 +124,7 @@ class Family:
 
 
 @pytest.mark.exhaustive  # scripts/torture shows it, and more
-def test_a_run_goes_on_by_itself_when_its_driver_its_ray_head_or_a_worker_is_killed(
-    tiny: Path, sums: Path, tmp_path: Path
-) -> None:
+def test_a_run_resumes_when_driver_ray_head_or_worker_is_killed(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(*long_run(tiny, sums, out, "1", steps=8), "--set", "checkpoint.every=1", "--json")
     family = Family(process.pid)

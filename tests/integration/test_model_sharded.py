@@ -356,7 +356,7 @@ def test_a_saved_value_model_gives_the_same_values(runs: Any) -> None:
         assert (last["after"] - last["before"]).abs().max() > 1e-2
 
 
-def test_a_value_model_from_the_policy_starts_at_zero_and_learns_in_bfloat16(runs: Any) -> None:
+def test_a_value_model_of_the_policy_starts_at_zero_and_learns_in_bf16(runs: Any) -> None:
     for result in everyone(runs):
         assert not result["half_values"].any()
         assert result["half_value_masters"] == {torch.float32}

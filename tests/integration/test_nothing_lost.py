@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_to_the_last_byte_stops_the_run_in_one_line(told: di
     assert full["newest"] == 2
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_as_if_nothing_had_happened(
+def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_the_same(
     told: dict[str, dict[str, Any]], folder: Path
 ) -> None:
     damaged = told["damaged"]

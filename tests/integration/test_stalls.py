@@ -119,9 +119,7 @@ def ray_here() -> Iterator[None]:
         yield
 
 
-def test_of_ranks_that_hang_each_is_named_with_what_it_does_and_those_that_wait_are_not(
-    ray_here: None, tmp_path: Path
-) -> None:
+def test_each_hanging_rank_is_named_and_waiting_ranks_are_not(ray_here: None, tmp_path: Path) -> None:
     group = start_group(stuck(), Pool(4, "cpu", 1), tmp_path, str(tmp_path), stall_s=STALL_S)
     processes = [psutil.Process(pid) for pid in group.pid()]
     try:
@@ -144,9 +142,7 @@ def test_of_ranks_that_hang_each_is_named_with_what_it_does_and_those_that_wait_
     assert not psutil.wait_procs(processes, timeout=20)[1], "a process that was stopped outlives its group"
 
 
-def test_a_rank_out_of_memory_is_told_with_what_to_change_and_a_killed_one_may_be_tried_again(
-    ray_here: None, tmp_path: Path
-) -> None:
+def test_out_of_memory_has_a_hint_and_a_killed_rank_may_be_retried(ray_here: None, tmp_path: Path) -> None:
     group = start_group(failing(), Pool(2, "cpu", 1), tmp_path)
     try:
         for kind, said in (("CUDA", "Tried to allocate 2.00 GiB"), ("CPU", "allocate memory"), ("Python", "Memory")):

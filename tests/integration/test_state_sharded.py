@@ -207,9 +207,7 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(results: Results, ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_rank_draws_on_as_it_would_have_and_one_that_was_not_there_keeps_its_seed(
-    results: Results, kind: str
-) -> None:
+def test_each_rank_resumes_its_random_state_and_a_new_one_keeps_its_seed(results: Results, kind: str) -> None:
     for _, rank, loaded, saver, _ in pairs(results, kind):
         assert loaded["known"] == (rank < saver)
         if loaded["known"]:

@@ -150,7 +150,7 @@ def test_the_export_is_a_model_that_moved_and_gives_the_trainers_log_probs(
     assert "sums: how it was made is not recorded." in card
 
 
-def test_vllm_and_transformers_give_the_exports_greedy_tokens_and_log_probs(exports: dict[str, Path]) -> None:
+def test_vllm_and_transformers_agree_on_the_exports_greedy_tokens(exports: dict[str, Path]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -173,7 +173,7 @@ def test_vllm_and_transformers_give_the_exports_greedy_tokens_and_log_probs(expo
 
 
 @pytest.mark.long
-def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_ends_as_if_nothing_had_been(
+def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
     cli: Cli, runs: dict[str, Path], sums: Path, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rlcli"
 PAGE = ROOT / "docs" / "architecture.md"
-MOST_FILES, MOST_LINES = 12, 60
+MOST_FILES, MOST_LINES, LONGEST_TEST_NAME = 12, 60, 70
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
@@ -69,6 +69,18 @@ def test_no_function_is_long() -> None:
         for path in MODULES.values()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and body_lines(node) > MOST_LINES
+    ]
+    assert not long
+
+
+def test_no_test_has_a_long_name() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {len(node.name)} characters"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and len(node.name) > LONGEST_TEST_NAME
     ]
     assert not long
 

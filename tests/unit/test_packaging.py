@@ -106,7 +106,7 @@ def test_the_development_pins_contradict_neither_set(extra: str) -> None:
         }
 
 
-def test_the_cpu_set_holds_the_cpu_torch_and_none_of_the_builds_that_break_it() -> None:
+def test_the_cpu_set_has_the_cpu_torch_and_no_build_that_breaks_it() -> None:
     cpu = pins("3.11", "cpu")
     assert cpu["torch"].endswith("+cpu")
     assert not cpu.keys() & {"torchvision", "torchaudio", "torchcodec", "vllm"}

@@ -302,7 +302,7 @@ def test_gdpo_refuses_another_number_of_weights() -> None:
         apply("gdpo", [Response(0, 1.0, 1, 0.0, (1.0, 1.0))], weights=[1.0, 1.0, 1.0])
 
 
-def test_maxrl_of_binary_rewards_lies_between_minus_one_and_the_number_of_the_others() -> None:
+def test_maxrl_of_binary_rewards_is_between_minus_one_and_group_size() -> None:
     got = apply("maxrl", [Response(0, float(i == 3), 1, 0.0, (0.0, 0.0)) for i in range(8)])
     torch.testing.assert_close(got, float64([7.0 if i == 3 else -1.0 for i in range(8)]), rtol=1e-4, atol=0.0)
 
@@ -334,7 +334,7 @@ def test_whitening_keeps_its_digits_beside_a_large_offset() -> None:
 
 @relaxed
 @given(value=st.floats(-1e6, 1e6), times=st.lists(st.integers(1, 9), max_size=9), other=st.floats(-1e6, 1e6))
-def test_equal_values_are_whitened_to_exactly_zero_whatever_counts_for_nothing(
+def test_equal_values_are_whitened_to_exactly_zero_whatever_is_masked(
     value: float, times: list[int], other: float
 ) -> None:
     got = whiten(float64([other, *[value] * len(times)]), torch.tensor([0, *times]))

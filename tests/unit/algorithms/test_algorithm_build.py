@@ -64,7 +64,7 @@ def test_near_names_are_offered() -> None:
         build(advantage="grop")
 
 
-def test_every_advantage_and_every_loss_can_be_built_with_every_aggregation() -> None:
+def test_every_advantage_and_loss_can_be_built_with_every_aggregation() -> None:
     for advantage in advantages.names():
         assert build(advantage=advantage).advantage is advantages.get(advantage)
     for loss in losses.names():
@@ -92,7 +92,7 @@ def test_each_advantage_says_what_it_needs() -> None:
     assert token_level == {"gae", "vapo", "prime", "reinforce_pp"}
 
 
-def test_a_reference_is_needed_by_a_kl_a_process_reward_and_a_loss_against_it() -> None:
+def test_kl_process_rewards_and_reference_losses_need_a_reference() -> None:
     assert not build().needs_reference
     assert build(kl_coef=0.1).needs_reference
     assert build(kl_coef=0.1, kl_in="reward").needs_reference
@@ -100,7 +100,7 @@ def test_a_reference_is_needed_by_a_kl_a_process_reward_and_a_loss_against_it() 
     assert build(loss="dpo", select="pairs").needs_reference
 
 
-def test_old_log_probs_are_needed_by_a_second_update_a_kl_in_the_reward_and_a_choice_of_tokens() -> None:
+def test_what_needs_old_log_probs() -> None:
     assert [build().needs_old_log_probs(updates) for updates in (1, 2, 4)] == [False, True, True]
     assert not build(kl_coef=0.1).needs_old_log_probs(1)
     assert build(kl_coef=0.1, kl_in="reward").needs_old_log_probs(1)
@@ -259,7 +259,7 @@ def test_a_loss_of_pairs_needs_pairs() -> None:
     )
 
 
-def test_a_loss_of_pairs_needs_an_advantage_whose_sign_tells_the_better_from_the_worse() -> None:
+def test_a_loss_of_pairs_needs_an_advantage_whose_sign_tells_the_better() -> None:
     """One that gives both the same sign, or one of them none, would prefer the wrong response or compare nothing."""
     fits = {"grpo", "dr_grpo", "rloo", "gpg", "maxrl", "opo", "win_rate"}
     for name in fits:
@@ -403,7 +403,7 @@ def test_whether_a_loss_of_ones_own_vanishes_is_tried(
     assert build(loss="mine").skips_zero_advantages is skips
 
 
-def test_importing_the_algorithms_loads_torch_but_no_engine_and_no_configuration() -> None:
+def test_importing_the_algorithms_loads_torch_but_no_engine_or_config() -> None:
     """Nor does it take more than a moment beside torch: what it does is define functions."""
     unwanted = {"ray", "vllm", "transformers", "pydantic", "rlcli.config"}
     code = (

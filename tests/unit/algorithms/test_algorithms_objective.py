@@ -274,7 +274,7 @@ def trimmed(rows: list[Row], name: str) -> tuple[list[list[bool]], list[Row]]:
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "gmpo", "cispo", "clip_cov"])
 @few
 @given(lengths=ragged, seed=seeds, aggregation_name=st.sampled_from(AGGREGATIONS), parts=st.integers(1, 3))
-def test_what_is_rejected_leaves_loss_kl_entropy_and_denominators_in_any_split(
+def test_rejected_samples_leave_loss_kl_entropy_and_denominators(
     name: str, loss: str, lengths: list[int], seed: int, aggregation_name: str, parts: int
 ) -> None:
     """As if the rejected tokens had never been there: against the loops over what is left."""
@@ -386,7 +386,7 @@ def test_any_split_over_micro_batches_and_two_ranks_adds_up_to_the_whole(
 @pytest.mark.parametrize("loss", losses.names())
 @few
 @given(lengths=ragged, seed=seeds)
-def test_samples_with_an_advantage_of_zero_may_be_left_out_exactly_when_the_algorithm_says_so(
+def test_zero_advantage_samples_are_skipped_only_if_the_algorithm_allows(
     loss: str, lengths: list[int], seed: int
 ) -> None:
     algorithm = build(loss=loss, aggregation="group-mean-token-mean")
@@ -440,7 +440,7 @@ def test_objective_gradient_is_that_of_its_value(aggregation_name: str, estimato
 
 
 @pytest.mark.parametrize("estimator", ["k1+", "k3+"])
-def test_straight_through_kl_has_the_value_of_its_namesake_and_the_gradient_of_k2(estimator: str) -> None:
+def test_straight_through_kl_has_its_own_value_and_the_gradient_of_k2(estimator: str) -> None:
     whole = Whole.of(SMOOTH)
     plus, gradient = run(build(kl_coef=0.3, kl_estimator=estimator), SMOOTH, whole)
     namesake, _ = run(build(kl_coef=0.3, kl_estimator=estimator[:2]), SMOOTH, whole)
@@ -474,7 +474,7 @@ def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient() -> No
     assert not any(value.requires_grad for value in objective.sums.values())
 
 
-def test_without_old_log_probs_the_correction_weighs_the_policy_that_trains() -> None:
+def test_without_old_log_probs_the_correction_weighs_the_current_policy() -> None:
     rows = [Row(Response([-1.0], [-1.0], [-1.0], 2.0, 0, [False]), [-1.0 - math.log(1.5)], False, 0)]
     objective, gradient = run(build(), rows, Whole.of(rows), without=("old_log_probs",))
     assert objective.sums["policy_loss"].item() == pytest.approx(-2 * 1.5)  # r = 1.5, without a gradient of its own
@@ -483,9 +483,7 @@ def test_without_old_log_probs_the_correction_weighs_the_policy_that_trains() ->
 
 @pytest.mark.parametrize("aggregation_name", AGGREGATIONS)
 @pytest.mark.parametrize("loss", losses.names())
-def test_an_empty_micro_batch_has_a_zero_loss_to_go_backward_from_and_the_usual_sums(
-    loss: str, aggregation_name: str
-) -> None:
+def test_an_empty_micro_batch_has_a_zero_loss_with_gradient_and_all_sums(loss: str, aggregation_name: str) -> None:
     algorithm = build(loss=loss, aggregation=aggregation_name, kl_coef=0.1, nll_coef=0.1)
     whole = Whole.of(SMOOTH)
     full, _ = run(algorithm, SMOOTH, whole)

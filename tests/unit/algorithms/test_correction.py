@@ -188,7 +188,7 @@ def test_only_rejections_take_tokens_out(name: str) -> None:
     assert bool(correction.Corrections.of(name).rejecting) == (name in REJECTING)
 
 
-def test_several_corrections_are_one_product_and_reject_what_either_rejects() -> None:
+def test_several_corrections_multiply_and_reject_what_either_rejects() -> None:
     batch = [[(-1.0, -1.0 - math.log(1.5)), (-1.0, -1.0 - math.log(0.2))], [(-1.0, -1.0)]]
     joined = correction.Corrections.of("sequence_tis*token_mask * geometric_mask")
     assert joined.weights(inputs(batch), {}).tolist() == [0.0, 0.0, 1.0]

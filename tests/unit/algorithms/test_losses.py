@@ -227,7 +227,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(name: str) -> None:
     assert not (term.clipped_low | term.clipped_high).any()
 
 
-def test_dppo_stops_only_what_moves_a_probability_further_in_the_direction_of_its_advantage() -> None:
+def test_dppo_stops_only_moves_further_along_the_advantage() -> None:
     new, old = torch.tensor([0.7, 0.3, 0.7, 0.3, 0.6, 0.4]), torch.tensor([0.5] * 6)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, -1.0])
     term = losses.dppo_tv(new.log(), old.log(), advantages)
@@ -236,7 +236,7 @@ def test_dppo_stops_only_what_moves_a_probability_further_in_the_direction_of_it
     torch.testing.assert_close(term.loss, torch.tensor([0.0, -0.6, 1.4, 0.0, -1.2, 0.8]))
 
 
-def test_a_dual_clip_below_its_bound_and_ppo_without_any_range_keep_the_policy_gradient() -> None:
+def test_a_dual_clip_below_its_bound_keeps_the_policy_gradient() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)
     term = losses.ppo(new, new.detach(), advantages, clip_low=0.0, clip_high=0.0, dual_clip=2.0)

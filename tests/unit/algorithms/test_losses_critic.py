@@ -45,7 +45,7 @@ def test_value_loss_equals_the_reference(tokens: list[tuple[float, float | None,
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])
-def test_value_gradient_is_right_and_stops_at_values_that_have_moved_far_towards_their_return(
+def test_the_value_gradient_is_right_and_stops_at_clipped_values(
     clip: float | None,
 ) -> None:
     # Moved by −2, −0.3, 0, 0.3 and 2, with the return below, above, and within what has been passed.

@@ -126,7 +126,7 @@ def test_noise_decides_between_tokens_of_equal_covariance(name: str) -> None:
 
 
 @pytest.mark.parametrize(("bounds", "selected"), [((1.0, 5.0), 1), ((2.0, 5.0), 0), ((1.0, 2.0), 0)])
-def test_bounds_of_the_covariance_are_exclusive_and_few_candidates_are_all_there_is(
+def test_covariance_bounds_are_exclusive_and_few_candidates_are_all_taken(
     bounds: tuple[float, float], selected: int
 ) -> None:
     old, advantages = torch.tensor([-3.0, -1.0, -3.0, -1.0]), torch.tensor([1.0, 3.0, 1.0, -1.0])  # cov 0, 2, 0, -2

@@ -117,7 +117,7 @@ def results(outcome: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_token_level_function_sees_padded_responses_as_it_sees_packed_ones(name: str) -> None:
+def test_a_token_level_function_gives_the_same_padded_and_packed(name: str) -> None:
     """Values and gradients, against the same tokens picked by hand, with NaN in all padding."""
     function = FUNCTIONS[name]
     padded, given, clean = Padded(MASK), token_tensors(float("nan")), token_tensors(0.0)

@@ -67,7 +67,7 @@ class Group:
         return [startup.moments()]
 
 
-def test_a_start_is_told_once_when_the_engines_are_idle_after_the_first_generation(
+def test_startup_is_reported_once_after_the_first_generation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(startup, "_moments", {})

@@ -86,9 +86,7 @@ def test_the_plan_tells_what_is_trained(recipe: str, sets: list[str], what: str,
     assert says in plan[what]
 
 
-def test_workers_are_told_of_the_sandbox_that_was_found_not_to_look_for_one(
-    paths: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_receive_the_sandbox_that_the_driver_found(paths: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLCLI_SANDBOX", "unsafe")
     sizes = ["rollout.max_response_tokens=16", "data.max_prompt_tokens=16"]
     prepared = prepare(resolve("grpo", {}, [*paths, *sizes, "verifier.name=code"]).config)

@@ -57,7 +57,7 @@ class Some:
         take(size)
 
 
-def test_a_phase_is_charged_with_what_it_took_and_gave_back_before_it_ended(measuring: None) -> None:
+def test_a_phases_peak_counts_memory_freed_before_its_end(measuring: None) -> None:
     some = Some()
     list(some.rollout(64 * MIB))
     some.update(512 * MIB)

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert str(refused.value) == message
 
 
-def test_a_worker_gets_the_drivers_variables_but_no_secret_and_none_of_its_own() -> None:
+def test_a_worker_gets_the_drivers_variables_but_no_secret() -> None:
     passed = {
         "NCCL_SOCKET_IFNAME": "eth1",
         "GLOO_SOCKET_IFNAME": "eth1",

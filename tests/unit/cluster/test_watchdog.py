@@ -185,7 +185,7 @@ def first_stall(patience: StallDetector, waiting: list[int], limit: int = 100) -
     return limit, []
 
 
-def test_a_rank_that_hangs_in_its_own_code_is_at_fault_and_not_those_that_wait(
+def test_a_rank_that_hangs_in_its_own_code_is_at_fault_not_the_waiting(
     looked_at: tuple[StallDetector, list[Path]],
 ) -> None:
     patience, paths = looked_at

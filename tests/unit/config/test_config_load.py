@@ -170,7 +170,7 @@ def test_the_dump_read_back_as_a_recipe_gives_the_same_configuration(
     assert again.recipe.header.name == "quickstart"
 
 
-def test_the_section_whose_name_python_reserves_is_a_section_like_the_others(tmp_path: Path) -> None:
+def test_the_section_named_like_a_python_keyword_works_like_the_others(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('[recipe]\nbase = "grpo"\n[rollout]\nworkers = 1\n[async]\nstaleness = 1\n')
     found = resolve(str(file))

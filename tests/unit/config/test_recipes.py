@@ -168,7 +168,7 @@ def test_what_makes_an_algorithm_what_it_is() -> None:
         assert {key: values[key] for key in settings} == settings, name
 
 
-def test_quickstart_is_grpo_with_the_settings_that_a_tiny_model_learns_with() -> None:
+def test_quickstart_is_grpo_with_settings_for_a_tiny_model() -> None:
     config = resolve("quickstart").config
     train, rollout, algorithm = config.train, config.rollout, config.algorithm
     assert (train.steps, rollout.prompts_per_step, rollout.samples_per_prompt) == (60, 32, 8)

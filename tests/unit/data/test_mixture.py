@@ -104,7 +104,7 @@ def test_a_run_is_not_resumed_with_another_mixture(changed: dict[str, Any], said
         resumed(mixed(), mixed().state() | changed, 77)
 
 
-def test_a_run_is_not_resumed_with_weights_that_it_had_not_or_without_its_own() -> None:
+def test_a_run_is_not_resumed_with_other_dataset_weights() -> None:
     with pytest.raises(DataError, match="began with no weights and now has a:3"):
         resumed(mixed(), dict(PromptCursor(77, 0, True).state()), 77)
     with pytest.raises(DataError, match="began with a:3, b:2, c:1 by prompts and now has no weights"):

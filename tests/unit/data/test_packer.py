@@ -96,7 +96,7 @@ def step_of(n: int, ranks: int, *, minibatches: int = 1, budget: int = 16384, se
 
 @relaxed
 @given(case=cases())
-def test_every_active_sample_is_forwarded_once_in_the_minibatch_of_its_group(case: Case) -> None:
+def test_every_active_sample_is_forwarded_once_in_its_groups_minibatch(case: Case) -> None:
     plan = case.plan()
     assert len(plan.minibatches) == case.minibatches
     for i, minibatch in enumerate(plan.minibatches):
@@ -136,7 +136,7 @@ def test_a_plan_depends_on_its_input_alone(case: Case) -> None:
 
 @relaxed
 @given(case=cases())
-def test_no_micro_batch_is_wasted_and_loads_differ_by_less_than_a_sample_of_each_bin(case: Case) -> None:
+def test_no_micro_batch_is_wasted_and_loads_differ_by_less_than_a_sample(case: Case) -> None:
     for i, minibatch in enumerate(case.plan().minibatches):
         sizes = [case.sizes[s] for s in case.members(i) if case.is_active(s)]
         fewest = math.ceil(sum(sizes) / (case.budget * case.ranks))
@@ -175,7 +175,7 @@ def test_samples_that_spreading_cannot_fit_are_packed_tightly_instead() -> None:
     assert case.plan().microbatches == 2
 
 
-def test_samples_that_best_fit_would_pack_into_more_micro_batches_are_spread_over_the_fewest() -> None:
+def test_samples_are_packed_into_the_fewest_micro_batches() -> None:
     plan = plan_batches(
         [1] * 8, [3, 5, 3, 2, 4, 8, 4, 2], [0] * 8,
         minibatches=1, ranks=1, tokens_per_microbatch=13, max_response_tokens=10,
@@ -203,7 +203,7 @@ def test_a_rank_with_the_larger_micro_batch_is_given_the_smaller_one_next() -> N
     assert plan.minibatches[0].rank_tokens == (70, 70)
 
 
-def test_imbalance_is_what_the_slowest_ranks_do_over_what_the_average_one_does() -> None:
+def test_imbalance_is_the_slowest_ranks_work_over_the_average() -> None:
     assert Case([0] * 2, [30, 10], [0] * 2, 1, ranks=2, budget=30).plan().imbalance == pytest.approx(1.5, rel=1e-3)
     # In the first micro-batch one rank waits for the other's 50 tokens, in the second for 30.
     of_two = Case([0] * 4, [50, 40, 30, 20], [0] * 4, 1, ranks=2, budget=50).plan()
@@ -217,7 +217,7 @@ def test_equal_token_counts_are_parted_by_the_cost_of_attention() -> None:
     assert sorted(sorted(rank[0]) for rank in minibatch.ranks) == [[0], [1, 2, 3]]
 
 
-def test_a_minibatch_without_active_samples_has_no_micro_batches_but_its_denominators() -> None:
+def test_a_minibatch_without_active_samples_keeps_its_denominators() -> None:
     case = Case(
         [5] * 4, [5, 6, 7, 8], [0, 0, 1, 1], minibatches=2, ranks=3, budget=40, active=[False, False, True, True]
     )
@@ -326,7 +326,7 @@ def test_only_active_samples_of_a_group_move() -> None:
 
 
 @pytest.mark.parametrize("pairs", [None, [0, 0, 1, 1]])
-def test_a_long_response_beside_short_ones_takes_nothing_back_of_what_they_share(pairs: list[int] | None) -> None:
+def test_a_long_response_beside_short_ones_keeps_the_shared_prompt(pairs: list[int] | None) -> None:
     # Each unit that goes into a micro-batch was counted with its prompt once: together they may not be more.
     long = 5000
     (minibatch,) = groups_of(100, [[5, 5, 5, long]], ranks=1, budget=4 * 100 + 15 + long - 1, pairs=pairs).minibatches

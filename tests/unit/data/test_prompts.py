@@ -222,9 +222,7 @@ def with_responses(prompts: list[Prompt], tokenizer: Any, longest: int = 99) -> 
     ],
     ids=["tiny", "chatml", "llama"],
 )
-def test_prompt_response_and_end_are_what_the_template_makes_of_the_whole_conversation(
-    tokenizer: Any, after: str
-) -> None:
+def test_prompt_response_and_end_equal_the_templated_conversation(tokenizer: Any, after: str) -> None:
     pairs = [("1+1=", "1+1+0=2#### 2"), ("Why?", "Because £5,\n\nso:  <b>"), ("", "x")]
     tokenized = with_responses(answered(*pairs), tokenizer)
     for i, (asked, answer) in enumerate(pairs):

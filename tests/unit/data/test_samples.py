@@ -41,7 +41,7 @@ some = st.lists(one, max_size=6)
 
 
 @given(some)
-def test_columns_give_back_the_samples_that_they_were_made_of_on_either_side_of_a_wire(samples: list[Sample]) -> None:
+def test_columns_give_back_their_samples_also_after_serialization(samples: list[Sample]) -> None:
     columns = pickle.loads(pickle.dumps(Samples.of(samples)))
     assert list(columns) == samples
     assert [columns.verdict(place) for place in range(len(columns))] == [s.verdict for s in samples]

@@ -140,7 +140,7 @@ def test_the_evaluations_of_a_run_are_read_from_all_its_workers(tmp_path: Path) 
         compare(str(tmp_path), str(tmp_path), 5)
 
 
-def test_datasets_are_matched_by_their_prompts_where_they_are_called_otherwise(tmp_path: Path) -> None:
+def test_datasets_with_other_names_are_matched_by_their_prompts(tmp_path: Path) -> None:
     a = folder(tmp_path / "a", 1.0, sums={0: "w"})
     b = folder(tmp_path / "b", 1.0, **{"b-sums": {0: "w", 1: "w"}, "sums": {5: "w"}, "a-sums": {0: "r"}})
     for path, marks in ((a, {"sums": "A"}), (b, {"b-sums": "B", "sums": "C", "a-sums": "A"})):

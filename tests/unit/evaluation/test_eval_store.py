@@ -100,9 +100,7 @@ def test_force_throws_away_what_is_others_and_nothing_else(tmp_path: Path) -> No
         assert not store.holds("more")
 
 
-def test_killed_while_it_throws_samples_away_it_does_not_take_the_rest_for_new_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_while_dropping_samples_it_keeps_none_as_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as store:
         put(store, row(0, 0))
         write_samples(tmp_path / "sums.parquet", 0, [row(1, 0)])
@@ -134,7 +132,7 @@ def test_samples_of_which_nothing_is_known_are_refused_and_left(tmp_path: Path) 
     assert not (tmp_path / "evaluation.json").exists()
 
 
-def test_a_dataset_keeps_its_name_when_another_of_that_name_comes_beside_it(tmp_path: Path) -> None:
+def test_a_dataset_keeps_its_name_beside_another_of_that_name(tmp_path: Path) -> None:
     from rlcli.config.schema import RunConfig
 
     a, b = (_data(tmp_path / folder / "sums", folder) for folder in "ab")

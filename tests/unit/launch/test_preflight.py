@@ -96,7 +96,7 @@ def test_two_workers_go_on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (False, {"torch": "2.11.0", "vllm": "0.24.0"}, "cuda", "no NVIDIA GPU"),
     ],
 )
-def test_the_device_is_one_that_the_machine_has_and_the_packages_are_built_for(
+def test_the_device_is_one_that_machine_and_packages_support(
     gpu: bool, installed: dict[str, str], wanted: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
@@ -123,7 +123,7 @@ def test_the_device_is_one_that_the_machine_has_and_the_packages_are_built_for(
         ("resource.getrlimit", lambda kind: (64, 512), "at most 512 files may be open.*ulimit -n"),
     ],
 )
-def test_a_machine_that_lacks_something_is_refused_unless_a_cluster_is_named(
+def test_a_machine_that_lacks_resources_is_refused_without_a_cluster(
     resource_name: str, broken: Any, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

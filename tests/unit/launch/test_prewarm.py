@@ -94,7 +94,7 @@ def test_it_ends_where_the_run_is_refused_meanwhile(cluster: Cluster) -> None:
     assert [event for event, _ in cluster.events] == ["begin", "end"]
 
 
-def test_no_workers_are_started_for_a_run_that_was_refused_while_ray_started(cluster: Cluster) -> None:
+def test_no_workers_start_for_a_run_refused_while_ray_started(cluster: Cluster) -> None:
     cluster.start_now.clear()
     threading.Timer(0.2, cluster.start_now.set).start()
     with EarlyStart() as start:

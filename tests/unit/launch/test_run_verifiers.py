@@ -34,7 +34,7 @@ def backend() -> str:
         pytest.skip(str(error))
 
 
-def test_every_expression_is_loaded_once_and_no_sandbox_opened_for_those_that_run_nothing(
+def test_every_expression_is_loaded_once_without_a_needless_sandbox(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rlcli.scoring.checking.open_sandbox", lambda name: pytest.fail("nobody needs it"))

@@ -178,7 +178,7 @@ class WithAdapter(nn.Module):
         return super().__getattr__(name) if name == "base_layer" else getattr(self.base_layer, name)
 
 
-def test_a_base_that_was_read_before_adapters_came_is_compared_where_it_lies_now() -> None:
+def test_a_base_read_before_the_adapters_is_compared_at_its_new_place() -> None:
     engine, weights = Engine(), trained(0)
     layout = recorded(engine, weights.items())
     engine.qkv = WithAdapter(engine.qkv)

@@ -115,7 +115,7 @@ def test_chunks_bound_the_logits_held(vocabulary: int, on_gpu: bool) -> None:
     assert chunk * vocabulary <= max(2**26, vocabulary)
 
 
-def test_a_cpu_takes_what_its_caches_hold_and_enough_tokens_to_use_the_weight_well() -> None:
+def test_a_cpu_chunk_fits_its_caches_and_has_enough_tokens() -> None:
     assert chunk_tokens(262, on_gpu=False) == 2**18 // 262
     assert chunk_tokens(32_000, on_gpu=False) == 512
 

@@ -115,9 +115,7 @@ def test_what_is_loaded_is_what_was_saved_and_training_goes_on_alike(
     assert_same(whole(others), later)
 
 
-def test_a_checkpoint_of_the_optimizer_before_it_was_fused_goes_on_as_it_would_have(
-    mesh: Any, base: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_the_unfused_optimizer_resumes_unchanged(mesh: Any, base: str, tmp_path: Path) -> None:
     """Its `step` lay on the CPU, and its arithmetic rounds otherwise."""
     former = Learning(mesh, base, seed=0)
     former.optimizer = torch.optim.AdamW(
@@ -137,9 +135,7 @@ def test_a_checkpoint_of_the_optimizer_before_it_was_fused_goes_on_as_it_would_h
     assert all(group["fused"] for group in fused.optimizer.param_groups)
 
 
-def test_an_adapter_is_saved_without_its_base_and_tied_weights_are_saved_once(
-    mesh: Any, base: str, tmp_path: Path
-) -> None:
+def test_an_adapter_is_saved_without_its_base_and_tied_weights_once(mesh: Any, base: str, tmp_path: Path) -> None:
     adapter, full = build("lora", mesh, base, 0), build("full", mesh, base, 0)
     assert all(".lora_" in name for name in whole(adapter))
     assert "policy.model.lm.lm_head.weight" not in whole(full)
@@ -330,7 +326,7 @@ print("loaded")
 """
 
 
-def test_a_disk_that_takes_no_more_at_whatever_byte_is_said_in_one_line_and_the_next_save_works(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_at_any_byte_and_the_next_save_works(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=False)
     lines = ran.stdout.splitlines()
     for line, size in zip(lines, (0, 100, 10_000, 200_000), strict=False):

@@ -66,7 +66,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("kinds", ["optimizer", "all"])
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_training_is_the_same_to_the_bit_with_everything_away_between_steps(
+def test_training_is_bitwise_the_same_with_everything_offloaded(
     mesh: Any, base: str, kinds: str, lora: bool, dtype: torch.dtype
 ) -> None:
     """In bfloat16 one rank is sharded like many, in float32 it is not."""

@@ -63,7 +63,7 @@ def trained(source: Source, ahead: Prefetcher, step: int) -> Collected:
     return found
 
 
-def test_samples_are_of_the_weights_one_update_back_from_the_second_step_on() -> None:
+def test_samples_are_one_update_old_from_the_second_step_on() -> None:
     source = Source()
     ahead, _ = ahead_of(source)
     versions = [int(trained(source, ahead, step).samples.version[0]) for step in (1, 2, 3, 4)]
@@ -108,7 +108,7 @@ def test_what_fails_in_the_background_is_raised_where_it_is_waited_for() -> None
             wait()
 
 
-def test_a_run_that_fails_ends_what_is_being_generated_and_waits_for_its_thread() -> None:
+def test_a_failing_run_stops_generation_and_waits_for_its_thread() -> None:
     source = Source()
     ahead, killed = ahead_of(source)
     ahead.take(1)
@@ -208,7 +208,7 @@ def test_groups_are_built_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("at_fault", [0, 1])
-def test_where_one_group_cannot_be_built_the_others_end_and_its_error_is_told(at_fault: int) -> None:
+def test_where_one_group_cannot_be_built_the_others_end_with_its_error(at_fault: int) -> None:
     groups = [Group(), Group(), Group()]
     groups[at_fault].broken = "no such model"
     groups[at_fault].may.set()

@@ -213,7 +213,7 @@ def test_good_groups_beyond_the_step_wait_and_come_first_in_the_next() -> None:
     assert rows_of(source.take(3))[0] == 10
 
 
-def test_a_step_that_waiting_groups_fill_generates_nothing_and_none_waits_for_longer() -> None:
+def test_a_step_filled_by_waiting_groups_generates_nothing() -> None:
     workers = Workers(unequal_where(lambda row: True))
     source = source_of(workers, keep="unequal", oversample=3.0)
     batches = [source.take(step) for step in (1, 2, 3)]
@@ -229,7 +229,7 @@ def test_ten_times_one_point_one_prompts_are_eleven() -> None:
     assert [len(tasks) for tasks in workers.rounds] == [11]
 
 
-def test_tokens_live_as_long_as_a_group_that_waits_needs_them_and_no_longer() -> None:
+def test_tokens_live_only_as_long_as_a_waiting_group_needs_them() -> None:
     workers = Workers(unequal_where(lambda row: row != 4), count=3)
     source = source_of(workers, keep="unequal", oversample=1.5)
     batch = source.take(1)  # rows 0..5 on three workers, 4 dropped, 5 waits on worker 2
@@ -257,7 +257,7 @@ def test_a_step_without_one_good_group_ends_the_run_with_its_figures() -> None:
     assert "dynamic_sampling.keep = all" in e.value.hint
 
 
-def test_verifications_that_fail_end_the_run_before_they_are_dropped_as_too_hard() -> None:
+def test_failed_verifications_end_the_run_before_they_count_as_too_hard() -> None:
     workers = Workers(lambda prompt_id, sample: 0.0)
     workers.outcome = Outcome.CRASH
     says = r"8 of 8 verifications crashed.*rate = 0\.1: row:0, gsm8k: «as told»; row:1, .*; row:2, gsm8k: [^;]*; fix"
@@ -266,7 +266,7 @@ def test_verifications_that_fail_end_the_run_before_they_are_dropped_as_too_hard
     assert source_of(workers, crashes=1.0).take(1).generated == 8
 
 
-def test_more_than_half_killed_end_the_run_whatever_rate_of_crashes_is_allowed() -> None:
+def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
     class Killed(Workers):
         """Rows below `slow` are killed at the deadline."""
 
@@ -309,7 +309,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     assert rows_of(kept) == [0, 1]  # whole groups: what does not count is left out when the step is trained on
 
 
-def test_few_failures_are_weighed_against_all_samples_of_the_step_not_of_their_round() -> None:
+def test_few_failures_are_weighed_against_all_samples_of_the_step() -> None:
     class LateCrash(Workers):
         def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
             self.outcome = Outcome.CRASH if len(self.rounds) == 2 else Outcome.OK
@@ -321,7 +321,7 @@ def test_few_failures_are_weighed_against_all_samples_of_the_step_not_of_their_r
         source_of(LateCrash(workers.score), keep="unequal", crashes=0.19).take(1)
 
 
-def test_a_prompt_that_comes_again_in_a_step_is_sampled_anew_in_whichever_round() -> None:
+def test_a_prompt_repeated_in_a_step_gets_new_samples_in_any_round() -> None:
     workers = Workers(unequal_where(lambda row: row == 2))
     source = source_of(workers, rows=3, keep="unequal", oversample=2.0, max_batches=3)
     batch = source.take(1)  # 8 prompts of 3 rows: 2 good groups; then 4: 1 or 2 more
@@ -450,7 +450,7 @@ class Scorer:
         return done
 
 
-def test_a_worker_scores_the_greedy_response_and_keeps_it_out_of_samples_shard_and_texts(
+def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import pyarrow.parquet as pq

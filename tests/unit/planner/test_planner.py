@@ -107,7 +107,7 @@ def test_checkpointing_takes_less_and_offloading_its_inputs_still_less(shape: Mo
     assert plain > recomputed > offloaded
 
 
-def test_offload_empties_the_device_while_the_engine_generates_and_fills_the_host(shape: ModelShape) -> None:
+def test_offload_moves_memory_from_device_to_host_during_generation(shape: ModelShape) -> None:
     kept, moments, everything = (
         setting(shape, "h100:8", f"train.offload={kind}") for kind in ("none", "optimizer", "all")
     )
@@ -262,7 +262,7 @@ def test_plan_refuses_in_one_line(
     assert len(error.strip().splitlines()) == 1
 
 
-def test_devices_that_share_an_engine_are_counted_before_the_rules_are_looked_at(
+def test_devices_that_share_an_engine_are_counted_before_the_rules(
     qwen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--set", "critic.workers=2", "--set", "rollout.tensor_parallel=4"]
@@ -323,9 +323,7 @@ PLAIN = {name: size for name, size in QWEN_7B.items() if name != "architectures"
         ({"hidden_size": "wide"}, False),
     ],
 )
-def test_sizes_are_read_without_transformers_only_where_it_would_say_the_same(
-    change: dict[str, Any], plain: bool, tmp_path: Path
-) -> None:
+def test_sizes_read_without_transformers_are_the_same(change: dict[str, Any], plain: bool, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
     (tmp_path / "config.json").write_text(json.dumps(PLAIN | change))

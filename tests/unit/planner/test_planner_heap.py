@@ -33,7 +33,7 @@ def rounded_up(of: Setting) -> float:
     return (found - 0.115 * sum(passing.values()) - 0.17 * moments - 31 * (1 << 20)) / 0.69
 
 
-def test_what_passes_through_its_rounding_and_the_moments_leave_holes_in_the_heap() -> None:
+def test_rounding_and_moments_leave_holes_in_the_heap() -> None:
     """Rounded up tensor by tensor: of a Qwen2's layer four are as wide as the gated unit, six as the hidden state, and
     at each sample's own places two as the queries and two as the keys. (The planner takes the keys, and what goes into
     the output projection, to be rounded as the queries are.)"""
@@ -70,7 +70,7 @@ def test_weights_gathered_for_a_moment_leave_holes_of_their_own() -> None:
     ("size", "taken"),
     [(4 << 20, 4 << 20), ((4 << 20) + 1, 5 << 20), (5.5 * (1 << 20), 6 << 20), (9 << 20, 10 << 20), (1.0, 1)],
 )
-def test_a_tensor_is_rounded_up_to_one_of_four_sizes_between_two_powers_of_two(size: float, taken: int) -> None:
+def test_a_tensor_is_rounded_up_to_one_of_four_sizes_per_power_of_two(size: float, taken: int) -> None:
     assert size_class(size) == taken
 
 

@@ -54,7 +54,7 @@ def keys(prompt: int, response: int, prompts: int, samples: int, budget: int) ->
 @pytest.mark.parametrize("prompt", [12, 100, 1000])
 @pytest.mark.parametrize("response", [64, 104, 512, 4096])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_no_micro_batch_is_larger_and_one_that_takes_the_whole_step_is_as_large(
+def test_no_micro_batch_exceeds_the_predicted_one(
     prompt: int,
     response: int,
     ranks: int,

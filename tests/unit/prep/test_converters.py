@@ -227,7 +227,7 @@ def test_mbpp_shows_one_test_and_holds_the_others_back() -> None:
     assert prompt.extra_info["response"] == "```python\ndef double(x):\n  return 2 * x\n```"
 
 
-def test_of_a_folder_of_several_datasets_the_file_that_is_called_so_is_read(tmp_path: Path) -> None:
+def test_in_a_folder_of_several_datasets_the_file_of_that_name_is_read(tmp_path: Path) -> None:
     write(tmp_path / "HumanEval.jsonl", [HUMANEVAL_ROW])
     write(tmp_path / "sanitized-mbpp.jsonl", [MBPP_ROW])
     assert [p.data_source for p in prompts(humaneval.CONVERTER, tmp_path)["test"]] == [humaneval.HUB_ID]

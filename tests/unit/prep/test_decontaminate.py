@@ -47,7 +47,7 @@ def test_short_prompts_are_compared_whole_signs_included() -> None:
     assert found(asked, ["What is 2-2?", "What is 2+2?", "What is 2+2+1?"]) == [None, Match(0, 1.0), None]
 
 
-def test_prompts_that_are_no_more_than_the_beginning_of_all_others_are_not_thereby_equal() -> None:
+def test_prompts_that_are_a_prefix_of_all_others_are_not_equal() -> None:
     assert found(["What is 2", "What is 2 times 3"], ["Add", "Add 3 and 4"]) == [None, None]
 
 

@@ -51,7 +51,7 @@ def test_a_prompt_gets_its_id_split_and_index_as_the_source_counts_them() -> Non
     assert made.steps[1] == Step("length", {"train": 1, "test": 1}, {"shorter": 2, "longer": 0})
 
 
-def test_whatever_a_converter_does_on_a_row_is_that_row_s_fault_and_is_named() -> None:
+def test_a_converters_failure_names_its_row() -> None:
     converter = of(train=[("one?", "1")])
     broken = Converter("toy", "", "", "", converter.read, lambda row, options: row["question"])
     with pytest.raises(DataError, match=r"train\.jsonl, line 1: the converter fails on it: KeyError\('question'\)"):
@@ -81,7 +81,7 @@ def test_equal_prompts_are_kept_once_and_rather_in_test() -> None:
     assert "train.jsonl, line 2 repeats train.jsonl, line 1" in step.examples
 
 
-def test_a_column_called_split_does_not_say_which_of_two_equal_prompts_is_in_which_split() -> None:
+def test_a_column_named_split_does_not_assign_equal_prompts_to_splits() -> None:
     converter = of(train=[("asked?", "1"), ("asked?", "1")])
     named = replace(
         converter,
@@ -90,7 +90,7 @@ def test_a_column_called_split_does_not_say_which_of_two_equal_prompts_is_in_whi
     assert last_step(named, dedup=True, check=False).removed == {"repeated": 1}
 
 
-def test_a_shuffle_depends_on_the_seed_alone_and_a_limit_counts_what_it_takes() -> None:
+def test_a_shuffle_depends_on_the_seed_alone_and_a_limit_counts_rows() -> None:
     converter = of(train=[(f"{n}?", str(n)) for n in range(20)])
     assert questions(converter, shuffle=1) == questions(converter, shuffle=1)
     assert questions(converter, shuffle=1) != questions(converter, shuffle=2)

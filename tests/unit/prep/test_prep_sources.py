@@ -184,7 +184,7 @@ def test_a_hub_dataset_gives_the_rows_of_each_split(hub_folder: Path) -> None:
         from_hub(str(hub_folder), None)
 
 
-def test_the_parts_of_a_hub_dataset_are_joined_only_where_the_converter_says_so(hub_folder: Path) -> None:
+def test_parts_of_a_hub_dataset_are_joined_only_for_converters_that_do(hub_folder: Path) -> None:
     # As the converter's own dataset, not as --source, so that the hub's reader is asked.
     joined = read_splits(ConvertOptions(), str(hub_folder), join=True)
     assert {split: len(list(rows)) for split, rows in joined.items()} == {"train": 2, "test": 2}

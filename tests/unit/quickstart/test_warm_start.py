@@ -52,7 +52,7 @@ def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_seed_gives_the_same_model_and_leaves_the_callers_random_state(data: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_model_and_keeps_the_random_state(data: Path, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     expected = torch.rand(1)
@@ -64,7 +64,7 @@ def test_the_same_seed_gives_the_same_model_and_leaves_the_callers_random_state(
     assert (one.path / "model.safetensors").read_bytes() == (two.path / "model.safetensors").read_bytes()
 
 
-def test_batches_mix_worked_answers_and_guesses_and_bear_loss_on_answers_only(data: Path) -> None:
+def test_batches_mix_worked_answers_and_guesses_with_loss_on_answers(data: Path) -> None:
     tokenizer = tiny_tokenizer()
     demonstrations = module._demonstrations(read_prompts(data, "train"), tokenizer)
     rng = random.Random(0)
@@ -86,7 +86,7 @@ def test_batches_mix_worked_answers_and_guesses_and_bear_loss_on_answers_only(da
     assert 0.55 < guesses / total < 0.65
 
 
-def test_the_loss_is_the_mean_over_answer_tokens_however_the_batch_is_split(data: Path) -> None:
+def test_the_loss_is_the_mean_over_answer_tokens_in_any_split(data: Path) -> None:
     from transformers import Qwen2ForCausalLM
 
     from rlcli.model.io.tiny import tiny_config

@@ -126,7 +126,7 @@ def refused(*parts: str) -> Iterator[None]:
     assert caught.value.hint
 
 
-def test_every_request_comes_back_with_its_key_and_what_was_asked_reaches_the_server(server: Server) -> None:
+def test_every_request_returns_with_its_key_and_its_fields_are_sent(server: Server) -> None:
     requests = [ask(f"question {i}", f"{i}", temperature=0.5, max_tokens=7, seed=i) for i in range(20)]
     results = {result.key: result for result in ChatClient(server.url).generate(requests)}
     assert {key: result.text for key, result in results.items()} == {f"{i}": f"echo question {i}" for i in range(20)}
@@ -203,7 +203,7 @@ def test_what_passes_is_asked_again(server: Server, troubles: list[Callable[[Han
     assert len(server.bodies) == len(troubles) + 1
 
 
-def test_a_dropped_connection_is_asked_again_once_the_endpoint_has_answered(server: Server) -> None:
+def test_a_dropped_connection_is_retried_once_the_endpoint_has_answered(server: Server) -> None:
     server.answers = [answer(200, completion("first")), drop]
     results = list(ChatClient(server.url, concurrency=1).generate([ask(key="1"), ask(key="2")]))
     assert [result.text for result in results] == ["first", "echo hi"]

@@ -88,7 +88,7 @@ def test_a_vllm_without_the_seam_is_left_alone() -> None:
     assert not install(SimpleNamespace(model_runner=SimpleNamespace(sampler=SimpleNamespace())))
 
 
-def test_a_kernel_that_draws_from_a_short_table_is_told_from_one_that_hashes_the_whole_key() -> None:
+def test_a_short_table_kernel_is_distinguished_from_a_full_hash() -> None:
     noise = -torch.rand(1 << 20, generator=torch.Generator().manual_seed(42)).log().neg().log()
 
     def table(logits: torch.Tensor, given: torch.Tensor) -> torch.Tensor:

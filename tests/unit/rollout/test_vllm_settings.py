@@ -50,9 +50,7 @@ def test_a_cache_of_a_given_size_asks_for_no_share_of_the_gpu() -> None:
         (spec("cuda", max_concurrent=9000), 9000),
     ],
 )
-def test_a_prefill_holds_whole_prompts_on_cpus_and_a_token_of_each_request_anywhere(
-    given: EngineSpec, tokens: int
-) -> None:
+def test_a_prefill_holds_whole_prompts_on_cpus_and_a_token_per_request(given: EngineSpec, tokens: int) -> None:
     settings = vllm_engine._on_cpu(given) if given.device == "cpu" else vllm_engine._on_gpu(given)
     assert settings["max_num_batched_tokens"] == tokens
 
@@ -66,7 +64,7 @@ def test_gpus_that_do_not_see_each_other_reduce_through_nccl(monkeypatch: pytest
     assert os.environ["VLLM_ALLREDUCE_USE_SYMM_MEM"] == os.environ["VLLM_ALLREDUCE_USE_FLASHINFER"] == "0"
 
 
-def test_batch_invariant_kernels_without_a_derivative_are_refused_beside_a_trainer(
+def test_batch_invariant_kernels_without_a_derivative_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)

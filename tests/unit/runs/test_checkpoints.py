@@ -185,7 +185,7 @@ def test_files_that_nobody_listed_are_no_harm(checkpoints: Checkpoints) -> None:
     assert heard(checkpoints) == (50, [])
 
 
-def test_a_dangling_latest_is_no_harm_to_the_run_and_is_named_to_whoever_follows_it(checkpoints: Checkpoints) -> None:
+def test_a_dangling_latest_harms_no_run_and_is_named_to_who_follows_it(checkpoints: Checkpoints) -> None:
     path = made(checkpoints, 40, 50)
     shutil.rmtree(path)
     assert heard(checkpoints) == (40, [])
@@ -296,7 +296,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
     assert names(checkpoints) == ["latest", "step-000010"]
 
 
-def test_a_file_system_that_has_no_links_and_syncs_no_folders_keeps_checkpoints_all_the_same(
+def test_checkpoints_work_on_a_file_system_without_links_or_folder_sync(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fsync

@@ -208,9 +208,7 @@ def test_whoever_looks_whether_a_run_is_alive_is_not_taken_for_it(tmp_path: Path
     timer.join()
 
 
-def test_what_a_full_disk_does_not_take_is_named_with_a_mend_that_helps_a_run_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_named_with_a_hint_for_a_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 

@@ -201,7 +201,7 @@ def test_tests_that_can_judge_no_program_are_an_error(sandbox: Sandbox, job: Job
         judge(sandbox, "def f(x): return 1", job)
 
 
-def test_tests_that_are_too_big_to_cross_are_an_error_and_no_programs_fault(sandbox: Sandbox) -> None:
+def test_tests_too_big_to_send_are_an_error_and_no_programs_fault(sandbox: Sandbox) -> None:
     text = "x" * (MAX_FRAME_BYTES + 1)
     with pytest.raises(ValueError, match="too long"):
         scripts(sandbox, "", (text, ""))

@@ -34,7 +34,7 @@ def ask(pool: ScoringPool, verifier: str, completion: str = "", truth: str = "42
     return ask_all(pool, verifier, [completion], truth)[0]
 
 
-def test_a_batch_verifier_is_given_what_is_queued_and_no_more_than_its_share(pool: ScoringPool) -> None:
+def test_a_batch_verifier_gets_what_is_queued_up_to_its_share(pool: ScoringPool) -> None:
     completions = [f"right:{i}" for i in range(3 * AT_ONCE)]
     verdicts = ask_all(pool, f"{NAME}batch", completions)
     assert [verdict.answer for verdict in verdicts] == completions
@@ -93,7 +93,7 @@ def test_one_verifier_keeps_its_own_parts(pool: ScoringPool) -> None:
     assert ask(pool, f"2 * {NAME}choosy", truth="mine").score == 2.0
 
 
-def test_a_term_that_passes_is_left_out_and_where_all_pass_there_is_no_answer(pool: ScoringPool) -> None:
+def test_an_abstaining_term_is_left_out_and_all_abstaining_is_no_answer(pool: ScoringPool) -> None:
     mixed = f"{NAME}choosy + 0.5 * gsm8k"
     assert ask(pool, mixed, "#### 42").parts == {"gsm8k": 1.0}
     assert ask(pool, mixed, "#### 42").score == 0.5

@@ -266,7 +266,7 @@ def test_a_broken_pool_gives_errors_not_zeros(monkeypatch: pytest.MonkeyPatch) -
             ask(broken, "right").result()
 
 
-def test_a_verification_whose_process_is_killed_from_outside_is_done_once_more(tmp_path: Path) -> None:
+def test_a_verification_killed_from_outside_is_done_once_more(tmp_path: Path) -> None:
     with ScoringPool(1, 5.0, ["misbehave"]) as one:
         for times, outcome in ((1, Outcome.OK), (3, Outcome.CRASH)):
             file = tmp_path / f"pid {times}"
@@ -310,7 +310,7 @@ def test_a_process_forgets_the_sources_that_were_used_longest_ago(monkeypatch: p
         assert [sent(number) for number in (1, 2, 1, 2, 3, 4, 3, 1, 1)] == [1, 1, 0, 0, 1, 1, 0, 1, 0]
 
 
-def test_what_a_verifier_changes_of_a_row_is_changed_for_that_verification_alone() -> None:
+def test_a_verifiers_change_to_a_row_lasts_for_that_verification_alone() -> None:
     with ScoringPool(1, 5.0, ["misbehave"]) as one:
         info = {"left": [1, 2]}
         asked = [one.submit("misbehave", VerifyRequest("pop", "", extra_info=info)) for _ in range(3)]
@@ -373,7 +373,7 @@ class Redoing:
         monkeypatch.setattr(ScoringWorker, "_once", spied)
 
 
-def test_scoring_processes_and_nurseries_killed_at_random_under_load_cost_no_verdict(
+def test_processes_killed_at_random_under_load_cost_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     random, kills, redoing = Random(0), Counter[str](), Redoing(monkeypatch)

@@ -126,7 +126,7 @@ def test_a_row_is_sent_once_for_all_its_responses(folder: Path, tokenizer: Any) 
     client.close()
 
 
-def test_what_loads_no_verifier_or_dies_over_and_over_is_an_error_not_a_score(folder: Path, tokenizer: Any) -> None:
+def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path, tokenizer: Any) -> None:
     client = ScoringService(settings("no_such_module:f"), folder, tokenizer)
     with pytest.raises(VerifierError, match="does not load: ModuleNotFoundError"):
         client.wait_ready()

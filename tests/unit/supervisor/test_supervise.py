@@ -108,7 +108,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 130])
-def test_exit_codes_of_the_run_are_those_of_the_command_and_begin_nothing_again(run: Run, code: int) -> None:
+def test_the_commands_exit_code_is_the_runs_and_restarts_nothing(run: Run, code: int) -> None:
     run.start(f"began(3); say('ran'); from rlcli.cli.app import leave; leave({code})")
     assert run.end(code) == ("ran\n", "")
     assert run.events("restarted") == []
@@ -169,13 +169,13 @@ def test_a_failure_of_an_earlier_attempt_is_not_told_again(run: Run) -> None:
     assert stderr.splitlines()[1].startswith("error: the driver died of SIGSEGV; given up after 1 restarts")
 
 
-def test_where_the_ground_is_gone_what_another_thread_notes_of_it_is_no_reason_to_stop(run: Run) -> None:
+def test_a_lost_cluster_noted_by_another_thread_is_no_reason_to_stop(run: Run) -> None:
     notes = "note_failure(run, 'the Ray head', 'it died', retry=True); note_failure(run, 'the run', 'odd', retry=False)"
     run.start(f"began(3); {notes}; sys.exit(75)")
     assert run.end(0)[0] == "went on\n"
 
 
-def test_beyond_the_bound_one_message_names_the_dead_the_place_and_how_to_go_on(run: Run) -> None:
+def test_beyond_the_bound_one_message_names_the_dead_and_how_to_resume(run: Run) -> None:
     die = "place(4, 'sync'); note_failure(run, 'w', 'worker 0 died in sync', 'mend it', retry=True); sys.exit(75)"
     run.start(f"began(2); {die}", die)
     _, stderr = run.end(1)
@@ -345,9 +345,7 @@ def on_a_terminal(run: Run, program: str, *, shell: bool = False) -> tuple[int, 
 
 
 @pytest.mark.parametrize("shell", [True, False])
-def test_ctrl_c_in_a_terminal_reaches_the_run_once_and_ctrl_z_stops_it_where_a_shell_can_go_on(
-    run: Run, shell: bool
-) -> None:
+def test_ctrl_c_reaches_the_run_once_and_ctrl_z_stops_it_in_a_shell(run: Run, shell: bool) -> None:
     """With `ssh -t host rlcli …` there is none: it would hang for ever."""
     leader, terminal = on_a_terminal(run, LISTEN.format(count=1, code=130), shell=shell)
     try:
@@ -368,7 +366,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_run_once_and_ctrl_z_stops_it_where_a_s
         os.close(terminal)
 
 
-def test_what_a_script_starts_in_the_background_is_asked_to_leave_before_it_listens_too(run: Run) -> None:
+def test_a_background_start_takes_an_early_signal(run: Run) -> None:
     """Its shell has it ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -381,7 +379,7 @@ def test_what_a_script_starts_in_the_background_is_asked_to_leave_before_it_list
     assert stdout == ""
 
 
-def test_a_signal_to_the_whole_group_reaches_the_run_once_and_its_daemons_not_at_all(run: Run) -> None:
+def test_a_signal_to_the_group_reaches_the_run_once_and_no_daemon(run: Run) -> None:
     """As `timeout` sends it."""
     daemon = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     listen = LISTEN.replace("sys.exit", "say(daemon.poll()); sys.exit").format(count=1, code=130)
@@ -454,7 +452,7 @@ def test_what_the_run_is_told_is_not_told_to_what_it_starts(run: Run) -> None:
     assert own != others
 
 
-def test_a_run_that_is_done_is_done_whatever_its_libraries_do_when_the_interpreter_ends(run: Run) -> None:
+def test_a_finished_run_is_finished_whatever_its_libraries_do_at_exit(run: Run) -> None:
     hang = "import threading; threading.Thread(target=time.sleep, args=(60,)).start()"
     clear_up = "import atexit; atexit.register(say, 'cleared up')"
     run.start(f"began(3); {hang}; {clear_up}; from rlcli.cli.app import leave; print('done'); leave(0)")

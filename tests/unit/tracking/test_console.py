@@ -91,7 +91,7 @@ def test_a_step_with_few_metrics_shows_those(plain: View) -> None:
     assert shown(plain).splitlines()[-1] == "step 1/3  reward nan  0:00 left"
 
 
-def test_the_time_left_follows_the_pace_of_late_steps_and_leaves_loading_out(plain: View, clock: Clock) -> None:
+def test_the_time_left_follows_recent_steps_without_loading(plain: View, clock: Clock) -> None:
     plain.start(100, "t")
     assert plain.eta_s() is None
     clock.now += 500  # loading
@@ -154,7 +154,7 @@ def test_model_text_can_neither_style_nor_steer_the_terminal(kind: str, request:
 
 
 @given(st.text())
-def test_printable_text_has_no_control_characters_and_plain_text_is_unchanged(text: str) -> None:
+def test_printable_text_has_no_control_characters_and_else_is_unchanged(text: str) -> None:
     safe = printable(text)
     kinds = {unicodedata.category(character) for character in safe if character not in "\n\t"}
     assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -229,7 +229,7 @@ def test_durations_read_like_a_clock() -> None:
     assert [duration(s) for s in (0, 59.6, 3599, 3600)] == ["0:00", "1:00", "59:59", "1:00:00"]
 
 
-def test_the_view_is_plain_where_stderr_is_no_terminal_whatever_colour_is_forced(
+def test_the_view_is_plain_without_a_terminal_even_with_forced_colour(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")

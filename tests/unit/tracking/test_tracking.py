@@ -79,7 +79,7 @@ def test_metrics_are_always_in_the_run_folder(folder: RunFolder, warnings: list[
     assert warnings == []
 
 
-def test_tensorboard_reads_back_what_was_logged_and_a_resumed_run_replaces_later_steps(folder: RunFolder) -> None:
+def test_tensorboard_reads_back_the_log_and_a_resume_replaces_steps(folder: RunFolder) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def rewards() -> list[tuple[int, float]]:
@@ -129,7 +129,7 @@ def wandb_runs(folder: RunFolder) -> list[tuple[str, str, set[str], list[tuple[i
     return runs
 
 
-def test_wandb_offline_stores_the_run_in_its_folder_and_goes_on_under_its_id(
+def test_wandb_offline_stores_the_run_in_its_folder_and_resumes_its_id(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     needs("wandb")
@@ -202,7 +202,7 @@ def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
         }
 
 
-def test_swanlab_local_stores_the_run_in_its_folder_and_goes_on_under_its_id(
+def test_swanlab_local_stores_the_run_in_its_folder_and_resumes_its_id(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     needs("swanlab")
@@ -305,7 +305,7 @@ def seen(folder: RunFolder) -> str:
     return (folder.path / "seen").read_text()
 
 
-def test_a_tracker_that_raises_is_told_of_once_and_asked_again_and_the_others_go_on(
+def test_a_tracker_that_raises_is_reported_once_and_called_again(
     folder: RunFolder, warnings: list[str], tracker: Made
 ) -> None:
     names = [tracker("first", log="raise ConnectionError('server\\ngone')"), tracker("second", close=WRITE)]
@@ -348,7 +348,7 @@ def test_however_a_tracker_fails_the_run_goes_on_and_tells_of_it_once(
     assert len(metrics_lines(folder)) == 3
 
 
-def test_a_tracker_that_prints_or_reads_disturbs_neither_the_screen_nor_the_exchange(
+def test_a_tracker_that_prints_or_reads_disturbs_no_terminal_or_pipe(
     folder: RunFolder, warnings: list[str], tracker: Made, capfd: pytest.CaptureFixture[str]
 ) -> None:
     noisy = "print('chatter'); os.system('echo more chatter'); self.key = sys.stdin.read()"

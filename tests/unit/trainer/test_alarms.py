@@ -249,7 +249,7 @@ def test_a_few_failures_in_a_small_step_are_not_many() -> None:
     assert run.steps(30) + run.steps(3, **{"outcome/timeout": 0.5})[:1] == [(32, "verifier_failures")]
 
 
-def test_truncated_responses_that_score_less_than_others_are_no_reward_for_not_ending() -> None:
+def test_truncated_responses_with_lower_scores_raise_no_warning() -> None:
     """A verifier whose scores go up to 100, and which gives 1 for the format."""
     run = Run()
     assert run.steps(50, **{"response_tokens/truncated": 0.6, "reward/truncated": 1.0, "reward/mean": 40.0}) == []

@@ -181,7 +181,7 @@ def test_what_shaping_adds_is_a_part_of_its_own(samples: Sequence[Sample]) -> No
     assert shaped.columns["advantages"][2] > 0 > shaped.columns["advantages"][3]  # all alike but for their lengths
 
 
-def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum_of_them(samples: Sequence[Sample]) -> None:
+def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum(samples: Sequence[Sample]) -> None:
     """An advantage made of the verdict's parts would else see nothing of the first group."""
     judged = [
         replace(s, verdict=replace(s.verdict, parts={"math": s.verdict.score} if s.prompt else {})) for s in samples
@@ -191,7 +191,7 @@ def test_a_row_with_one_verifier_is_rewarded_beside_rows_with_a_sum_of_them(samp
     assert chosen.columns["advantages"][0] > 0 > chosen.columns["advantages"][1]
 
 
-def test_the_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts_in_their_order(
+def test_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts(
     samples: Sequence[Sample],
 ) -> None:
     parts = [{"math": 1.0, "format": 0.0}, {"math": 0.0, "format": 1.0}, {}, {"format": 1.0}]
@@ -214,7 +214,7 @@ def test_the_weights_of_a_sum_of_verifiers_reach_an_advantage_of_parts_in_their_
     assert advantages({"format": -1.0, "math": 0.0})[3] < 0
 
 
-def test_a_group_is_one_whatever_the_order_in_which_its_samples_are_selected(
+def test_a_group_is_one_in_any_order_of_its_selected_samples(
     samples: Sequence[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shuffled = torch.tensor([2, 0, 3, 1, 0])
@@ -226,7 +226,7 @@ def test_a_group_is_one_whatever_the_order_in_which_its_samples_are_selected(
     assert [(m.groups, m.samples) for m in plan.minibatches] == [(1, (0, 2)), (1, (1, 3, 4))]
 
 
-def test_selection_takes_samples_with_what_was_worked_out_in_their_whole_group(samples: Sequence[Sample]) -> None:
+def test_selected_samples_keep_the_statistics_of_their_whole_group(samples: Sequence[Sample]) -> None:
     three = [*samples[:2], sample(0, 2, 0.5, 4), *samples[2:]]
     chosen, config = chosen_of(three, algorithm={"select": "pairs", "advantage": "dr_grpo"})
     assert [(s.prompt, s.sample) for s in chosen.samples] == [(0, 0), (0, 1)]  # the second group prefers nothing
@@ -287,7 +287,7 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
     assert heard == [(3, 8), (4, 8), (7, 8), (8, 8)]
 
 
-def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_it() -> None:
+def test_the_shown_samples_are_the_steps_not_the_evaluations() -> None:
     rollouts: list[str] = []
     trainer = object.__new__(Trainer)
     trainer.config = RunConfig.model_validate({"train": {"steps": 2}, "evaluation": {"every": 1}})
@@ -319,7 +319,7 @@ def test_the_samples_shown_are_the_steps_own_not_those_of_the_evaluation_after_i
     assert rollouts[1::2] == ["of an evaluation"] * 2
 
 
-def test_an_engine_that_drifts_is_told_of_but_not_the_drift_of_an_older_policy(samples: Sequence[Sample]) -> None:
+def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence[Sample]) -> None:
     chosen, config = chosen_of(samples)
     sums = {f"mismatch_{name}": 1.0 for name in ("tokens", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
     updates = Updates([{"tokens": 1.0, "grad_norm": 1.0, "mismatch_kl": 0.3, **sums}], [])
@@ -356,7 +356,7 @@ def test_a_process_reward_model_that_lacks_tokens_of_the_policy_is_refused(tmp_p
         _roles(config, replace(policy, tokenizer_size=100_000), evaluates=False)
 
 
-def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
+def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused(tmp_path: Path) -> None:
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.model.io.tiny import make_tiny_model
 

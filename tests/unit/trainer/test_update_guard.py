@@ -170,7 +170,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
         Trainer.roll_back(trainer, "too many")
 
 
-def test_going_back_keeps_the_place_in_the_prompts_and_the_count_of_bad_updates(judged: Any, folder: RunFolder) -> None:
+def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any, folder: RunFolder) -> None:
     health, notes, _ = judged("rollback")
     health.restore({POLICY: 2})
     shown: list[Any] = []

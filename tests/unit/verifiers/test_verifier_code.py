@@ -354,7 +354,7 @@ def test_stdio_stays_text() -> None:
     assert truth == Scripts([{"input": "1\n2", "output": "3"}])
 
 
-def test_a_reference_program_in_the_tests_does_not_stand_in_for_the_candidate() -> None:
+def test_a_reference_program_in_the_tests_does_not_replace_the_candidate() -> None:
     test = f"{RIGHT}\ndef check(candidate):\n    assert candidate(1) == 2\n    assert f(1) == 2\n"
     truth = {"kind": "check", "test": test, "entry_point": "f"}
     assert judge(fenced(RIGHT), truth).outcome is Outcome.OK

@@ -176,7 +176,7 @@ def test_what_would_take_for_ever_never_reaches_sympy(monkeypatch: pytest.Monkey
 HARMLESS = ["((9^9)^9)^9", r"\sqrt[99999999]{2}", "99999999e99999999", "1e999999999"]
 
 
-def test_a_storm_of_hostile_answers_scores_nothing_and_leaves_the_pool_working(pool: ScoringPool) -> None:
+def test_many_hostile_answers_score_nothing_and_leave_the_pool_working(pool: ScoringPool) -> None:
     assert len(ANSWERS) >= 140
     asked = [
         (answer, truth, pool.submit("math", VerifyRequest(rf"\boxed{{{answer}}}", truth)))
@@ -192,7 +192,7 @@ def test_a_storm_of_hostile_answers_scores_nothing_and_leaves_the_pool_working(p
 
 
 @pytest.mark.parametrize("ground_types", ["python", "gmpy"])
-def test_hostile_answers_score_nothing_with_either_kind_of_integers_and_arm_no_alarm(ground_types: str) -> None:
+def test_hostile_answers_score_nothing_with_either_kind_of_integers(ground_types: str) -> None:
     if ground_types == "gmpy" and importlib.util.find_spec("gmpy2") is None:
         pytest.skip("gmpy2 is not installed")
     environment = {**os.environ, "SYMPY_GROUND_TYPES": ground_types, "OMP_NUM_THREADS": "1"}
@@ -216,7 +216,7 @@ def pool() -> Any:
 
 
 @pytest.mark.parametrize("before", [r"\boxed{5}", "The answer is 5", "The answer is $5$"])
-def test_long_white_space_around_an_alternative_costs_no_more_than_its_length(before: str) -> None:
+def test_long_white_space_around_an_alternative_takes_linear_time(before: str) -> None:
     gap = " " * 3900
     started = time.process_time()
     for between in ("", "or", ",", ", or"):

@@ -116,7 +116,7 @@ def test_gradients_that_are_not_reduced_stop_the_run(ranks: list[dict[str, Any]]
         assert re.match(r"gradients are not summed over the 2 workers: that of \S+weight is ", said)
 
 
-def test_a_number_that_a_mask_hides_from_the_loss_is_found_and_a_sound_loss_keeps_every_bit() -> None:
+def test_a_non_finite_number_hidden_by_a_mask_is_found() -> None:
     weights = torch.randn(64, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
     def gradient(hidden: float, spoil: bool) -> torch.Tensor:

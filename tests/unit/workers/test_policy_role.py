@@ -122,7 +122,7 @@ def test_logits_are_made_of_response_tokens_alone(mesh: Any, base: str, monkeypa
     assert sum(projected) < sum(micro.packed.tokens for micro in batch)
 
 
-def test_the_old_log_probs_of_a_single_update_are_its_own_whatever_the_correction(mesh: Any, base: str) -> None:
+def test_old_log_probs_of_a_single_update_are_its_own(mesh: Any, base: str) -> None:
     """A forward pass beforehand, as several updates need, would change nothing."""
     for correction in ("token_tis", "sequence_tis", "none"):
         config = configured(base, algorithm={"correction": correction})
@@ -173,7 +173,7 @@ def test_an_adapters_optimizer_knows_nothing_of_the_base(mesh: Any, base: str, d
         assert moved == (".lora_B" in name), "of fresh factors A has no gradient: B is 0"
 
 
-def test_bfloat16_is_for_computing_and_masters_moments_and_gradients_are_float32(
+def test_bf16_computes_and_masters_moments_and_gradients_are_float32(
     mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, hidden, gradients = configured(base), set(), set()

@@ -33,7 +33,7 @@ def test_an_engine_that_follows_is_never_found_out(step: float) -> None:
     assert walk(step, 1.0, steps=400) == 0
 
 
-def test_an_engine_that_stands_still_is_found_out_once_the_trainer_has_moved_beyond_its_error() -> None:
+def test_a_stale_engine_is_found_once_the_trainer_moved_beyond_its_error() -> None:
     assert walk(1.0, 0.0) == 2
     assert walk(1.0, 0.0, stale_from=10) == 12
     assert 2 < walk(0.02, 0.0) < 40

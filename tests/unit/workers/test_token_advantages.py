@@ -277,7 +277,7 @@ def test_a_single_token_has_an_advantage_of_exactly_zero(name: str) -> None:
     assert apply(name, [Response(0, 1.0, [Token(1.0, 0.3, 0.2)])], group_count=1).advantages.tolist() == [0.0]
 
 
-def test_prime_gives_exactly_zero_to_responses_that_have_no_other_to_be_compared_with() -> None:
+def test_prime_gives_exactly_zero_to_responses_without_a_comparison() -> None:
     found = [Response(group, 1.0, [Token(0.0, 0.0, 0.1 * group)] * 3) for group in range(3)]
     assert apply("prime", found, group_count=3).advantages.tolist() == [0.0] * 9
 

@@ -63,7 +63,7 @@ def test_buckets_hold_as_much_as_they_may_and_a_larger_tensor_is_one_alone() -> 
     assert found == [["w0", "w1"], ["w2"], ["w3"], ["w4", "w5"]]
 
 
-def test_an_engine_reads_buckets_that_come_in_calls_of_their_own_as_one_iterator() -> None:
+def test_an_engine_reads_buckets_of_separate_calls_as_one_iterator() -> None:
     read: list[str] = []
     incoming = Incoming(lambda weights: read.extend(name for name, _ in weights))
     for number in range(3):
@@ -165,7 +165,7 @@ class EngineWorkers:
         return [Synced(difference, 0, 0.0, 1, 0, 0.125, 1) for difference in (0.25, 0.5)]
 
 
-def test_the_next_bucket_is_gathered_while_one_is_loaded_and_no_more_than_these_two_are_there() -> None:
+def test_the_next_bucket_is_gathered_while_one_is_loaded() -> None:
     trainers = Trainers(5)
     workers = EngineWorkers(trainers)
     engines = Engines(trainers, workers)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def positions(shares: list[list[PromptTask]]) -> list[list[int]]:
     return [[one.prompt for one in share] for share in shares]
 
 
-def test_tasks_of_one_size_are_dealt_in_turn_and_what_fits_no_slots_is_left_in_order() -> None:
+def test_equal_tasks_are_assigned_in_turn_and_the_rest_stays_in_order() -> None:
     tasks = [task(position) for position in range(7)]
     shares, left = assign(tasks, 2, LIMIT)
     assert (positions(shares), left) == ([[0, 2, 4, 6], [1, 3, 5]], [])
@@ -53,7 +53,7 @@ def test_tasks_of_one_size_are_dealt_in_turn_and_what_fits_no_slots_is_left_in_o
     assert positions(assign(tasks[:1], 2, LIMIT, slots=1)[0]) == [[0], []]  # a group is never divided
 
 
-def test_large_groups_are_dealt_first_to_whom_has_least_and_those_that_were_begun_before_all() -> None:
+def test_resumed_then_large_groups_are_assigned_to_the_least_loaded() -> None:
     sizes = [100, 3000, 100, 900, 1000, 1100]
     shares, _ = assign([task(i, prompt_tokens=size) for i, size in enumerate(sizes)], 2, LIMIT)
     assert positions(shares) == [[1, 0], [5, 4, 3, 2]]
@@ -61,14 +61,14 @@ def test_large_groups_are_dealt_first_to_whom_has_least_and_those_that_were_begu
     assert (positions(shares), [one.prompt for one in left]) == ([[1]], [0, 2])
 
 
-def test_groups_of_earlier_steps_come_first_however_short_and_though_nothing_is_there_of_them() -> None:
+def test_groups_of_earlier_steps_come_first_at_any_length() -> None:
     older = replace(task(1, prompt_tokens=2), step=3)
     oldest = replace(task(2, prompt_tokens=1), step=2)
     _, left = assign([replace(task(0, prompt_tokens=3000), step=4), older, oldest], 1, LIMIT, slots=1)
     assert [one.prompt for one in left] == [1, 0]
 
 
-def test_each_group_of_a_queue_is_taken_once_and_no_more_than_there_is_room_for() -> None:
+def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:
     queue, counters = Queue("round", [task(i) for i in range(5)], None), OwnCounters()
     one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
     assert one.exchange(0, 0) == WorkGrant()
@@ -332,7 +332,7 @@ def test_dropped_groups_are_refilled_from_what_was_broken_off() -> None:
         assert (means >= 4.0).all()
 
 
-def test_without_oversampling_all_of_a_round_is_finished_and_nothing_is_counted() -> None:
+def test_without_oversampling_a_round_finishes_all_and_counts_nothing() -> None:
     workers = Workers([Engine(4), Engine(4)], same_bits=True)
     source = source_of(workers, oversample=1.0)
     workers.load(1)

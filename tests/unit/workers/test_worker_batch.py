@@ -181,7 +181,7 @@ def test_a_step_without_a_sample_to_train_on_has_no_advantages(advantage: str) -
     assert worked_out(2, "advantages", advantage=advantage, select="right", options={"right_above": 1.5}) == {}
 
 
-def test_the_kl_of_each_token_is_taken_from_its_reward_and_the_verdict_comes_with_the_last() -> None:
+def test_the_kl_of_each_token_is_taken_from_its_reward() -> None:
     """With γ = λ = 1 and Â + V the returns are Σ r from the token on."""
     returns = worked_out(2, "returns", advantage="gae", kl_in="reward", kl_coef=0.5, kl_estimator="k1")
     for sample, length in enumerate(LENGTHS):

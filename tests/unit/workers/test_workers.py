@@ -114,7 +114,7 @@ def test_the_canary_sings_of_any_log_prob_that_is_no_number(
     assert worker.sync_weights(np.arange(3, dtype=np.int32), version=1).difference == difference
 
 
-def test_a_sync_ends_the_run_where_the_engine_holds_other_weights_or_old_prefixes(worker: Worker) -> None:
+def test_a_sync_fails_if_the_engine_has_other_weights_or_old_prefixes(worker: Worker) -> None:
     probe = np.arange(2, dtype=np.int32)
     assert worker.policy is not None
     assert worker.rollout_role is not None
@@ -154,7 +154,7 @@ class Moves:
         return lambda *_: self.told.append(f"{event}: {', '.join(sorted(self.here)) or 'nobody'}")
 
 
-def test_each_is_on_the_device_when_it_is_needed_and_away_when_the_engine_wants_the_room(worker: Worker) -> None:
+def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker) -> None:
     moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), sound_engine()
     worker.offload_manager = moves  # type: ignore[assignment]
     worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
