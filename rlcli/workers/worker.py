@@ -18,12 +18,14 @@ from rlcli.data.messages import Coefficients, Progress, PromptTask, RankWork, Ro
 from rlcli.importing import trust_imports
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
+from rlcli.workers.backend import TrainingBackend
+from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.roles.critic import CriticRole, ProcessRewardRole
 from rlcli.workers.roles.offload import OffloadManager
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.rollout import RolloutRole
-from rlcli.workers.roles.token_advantages import all_ranks, fill_advantages, fill_kept, fill_selected
+from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept, fill_selected
 from rlcli.workers.roles.weight_sync import WeightSync
 from rlcli.workers.roles.work_queue import Queue
 from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
@@ -136,17 +138,19 @@ class Worker(WeightSync):
             if roles != {"engine"}:
                 import rlcli.model.io.loading  # noqa: F401
         mesh = init_device_mesh(self.device.type, (self.world,))
-        place = (self.config, getattr(torch, self.spec.dtype), self.device, mesh)
+        load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
-            self.policy = PolicyRole(*place)
+            self.policy = PolicyRole(self.config, self.device, load)
         watchdog.progress()
         if "critic" in roles:
-            self.critic = CriticRole(*place)
+            self.critic = CriticRole(self.config, load)
         if "process_reward" in roles:
-            self.critic = ProcessRewardRole(*place)
+            self.critic = ProcessRewardRole(self.config, load)
         startup.done("models")
-        reference = self.policy.reference if self.policy is not None else None
-        self.offload_manager = OffloadManager.of(self.config.train.offload, self.device, self._trained(), reference)
+        models = self._trained()
+        if self.policy is not None and self.policy.reference is not None:
+            models["reference"] = self.policy.reference
+        self.offload_manager = OffloadManager.of(self.config.train.offload, self.device, models)
         self.offload_manager.engine_takes_part("engine" in roles)
         watchdog.progress()
         if "engine" in roles:
@@ -216,7 +220,7 @@ class Worker(WeightSync):
     def compute_advantages(self, kl_coef: float) -> None:
         """Fill in the tokens' advantages and returns and, if the loss treats some differently or the correction rejects
         some, which."""
-        algorithm, ranks = self._policy.algorithm, all_ranks()
+        algorithm, ranks = self._policy.algorithm, self._policy.policy.ranks
         if algorithm.rejects:
             fill_kept(algorithm, self._batch, ranks)
         fill_advantages(algorithm, self._batch, ranks, kl_coef)
@@ -286,11 +290,11 @@ class Worker(WeightSync):
         """Copy all state that training has changed here (trained parameters of policy and critic, their optimizers,
         random states), then write it to the new folder `folder` in the background of training. Collective. Waits for
         an earlier one first."""
-        from rlcli.model.io.state import copied, rng_state, trained_state
+        from rlcli.model.io.state import copied, rng_state
 
         self.writer.wait()  # or two copies would be in memory at once
-        state = copied(trained_state(self._trained()), self.offload_manager.copied)
-        self.writer.start(state, rng_state(), Path(folder))
+        state = {key: value for name, model in self._trained().items() for key, value in model.state(name).items()}
+        self.writer.start(copied(state, self.offload_manager.copied), rng_state(), Path(folder))
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:
@@ -303,10 +307,11 @@ class Worker(WeightSync):
     def load_state(self, folder: str) -> None:
         """Load what `save_state` wrote, on this number of ranks or another. CheckpointError if the folder is of other
         models. A rank that did not exist then keeps the random state of its seed."""
-        from rlcli.model.io.state import load_own, load_state, set_rng_state
+        from rlcli.model.io.state import load_own, set_rng_state
 
         self.offload_manager.bring("policy", "policy.optimizer", "critic", "critic.optimizer")
-        load_state(self._trained(), Path(folder), watchdog.progress)
+        for name, model in self._trained().items():
+            model.load_state(Path(folder), name)
         own = load_own(Path(folder), self.rank)
         if own is not None:
             set_rng_state(own)
@@ -355,10 +360,10 @@ class Worker(WeightSync):
             dist.destroy_process_group()
         watchdog.stop()
 
-    def _trained(self) -> dict[str, tuple[Any, Any]]:
-        """Models trained here, with their optimizers."""
-        roles = {"policy": self.policy, "critic": self.critic}
-        return {name: (role.learner.model, role.learner.optimizer) for name, role in roles.items() if role is not None}
+    def _trained(self) -> dict[str, TrainingBackend]:
+        """Models trained here, by name."""
+        policy = {"policy": self.policy.policy} if self.policy is not None else {}
+        return policy | ({"critic": self.critic.model} if self.critic is not None else {})
 
     @property
     def _critic(self) -> CriticRole | ProcessRewardRole:

@@ -142,15 +142,14 @@ def flip_token_advantages(worker: Any) -> None:
 
 
 def never_step(worker: Any) -> None:
-    patch(worker.policy.learner.optimizer, "step", lambda *_: None)
+    patch(worker.policy.policy.optimizer, "step", lambda *_: None)
 
 
 def reference_is_policy(worker: Any) -> None:
-    from rlcli.workers.roles.policy import log_probs_of
-
     def compute(batch: Any) -> None:
+        role = worker.policy
         for micro in batch:
-            micro.tokens["reference_log_probs"] = log_probs_of(worker.policy.policy, micro, worker.policy.temperature)
+            micro.tokens["reference_log_probs"] = role.policy.log_probs(micro.packed, role.temperature)
 
     patch(worker.policy, "compute_reference_log_probs", compute)
 

@@ -65,6 +65,7 @@ def measure(rank: int, world: int, port: int, model: str, tokens: int, repeats: 
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.config.schema import RunConfig
+    from rlcli.workers.fsdp import FsdpLoader
     from rlcli.workers.roles.policy import PolicyRole
 
     torch.set_num_threads(1)
@@ -77,7 +78,8 @@ def measure(rank: int, world: int, port: int, model: str, tokens: int, repeats: 
             "rollout": {"max_response_tokens": tokens, "prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES},
         }
     )
-    role = PolicyRole(config, torch.float32, torch.device("cpu"), init_device_mesh("cpu", (world,)))
+    device, mesh = torch.device("cpu"), init_device_mesh("cpu", (world,))
+    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, mesh))
     step = step_of(config, role, rank, world, tokens)
     runs: dict[str, Callable[[], float]] = {"without": lambda: unchecked(role, step), "with": step}
     with patch("ray.get", lambda reference, timeout: reference):
@@ -151,7 +153,7 @@ def unchecked(role: Any, step: Callable[[], float]) -> float:
         stack.enter_context(patch.object(integrity.ReductionCheck, "check", lambda check: check._found.clear()))
         stack.enter_context(patch.object(integrity.StepCheck, "before", lambda *_: None))
         stack.enter_context(patch.object(integrity.StepCheck, "after", lambda *_: {}))
-        stack.enter_context(patch.object(role, "_row_sums", lambda *_: {}))
+        stack.enter_context(patch.object(role, "_row_sums", lambda *_: ({}, None)))
         stack.enter_context(patch.object(role, "_checks", lambda *_: {}))
         _checked = False
         try:

@@ -113,10 +113,12 @@ def role_update(path: Path, batch: Any, mesh: Any, compiled: bool = False) -> Ca
 
     from rlcli.config.schema import RunConfig
     from rlcli.data.messages import Coefficients
+    from rlcli.workers.fsdp import FsdpLoader
     from rlcli.workers.roles.policy import PolicyRole
 
     config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
-    role = PolicyRole(config, torch.float32, torch.device("cpu"), mesh)
+    device = torch.device("cpu")
+    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, mesh))
 
     def update() -> None:
         role.update(batch, 0, Coefficients(lr=1e-6, kl=0.0, entropy=0.0))

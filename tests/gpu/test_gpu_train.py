@@ -234,7 +234,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
     del_me = torch.empty(int(torch.cuda.mem_get_info()[0] * 0.9), dtype=torch.uint8, device="cuda")
     del del_me
     with torch.no_grad():
-        for parameter in worker.policy.policy.parameters():
+        for parameter in worker.policy.policy.model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     found["canary"].append(worker.sync_weights(prompt, 2).difference)

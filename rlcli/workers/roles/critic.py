@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlcli.cluster.watchdog import progress
 from rlcli.config.schema import RunConfig
+from rlcli.workers.backend import Loader
 from rlcli.workers.roles.batch import MicroBatch, TrainBatch
-from rlcli.workers.roles.learner import Learner
-from rlcli.workers.roles.policy import log_probs_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
+
+    from rlcli.model.policy import TokenOutputs
+    from rlcli.model.value import ValueOutputs
 
 
 class CriticRole:
     """A value model: fills in `values`, and learns `returns`."""
 
-    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: Any) -> None:
-        from rlcli.model.io.loading import load_value
-
+    def __init__(self, config: RunConfig, load: Loader) -> None:
         self.clip = config.critic.clip
-        self.model = _load(load_value, config, dtype, device, mesh)
-        self.learner = Learner(self.model, config, config.critic.lr)
+        self.model = load("value", config.critic.path or config.model.path)
 
     def infer(self, batch: TrainBatch) -> None:
         """Compute the value of the state before each token, as the batch's tokens `values`."""
-        import torch
-
         for micro in batch:
-            progress()
-            with torch.no_grad():
-                micro.tokens["values"] = self.model(micro.packed).values
+            micro.tokens["values"] = self.model.values(micro.packed)
 
     def update(self, batch: TrainBatch, index: int, lr: float) -> dict[str, float]:
         """One optimizer step on Σ value_loss / tokens. Returns sums over this rank's tokens: `tokens`, `loss`,
         `clipped`, and for the returns R and the errors R − V their sums and the sums of their squares."""
 
-        def loss(micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def loss(micro: MicroBatch, outputs: ValueOutputs) -> tuple[Tensor, dict[str, Tensor]]:
             import torch
 
             from rlcli.algorithms.losses import value_loss
 
-            values = self.model(micro.packed).values
-            if micro.empty:
-                return values, values.sum(), {}
+            values = outputs.values
             returns = micro.tokens["returns"]
             term = value_loss(values, micro.tokens["values"], returns, clip=self.clip)
             errors = returns - values.detach()
@@ -60,21 +50,18 @@ class CriticRole:
                 "errors_sq": errors.double().square(),
             }
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            return values, term.loss.sum() / max(batch.works[index].tokens, 1), totals
+            return term.loss.sum() / max(batch.works[index].tokens, 1), totals
 
-        return self.learner.update(batch.minibatches[index], loss, lr)
+        return self.model.update(batch.minibatches[index], loss, lr)
 
 
 class ProcessRewardRole:
     """An implicit process reward model: fills in `process_rewards`, and learns which responses are correct."""
 
-    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: Any) -> None:
-        from rlcli.model.io.loading import load_policy
-
+    def __init__(self, config: RunConfig, load: Loader) -> None:
         self.options = config.algorithm.options
         self.temperature = config.rollout.temperature
-        self.model = _load(load_policy, config, dtype, device, mesh)
-        self.learner = Learner(self.model, config, config.critic.lr)
+        self.model = load("policy", config.critic.path or config.model.path)
 
     def infer(self, batch: TrainBatch) -> None:
         """Compute the implicit reward of each token, as the batch's tokens `process_rewards`."""
@@ -82,7 +69,7 @@ class ProcessRewardRole:
         from rlcli.algorithms.named import call
 
         for micro in batch:
-            log_probs = log_probs_of(self.model, micro, self.temperature)
+            log_probs = self.model.log_probs(micro.packed, self.temperature)
             inputs = {"log_probs": log_probs, "reference_log_probs": micro.tokens["reference_log_probs"]}
             micro.tokens["process_rewards"] = call(process_rewards, inputs, self.options)
 
@@ -90,16 +77,14 @@ class ProcessRewardRole:
         """One optimizer step on the mean cross-entropy of the responses' verdicts. Returns sums over this rank's
         responses: `responses`, `loss` and `agree`, how often the model predicted the verdict."""
 
-        def loss(micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
             import torch
 
             from rlcli.algorithms.losses import implicit_reward_loss
             from rlcli.algorithms.losses.base import sequence_sums
             from rlcli.algorithms.named import call
 
-            log_probs = self.model(micro.packed, temperature=self.temperature, want_entropy=False).log_probs
-            if micro.empty:
-                return log_probs, log_probs.sum(), {}
+            log_probs = outputs.log_probs
             right = batch.of(micro, "right").double()
             inputs = {
                 "log_probs": log_probs,
@@ -114,18 +99,7 @@ class ProcessRewardRole:
             agree = (sequence_sums(drift, micro.packed.sequence, micro.lengths) > 0) == (right > 0.5)
             sums = {"responses": torch.ones_like(right), "loss": total.detach(), "agree": agree}
             totals = {name: value.sum(dtype=torch.float64) for name, value in sums.items()}
-            return log_probs, total / batch.works[index].sequences, totals
+            return total / batch.works[index].sequences, totals
 
-        return self.learner.update(batch.minibatches[index], loss, lr)
-
-
-def _load(load: Callable[..., Any], config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: Any) -> Any:
-    """The critic's model, by default loaded from the policy's path."""
-    return load(
-        config.critic.path or config.model.path,
-        dtype=dtype,
-        device=device,
-        mesh=mesh,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        compiled=config.model.compile,
-    )
+        forward = {"temperature": self.temperature, "want_entropy": False}
+        return self.model.update(batch.minibatches[index], loss, lr, **forward)

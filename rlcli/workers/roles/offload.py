@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rlcli.workers.backend import TrainingBackend
 
 if TYPE_CHECKING:
     import torch
@@ -20,19 +23,14 @@ class OffloadManager:
         self._on_gpu = on_gpu
 
     @classmethod
-    def of(
-        cls, setting: str, device: torch.device, trained: dict[str, tuple[Any, Any]], reference: Any
-    ) -> OffloadManager:
-        """For built roles. setting: train.offload; on a CPU everything is in host memory anyway. trained: name →
-        model and optimizer. reference: the reference model, or None."""
+    def of(cls, setting: str, device: torch.device, models: Mapping[str, TrainingBackend]) -> OffloadManager:
+        """For built roles. setting: train.offload; on a CPU everything is in host memory anyway. models: by name."""
         from rlcli.model.parallel.offload import KINDS, Offload
 
         on_gpu = device.type == "cuda"
         offload = Offload(KINDS[setting if on_gpu else "none"], device)
-        for name, (model, optimizer) in trained.items():
-            offload.add(name, model, optimizer)
-        if reference is not None:
-            offload.add("reference", reference)
+        for name, model in models.items():
+            model.register(offload, name)
         return cls(offload, on_gpu=on_gpu)
 
     @property

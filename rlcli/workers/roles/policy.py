@@ -1,29 +1,29 @@
-"""The policy on this worker: its shard of the weights, its optimizer, and its reference model."""
+"""The policy on this worker, and its reference model."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rlcli.cluster.watchdog import progress
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
+from rlcli.workers.backend import Loader
 from rlcli.workers.roles.batch import MicroBatch, TrainBatch
 from rlcli.workers.roles.integrity import LossCheck, weight_of
-from rlcli.workers.roles.learner import Learner
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from rlcli.algorithms.aggregation import Denominators
+    from rlcli.model.policy import TokenOutputs
 
 
 class PolicyRole:
     """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch."""
 
-    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: Any) -> None:
+    def __init__(self, config: RunConfig, device: torch.device, load: Loader) -> None:
         from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
-        from rlcli.model.io.loading import load_policy
         from rlcli.model.lora import LoraSpec
 
         self.temperature = config.rollout.temperature
@@ -31,62 +31,47 @@ class PolicyRole:
         self.device = device
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
-        load = {"path": config.model.path, "dtype": dtype, "device": device, "mesh": mesh}
-        load["compiled"] = config.model.compile
-        self.policy = load_policy(
-            **load, lora=lora, gradient_checkpointing=config.model.gradient_checkpointing, trainable=True
-        )
-        self.learner = Learner(self.policy, config, config.train.lr)
-        self.loss_check = LossCheck(self.learner.world)
+        self.policy = load("policy", config.model.path, lora=lora)
+        self.loss_check = LossCheck(self.policy.data_ranks)
         self.checks_loss = self.sampled and pulls_by_advantage(self.algorithm)
         # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
         needs_copy = self.algorithm.needs_reference and lora is None
-        self.reference = (
-            load_policy(**load, lora=None, gradient_checkpointing=False, trainable=False) if needs_copy else None
-        )
+        self.reference = load("policy", config.model.path, trained=False) if needs_copy else None
 
     def compute_old_log_probs(self, batch: TrainBatch) -> None:
         for micro in batch:
-            micro.tokens["old_log_probs"] = log_probs_of(self.policy, micro, self.temperature)
+            micro.tokens["old_log_probs"] = self.policy.log_probs(micro.packed, self.temperature)
 
     def compute_reference_log_probs(self, batch: TrainBatch) -> None:
-        if self.reference is not None:
+        model = self.reference or self.policy
+        with nullcontext() if self.reference else model.adapter_disabled():
             for micro in batch:
-                micro.tokens["reference_log_probs"] = log_probs_of(self.reference, micro, self.temperature)
-            return
-        with self.policy.adapter_disabled():
-            for micro in batch:
-                micro.tokens["reference_log_probs"] = log_probs_of(self.policy, micro, self.temperature)
+                micro.tokens["reference_log_probs"] = model.log_probs(micro.packed, self.temperature)
 
     def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step. Returns sums over this rank's response tokens (see `Objective.sums`) and `grad_norm`,
         which is global and so divided by the number of ranks."""
 
-        def loss(micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            return self._objective(batch, index, micro, coefficients)
+        def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+            return self._objective(batch, index, micro, outputs, coefficients)
 
-        sums = self.learner.update(batch.minibatches[index], loss, coefficients.lr)
+        forward = {"temperature": self.temperature, "want_entropy": True}
+        sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
         pull = self.loss_check.total()
         return sums | self._checks(batch, index, pull) if sums and "bad" not in sums else sums
 
     def probe_log_probs(self, tokens: Any) -> Any:
         """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
-        import torch
-
         from rlcli.model.packed import pack
 
-        with torch.no_grad():
-            outputs = self.policy(pack([(tokens, 1)], self.device), temperature=1.0, want_entropy=False)
-        return outputs.log_probs.float().cpu().numpy()
+        return self.policy.log_probs(pack([(tokens, 1)], self.device), temperature=1.0).float().cpu().numpy()
 
     def _objective(
-        self, batch: TrainBatch, index: int, micro: MicroBatch, coefficients: Coefficients
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        self, batch: TrainBatch, index: int, micro: MicroBatch, outputs: TokenOutputs, coefficients: Coefficients
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         from rlcli.algorithms.aggregation import Denominators
 
-        outputs = self.policy(micro.packed, temperature=self.temperature, want_entropy=True)
-        if micro.empty:
-            return outputs.log_probs, outputs.log_probs.sum(), {}
+        assert outputs.entropy is not None, "it was asked for"
         work = batch.policy_works[index]
         tokens = dict(micro.tokens)
         if not self.sampled:
@@ -105,7 +90,7 @@ class PolicyRole:
             right_tokens=work.right_tokens,
             on_policy_input=lambda read: self.loss_check.watch(read, advantages),
         )
-        return outputs.log_probs, objective.loss, objective.sums | checks
+        return objective.loss, objective.sums | checks
 
     def _row_sums(
         self, batch: TrainBatch, micro: MicroBatch, inputs: dict[str, Tensor], denominators: Denominators
@@ -132,15 +117,5 @@ class PolicyRole:
         """The same for a whole update: this rank's part of the denominator used, and its `check_pull`."""
         found = {"check_pull": pull} if self.checks_loss else {}
         if not self.algorithm.rejects:  # rejected tokens leave the denominator, which the plan cannot predict
-            found["check_denominator"] = batch.policy_works[index].tokens / self.learner.world
+            found["check_denominator"] = batch.policy_works[index].tokens / self.policy.data_ranks
         return found
-
-
-def log_probs_of(model: Any, micro: MicroBatch, temperature: float) -> Tensor:
-    """log π of the response tokens, float32 `[R]`, without gradient."""
-    import torch
-
-    progress()
-    with torch.no_grad():
-        log_probs: Tensor = model(micro.packed, temperature=temperature, want_entropy=False).log_probs
-    return log_probs

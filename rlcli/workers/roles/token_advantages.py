@@ -14,24 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def all_ranks() -> Ranks:
-    """The ranks of this process group."""
-    import torch
-    import torch.distributed as dist
-
-    def add(tensor: Tensor) -> Tensor:
-        total = tensor.clone()
-        dist.all_reduce(total)
-        return total
-
-    def gather(tensor: Tensor) -> Tensor:
-        parts: list[Tensor | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, tensor.cpu())
-        return torch.cat([part for part in parts if part is not None]).to(tensor.device)
-
-    return Ranks(add, gather)
-
-
 def fill_advantages(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
     """Fill in `advantages`, unless they came with the batch because the rewards alone determine them, and, if there is
     a critic, `returns`. Collective.

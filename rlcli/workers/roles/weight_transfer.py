@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from rlcli.model.policy import PolicyModel
     from rlcli.model.weight_check.checksum import Checksums
     from rlcli.rollout.engine import RolloutEngine
+    from rlcli.workers.backend import TrainingBackend
 
 Named = tuple[str, "Tensor"]
 Packed = list[tuple[str, str, tuple[int, ...], Any]]
@@ -73,7 +73,7 @@ def counted(weights: Iterable[Named], sizes: list[int]) -> Iterator[Named]:
 
 
 def outgoing(
-    policy: PolicyModel,
+    policy: TrainingBackend,
     sums: Checksums,
     adapter: tuple[str | None, str, torch.dtype] | None,
     most_bytes: int = BUCKET_BYTES,
@@ -96,7 +96,7 @@ def outgoing(
 
 
 def adapter_files(
-    policy: PolicyModel, sums: Checksums, folder: str | None, prefix: str, dtype: torch.dtype
+    policy: TrainingBackend, sums: Checksums, folder: str | None, prefix: str, dtype: torch.dtype
 ) -> list[Named]:
     """The files of the policy's adapter, by name, as uint8. Collective."""
     import numpy as np
@@ -107,7 +107,7 @@ def adapter_files(
         return [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in sorted(Path(place).iterdir())]
 
 
-def save_adapter(policy: PolicyModel, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
+def save_adapter(policy: TrainingBackend, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
     """Write the policy's adapter to `folder`, and add to `sums` the values that an engine of `dtype` computes from it:
     it rounds both factors, then scales the second. Collective."""
     for name, tensor in policy.save_adapter(folder).items():

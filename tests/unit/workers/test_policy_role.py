@@ -16,9 +16,10 @@ from rlcli.data.shard import ShardBuilder
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
+from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
 from rlcli.workers.roles.batch import TrainBatch
 from rlcli.workers.roles.policy import PolicyRole
-from rlcli.workers.roles.token_advantages import all_ranks, fill_advantages, fill_kept, fill_selected
+from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept, fill_selected
 from tests.model_fixtures import VOCABULARY
 
 PROMPTS, SAMPLES, PROMPT_TOKENS = 3, 4, 6
@@ -55,6 +56,15 @@ def collected() -> Collected:
     return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
 
 
+def role_of(config: RunConfig, mesh: Any, dtype: torch.dtype = torch.float32) -> PolicyRole:
+    return PolicyRole(config, CPU, FsdpLoader(config, dtype, CPU, mesh))
+
+
+def fsdp(role: PolicyRole) -> FsdpBackend:
+    assert isinstance(role.policy, FsdpBackend)
+    return role.policy
+
+
 def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -> TrainBatch:
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     if all_active:
@@ -62,7 +72,7 @@ def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -
     plan = plan_step(chosen, config, 1)
     (work,) = rank_work(plan, chosen, 1)
     batch = TrainBatch(work, step_work(plan, chosen, 0).value, CPU)
-    fill_advantages(role.algorithm, batch, all_ranks(), 0.0)
+    fill_advantages(role.algorithm, batch, role.policy.ranks, 0.0)
     return batch
 
 
@@ -71,9 +81,9 @@ def updated(role: PolicyRole, batch: TrainBatch) -> tuple[dict[str, float], dict
     found: dict[str, torch.Tensor] = {}
 
     def keep(*_: Any) -> None:
-        found.update((name, p.grad.clone()) for name, p in role.policy.named_parameters() if p.grad is not None)
+        found.update((name, p.grad.clone()) for name, p in fsdp(role).model.named_parameters() if p.grad is not None)
 
-    hook = role.learner.optimizer.register_step_pre_hook(keep)
+    hook = fsdp(role).optimizer.register_step_pre_hook(keep)
     sums = role.update(batch, 0, HALF)
     hook.remove()
     return sums, found
@@ -86,14 +96,14 @@ def assert_alike(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 def weights(role: PolicyRole) -> dict[str, torch.Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in role.policy.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in fsdp(role).model.named_parameters()}
 
 
 def test_samples_without_advantage_are_not_forwarded_but_counted(mesh: Any, base: str) -> None:
     config = configured(base)
     found = []
     for all_active in (False, True):
-        role = PolicyRole(config, torch.float32, CPU, mesh)
+        role = role_of(config, mesh)
         batch = batch_of(role, config, all_active=all_active)
         found.append((*updated(role, batch), batch))
     (skipped, after, few), (whole, reference, every) = found
@@ -115,7 +125,7 @@ def test_logits_are_made_of_response_tokens_alone(mesh: Any, base: str, monkeypa
         return real(hidden, *rest)
 
     monkeypatch.setattr(rlcli.model.policy, "token_log_probs", seen)
-    role = PolicyRole(config, torch.float32, CPU, mesh)
+    role = role_of(config, mesh)
     batch = batch_of(role, config)
     sums = role.update(batch, 0, HALF)
     assert sum(projected) == sums["tokens"]
@@ -128,7 +138,7 @@ def test_old_log_probs_of_a_single_update_are_its_own(mesh: Any, base: str) -> N
         config = configured(base, algorithm={"correction": correction})
         found = []
         for beforehand in (False, True):
-            role = PolicyRole(config, torch.float32, CPU, mesh)
+            role = role_of(config, mesh)
             assert not role.algorithm.needs_old_log_probs(1)
             batch = batch_of(role, config)
             if beforehand:
@@ -152,7 +162,7 @@ def test_a_reference_is_loaded_only_for_a_kl_and_not_beside_an_adapter(
         return real(*args, **options)
 
     monkeypatch.setattr(rlcli.model.io.loading, "load_policy", load)
-    role = PolicyRole(configured(base, algorithm={"kl_coef": kl}, lora={"rank": rank}), torch.float32, CPU, mesh)
+    role = role_of(configured(base, algorithm={"kl_coef": kl}, lora={"rank": rank}), mesh)
     assert len(loaded) == copies
     assert role.algorithm.needs_reference == (kl > 0)
 
@@ -160,12 +170,12 @@ def test_a_reference_is_loaded_only_for_a_kl_and_not_beside_an_adapter(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_adapters_optimizer_knows_nothing_of_the_base(mesh: Any, base: str, dtype: torch.dtype) -> None:
     config = configured(base, lora={"rank": 4})
-    role = PolicyRole(config, dtype, CPU, mesh)
+    role = role_of(config, mesh, dtype)
     before = weights(role)
     role.update(batch_of(role, config), 0, HALF)
-    optimizer = role.learner.optimizer
+    optimizer = fsdp(role).optimizer
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, parameter in role.policy.named_parameters():
+    for name, parameter in fsdp(role).model.named_parameters():
         assert (id(parameter) in held) == (".lora_" in name)
         assert (parameter in optimizer.state) == (".lora_" in name)
         assert parameter.dtype == (torch.float32 if ".lora_" in name else dtype)
@@ -177,16 +187,16 @@ def test_bf16_computes_and_masters_moments_and_gradients_are_float32(
     mesh: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, hidden, gradients = configured(base), set(), set()
-    role = PolicyRole(config, torch.bfloat16, CPU, mesh)
-    role.policy.lm.base_model.layers[0].register_forward_hook(lambda _m, _i, output: hidden.add(output.dtype))
-    role.learner.optimizer.register_step_pre_hook(
+    role = role_of(config, mesh, torch.bfloat16)
+    fsdp(role).model.lm.base_model.layers[0].register_forward_hook(lambda _m, _i, output: hidden.add(output.dtype))
+    fsdp(role).optimizer.register_step_pre_hook(
         lambda optimizer, *_: gradients.update(p.grad.dtype for g in optimizer.param_groups for p in g["params"])
     )
     role.update(batch_of(role, config), 0, HALF)
     assert hidden == {torch.bfloat16}
     assert gradients == {torch.float32}
-    assert {parameter.dtype for parameter in role.policy.parameters()} == {torch.float32}
-    states = role.learner.optimizer.state.values()
+    assert {parameter.dtype for parameter in fsdp(role).model.parameters()} == {torch.float32}
+    states = fsdp(role).optimizer.state.values()
     assert {state[name].dtype for state in states for name in ("exp_avg", "exp_avg_sq")} == {torch.float32}
 
 
@@ -196,7 +206,7 @@ def test_an_update_with_shared_prompts_is_that_of_samples_apart(
     config, found = configured(base), []
     for worth in (1 / 16, 2.0):
         monkeypatch.setattr("rlcli.model.packed.WORTH_SHARING", worth)
-        role = PolicyRole(config, torch.float32, CPU, mesh)
+        role = role_of(config, mesh)
         batch = batch_of(role, config)
         found.append((sum(micro.packed.tokens for micro in batch), *updated(role, batch)))
     (few, sums, after), (many, expected, reference) = found
@@ -264,7 +274,7 @@ def test_a_rejection_gives_the_same_update_in_any_split(mesh: Any, base: str, ag
     for ranks, tokens in ((1, 400), (2, 64)):
         algorithm = {"correction": "token_tis * token_mask", "aggregation": aggregation}
         config = configured(base, algorithm=algorithm, train={"tokens_per_microbatch": tokens})
-        role = PolicyRole(config, torch.float32, CPU, mesh)
+        role = role_of(config, mesh)
         batch = rejected(role, config, ranks)
         found.append((batch.policy_works, *updated(role, batch)))
     (works, sums, gradients), *others = found
@@ -276,7 +286,7 @@ def test_a_rejection_gives_the_same_update_in_any_split(mesh: Any, base: str, ag
 
 def test_the_denominators_of_a_rejection_are_those_of_what_is_left(mesh: Any, base: str) -> None:
     config = configured(base, algorithm={"correction": "token_mask", "loss": "clip_cov"})
-    role = PolicyRole(config, torch.float32, CPU, mesh)
+    role = role_of(config, mesh)
     batch = rejected(role, config, 1)
     left: dict[int, int] = {}
     for micro in batch:
@@ -292,20 +302,20 @@ def test_the_denominators_of_a_rejection_are_those_of_what_is_left(mesh: Any, ba
     groups = batch.columns["groups"].tolist()
     of_groups = [sum(left[s] for s in left if groups[s] == group) for group in groups]
     assert batch.columns["group_tokens"].tolist() == of_groups
-    fill_selected(role.algorithm, batch, all_ranks())
+    fill_selected(role.algorithm, batch, role.policy.ranks)
     for micro in batch:
         assert not (micro.tokens["selected"] & ~micro.tokens["kept"]).any()
 
 
 def test_a_prompt_that_has_lost_all_of_its_responses_is_not_counted(mesh: Any, base: str) -> None:
     config = configured(base, algorithm={"correction": "sequence_mask"})
-    role = PolicyRole(config, torch.float32, CPU, mesh)
+    role = role_of(config, mesh)
     batch = batch_of(role, config, all_active=True)
     role.compute_old_log_probs(batch)
     for micro in batch:
         far = (batch.of(micro, "groups") == 1)[micro.packed.sequence]
         micro.tokens["rollout_log_probs"] = micro.tokens["old_log_probs"] - far.float()
-    fill_kept(role.algorithm, batch, all_ranks())
+    fill_kept(role.algorithm, batch, role.policy.ranks)
     assert batch.policy_works[0].groups == PROMPTS - 1
     assert batch.policy_works[0].sequences == (PROMPTS - 1) * SAMPLES
 

@@ -16,11 +16,9 @@ import torch.multiprocessing as mp
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed
-from rlcli.workers.roles.learner import Learner, _poisoned
+from rlcli.workers.fsdp import FsdpBackend, _poisoned
 
 BOUND = 50.0
-MICRO: Any = SimpleNamespace(empty=False)
-EMPTY: Any = SimpleNamespace(empty=True)
 Loss = Callable[[torch.Tensor], torch.Tensor]
 
 LOSSES: dict[str, Loss] = {
@@ -33,6 +31,13 @@ LOSSES: dict[str, Loss] = {
 """What rank 1 computes; rank 0 is always sound."""
 
 
+class Model(torch.nn.Sequential):
+    """Gives a tuple, as policies and value models do."""
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor]:
+        return (super().forward(inputs),)
+
+
 def child(rank: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -40,29 +45,29 @@ def child(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     config = RunConfig.model_validate({"fault_tolerance": {"bad_grad_norm": BOUND}, "train": {"max_grad_norm": 1.0}})
-    learner = Learner(model, config, 0.1)
+    backend = FsdpBackend(model, config)
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
 
     def weights() -> torch.Tensor:
         return torch.cat([parameter.full_tensor().detach().flatten() for parameter in model.parameters()])
 
-    def update(name: str, micro: Any = MICRO) -> dict[str, Any]:
+    def update(name: str, empty: bool = False) -> dict[str, Any]:
         before = weights()
 
-        def loss(_: Any) -> Any:
-            output = model(inputs)
-            own = LOSSES[name if rank else "sound"](output)
-            return output, own, {"loss": own.detach().double()}
+        def loss(_: Any, outputs: tuple[torch.Tensor]) -> Any:
+            own = LOSSES[name if rank else "sound"](outputs[0])
+            return own, {"loss": own.detach().double()}
 
-        sums = learner.update([micro], loss, 0.1)
+        micro: Any = SimpleNamespace(empty=empty, packed=inputs)
+        sums = backend.update([micro], loss, 0.1)
         gradients = [parameter.grad is not None for parameter in model.parameters()]
         return {"sums": sums, "moved": not torch.equal(before, weights()), "gradients": any(gradients)}
 
     found = {name: update(name) for name in LOSSES} | {"sound again": update("sound")}
-    found["empty rank"] = update("sound", EMPTY if rank else MICRO)
+    found["empty rank"] = update("sound", empty=bool(rank))
     found["unreduced"] = {"error": unreduced(update)}
     torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
@@ -84,7 +89,7 @@ def unreduced(update: Callable[[str], object]) -> str:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("learner")
+    folder = tmp_path_factory.mktemp("fsdp")
     mp.spawn(child, (str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
@@ -102,10 +107,11 @@ def test_no_rank_steps_where_one_of_them_has_a_bad_gradient(ranks: list[dict[str
 
 @pytest.mark.parametrize("name", ["sound", "sound again", "empty rank"])
 def test_sound_updates_before_and_after_it_step(ranks: list[dict[str, Any]], name: str) -> None:
-    for found in (rank[name] for rank in ranks):
+    for rank, found in enumerate(results[name] for results in ranks):
         assert found["moved"]
         assert "bad" not in found["sums"]
-        assert math.isfinite(found["sums"]["loss"])
+        assert ("loss" in found["sums"]) == (name != "empty rank" or rank == 0)
+        assert math.isfinite(found["sums"].get("loss", 0.0))
     assert torch.equal(ranks[0]["weights"], ranks[1]["weights"])
     assert ranks[0]["weights"].isfinite().all()
 

@@ -1,0 +1,186 @@
+"""The training backend on FSDP2: AdamW over a model that is sharded, and possibly replicated, over all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlcli.algorithms.ranks import Ranks
+from rlcli.cluster.watchdog import progress
+from rlcli.config.schema import RunConfig
+from rlcli.workers.backend import MicroLoss
+from rlcli.workers.roles.batch import MicroBatch
+from rlcli.workers.roles.integrity import ReductionCheck, StepCheck
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from rlcli.model.lora import LoraSpec
+    from rlcli.model.packed import PackedBatch
+    from rlcli.model.parallel.offload import Offload
+    from rlcli.model.policy import PolicyModel
+
+
+class FsdpLoader:
+    """Loads models sharded over `mesh`. dtype: of computation."""
+
+    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh) -> None:
+        self.config = config
+        self.place = {"dtype": dtype, "device": device, "mesh": mesh}
+
+    def __call__(
+        self, kind: Literal["policy", "value"], path: str, *, lora: LoraSpec | None = None, trained: bool = True
+    ) -> FsdpBackend:
+        from rlcli.model.io import loading
+
+        config = self.config.model
+        how = {**self.place, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
+        if kind == "value":
+            return FsdpBackend(loading.load_value(path, **how), self.config)
+        return FsdpBackend(loading.load_policy(path, lora=lora, trainable=trained, **how), self.config, trained)
+
+
+class FsdpBackend:
+    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: without optimizer."""
+
+    def __init__(self, model: Any, config: RunConfig, trained: bool = True) -> None:
+        import torch.distributed as dist
+
+        from rlcli.model.optim import build_optimizer
+
+        train = config.train
+        self.model: PolicyModel = model  # or a value model, with the methods that both have
+        self.max_grad_norm = train.max_grad_norm
+        self.bad_grad_norm = config.fault_tolerance.bad_grad_norm or math.inf
+        self.data_ranks = dist.get_world_size()
+        self.ranks = _all_ranks()
+        if trained:
+            betas = (train.beta1, train.beta2)
+            self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
+            self.reduction, self.stepped = ReductionCheck(model, self.data_ranks), StepCheck(model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def adapter_scale(self) -> float:
+        return self.model.adapter_scale
+
+    def log_probs(self, batch: PackedBatch, temperature: float) -> Tensor:
+        import torch
+
+        progress()
+        with torch.no_grad():
+            log_probs: Tensor = self.model(batch, temperature=temperature, want_entropy=False).log_probs
+        return log_probs
+
+    def values(self, batch: PackedBatch) -> Tensor:
+        import torch
+
+        progress()
+        with torch.no_grad():
+            values: Tensor = self.model(batch).values
+        return values
+
+    def adapter_disabled(self) -> AbstractContextManager[None]:
+        return self.model.adapter_disabled()
+
+    def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float, **forward: Any) -> dict[str, float]:
+        if not micros:
+            return {}  # No sample of this minibatch has a gradient, on any rank.
+        sums = self._gradients(micros, loss, forward)
+        self.reduction.check()
+        return self._step(sums, lr)
+
+    def _gradients(self, micros: Sequence[MicroBatch], loss: MicroLoss, forward: dict[str, Any]) -> dict[str, Tensor]:
+        """Forward and backward passes; returns the sums."""
+        sums: dict[str, Tensor] = {}
+        for micro in micros:
+            progress()
+            outputs = self.model(micro.packed, **forward)
+            # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
+            if micro.empty:
+                (outputs[0].sum() * 0.0).backward()
+                continue
+            term, own = loss(micro, outputs)
+            # FSDP averages gradients over ranks; the loss is a sum over them.
+            (_poisoned(term, outputs[0]) * self.data_ranks).backward()
+            for name, value in own.items():
+                sums[name] = sums[name] + value if name in sums else value
+        return sums
+
+    def _step(self, sums: dict[str, Tensor], lr: float) -> dict[str, float]:
+        """The optimizer step, unless the gradient is bad: all ranks see the same norm."""
+        import torch
+
+        from rlcli.model.optim import clip_grad_norm
+
+        norm = clip_grad_norm(self.model, self.max_grad_norm)
+        bad = not math.isfinite(norm) or norm > self.bad_grad_norm
+        if not bad:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.stepped.before(lr)
+            self.optimizer.step()
+            sums |= self.stepped.after()
+        self.optimizer.zero_grad(set_to_none=True)
+        if bad:
+            return {"bad": 1.0 / self.data_ranks, "grad_norm": norm / self.data_ranks}
+        numbers = torch.stack(list(sums.values())).tolist() if sums else []
+        return dict(zip(sums, numbers, strict=True)) | {"grad_norm": norm / self.data_ranks}
+
+    def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return self.model.stream_weights()
+
+    def stream_base(self) -> Iterator[tuple[str, Tensor]]:
+        return self.model.stream_base()
+
+    def save_adapter(self, folder: Path) -> dict[str, Tensor]:
+        return self.model.save_adapter(folder)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        from rlcli.model.io.state import trained_state
+
+        return trained_state({name: (self.model, self.optimizer)})
+
+    def load_state(self, folder: Path, name: str) -> None:
+        from rlcli.model.io.state import load_state
+
+        load_state({name: (self.model, self.optimizer)}, folder, progress)
+
+    def register(self, offload: Offload, name: str) -> None:
+        offload.add(name, self.model, getattr(self, "optimizer", None))
+
+
+def _all_ranks() -> Ranks:
+    """Each rank has rows of its own: the data ranks are all ranks of the process group."""
+    import torch
+    import torch.distributed as dist
+
+    def add(tensor: Tensor) -> Tensor:
+        total = tensor.clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(tensor: Tensor) -> Tensor:
+        parts: list[Tensor | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, tensor.cpu())
+        return torch.cat([part for part in parts if part is not None]).to(tensor.device)
+
+    return Ranks(add, gather)
+
+
+def _poisoned(term: Tensor, output: Tensor) -> Tensor:
+    """The loss unchanged or, if it or the output is not finite, one whose gradient is NaN: every rank sees that in the
+    norm without further communication. (A clipped ratio or a mask can hide a NaN from the gradient.)"""
+    import torch
+
+    sound = torch.isfinite(term.detach()) & torch.isfinite(output.detach()).all()
+    # Through `output`, which the loss always depends on: 0 · NaN is NaN, and adding 0 changes no bit of a finite loss.
+    return term + (output * torch.where(sound, 0.0, math.nan)).sum()
