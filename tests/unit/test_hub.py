@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 
 import pytest
 
@@ -43,10 +42,8 @@ def test_a_hub_that_is_not_there_means_the_cache_alone_and_is_said_once(
 ) -> None:
     online.setenv("HF_ENDPOINT", endpoint)
     notes: list[str] = []
-    began = time.monotonic()
     offline_unless_reachable(notes.append)
     offline_unless_reachable(notes.append)
-    assert time.monotonic() - began < 60
     assert len(notes) == 1
     assert notes[0].startswith(f"{endpoint} cannot be reached (")
     assert os.environ["HF_HUB_OFFLINE"] == "1"

@@ -403,17 +403,11 @@ def test_whether_a_loss_of_ones_own_vanishes_is_tried(
     assert build(loss="mine").skips_zero_advantages is skips
 
 
-def test_importing_the_algorithms_loads_torch_but_no_engine_or_config() -> None:
-    """Nor does it take more than a moment beside torch: what it does is define functions."""
+def test_importing_the_algorithms_loads_no_engine_and_no_config() -> None:
     unwanted = {"ray", "vllm", "transformers", "pydantic", "rlcli.config"}
-    code = (
-        "import sys, time, torch; began = time.process_time(); import rlcli.algorithms.algorithm;"
-        f"print(sorted({unwanted} & set(sys.modules)), time.process_time() - began)"
-    )
+    code = f"import sys, rlcli.algorithms.algorithm;print(sorted({unwanted} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found, seconds = done.stdout.rsplit(maxsplit=1)
-    assert found == "[]"
-    assert float(seconds) < 1.0
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_run_keeps_rows_and_their_order_and_adds_what_was_said(
     ]
     assert RIGHT.items() <= rows[0].items()
     assert WRONG.items() <= rows[1].items()
-    assert all(0 < one["seconds"] < 5 for one in rows)
+    assert all(one["seconds"] > 0 for one in rows)
     assert "parts" not in rows[0]
     assert [path.name for path in output.parent.iterdir()] == [output.name]
 

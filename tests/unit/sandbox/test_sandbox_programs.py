@@ -134,7 +134,7 @@ def test_installed_packages_import(sandbox: Sandbox) -> None:
 def test_the_end_tells_status_and_streams_apart(sandbox: Sandbox) -> None:
     ended = run(sandbox, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)")
     assert (ended.status, ended.stdout, ended.stderr, ended.killed_for) == (7, b"out\n", b"err\n", "")
-    assert 0 < ended.seconds < 20
+    assert ended.seconds > 0
 
 
 def test_an_exception_is_its_traceback_and_status_one(sandbox: Sandbox) -> None:

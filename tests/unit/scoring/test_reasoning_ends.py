@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from rlcli.errors import DataError
 from rlcli.scoring.conventions.foreign import prime
 from rlcli.scoring.rows import as_fields, read_rows
 from rlcli.types import Outcome, VerifyRequest
+from tests.cpu_limit import cpu_limit
 
 RIGHT = {
     "math": (math.verify, r"\boxed{42}", "42"),
@@ -88,13 +88,8 @@ def test_tags_in_code_outside_of_reasoning_are_text(text: str, thinking: bool, a
 
 @pytest.mark.parametrize("text", ["~~~x\n", "```x\n", "`", "<think>", "</think>", "<think>`", "\n\n", "~~~\n`\n"])
 def test_hostile_texts_take_linear_time(text: str) -> None:
-    spent = []
-    for length in (20_000, 200_000):
-        request = VerifyRequest(text * (length // len(text)), "")
-        started = time.process_time()
-        request.answer_text()
-        spent.append(time.process_time() - started)
-    assert spent[1] < 100 * max(spent[0], 0.01)  # of a square it would be 100 × what takes a second by itself
+    with cpu_limit():
+        VerifyRequest(text * (1_000_000 // len(text)), "").answer_text()
 
 
 def test_the_end_of_a_long_response_knows_that_it_is_reasoning() -> None:

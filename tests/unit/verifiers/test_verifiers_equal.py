@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from fractions import Fraction
 
 import pytest
@@ -341,11 +340,16 @@ def test_near_misses_are_rejected(truth: str, answer: str) -> None:
     assert not equal(truth, answer)
 
 
-def test_a_wrong_equation_is_told_without_solving_it() -> None:
-    equal("y=2x", "y=3x")  # loads sympy
-    started = time.process_time()
-    assert not equal("x^2+y^2=1", "x^2+y^2=1yx^{1/2}")  # sympy's solvers take 18 s
-    assert time.process_time() - started < 5
+def test_a_wrong_equation_is_recognised_without_solving_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sympy's solvers would take 18 s for this one."""
+
+    def solve(*_: object, **__: object) -> bool:
+        raise AssertionError("solved")
+
+    monkeypatch.setattr("math_verify.verify", solve)
+    with pytest.raises(AssertionError, match="solved"):
+        equal("x^2+2x=1+y", "y+1=x^2+2x")
+    assert not equal("x^2+y^2=1", "x^2+y^2=1yx^{1/2}")
 
 
 @pytest.mark.parametrize(("completion", "truth"), RIGHT)

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from itertools import pairwise
@@ -26,6 +25,7 @@ from rlcli_verifiers.notation import clean, number
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.processes.worker import OVERRAN
 from rlcli.types import Outcome, VerifyRequest
+from tests.cpu_limit import cpu_limit
 from tests.shared_data import shared_data
 from tests.unit.hostile_math import ANSWERS, FACTORIALS, TOWERS
 from tests.unit.hostile_math import GOLD as HOSTILE_GOLD
@@ -218,20 +218,18 @@ def pool() -> Any:
 @pytest.mark.parametrize("before", [r"\boxed{5}", "The answer is 5", "The answer is $5$"])
 def test_long_white_space_around_an_alternative_takes_linear_time(before: str) -> None:
     gap = " " * 3900
-    started = time.process_time()
-    for between in ("", "or", ",", ", or"):
-        extract(f"{before}{gap}{between}{gap}x"[-8000:])
-    assert time.process_time() - started < 0.5
+    with cpu_limit():
+        for between in ("", "or", ",", ", or"):
+            extract(f"{before}{gap}{between}{gap}x"[-8000:])
 
 
 @pytest.mark.parametrize(
     "unit", ["answer ", "answer" + " " * 400, "it ", "A:", "42 ", "\\\\text{", "$", "\\\\boxed{4} or ", "not A "]
 )
 def test_no_text_makes_the_search_for_an_answer_long(unit: str) -> None:
-    started = time.process_time()
-    for tail in ("", "x", "42"):
-        extract((unit * 8000)[:8000] + tail)
-    assert time.process_time() - started < 2.0
+    with cpu_limit():
+        for tail in ("", "x", "42"):
+            extract((unit * 8000)[:8000] + tail)
 
 
 def test_it_works_off_the_main_thread() -> None:
