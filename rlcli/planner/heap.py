@@ -28,10 +28,10 @@ CLASSES = 4
 def wasted(setting: Setting, shape: ModelShape, parts: dict[str, float], moments: float) -> float:
     """Holes in an update of `shape` with the temporary `parts`. moments: bytes of the optimizer's moments."""
     gathered = GATHERED * parts.get("gathered weights", 0.0)
-    return PASSING * sum(parts.values()) + ROUNDED * _rounded(setting, shape) + MOMENTS * moments + gathered + ALWAYS
+    return PASSING * sum(parts.values()) + ROUNDED * rounding(setting, shape) + MOMENTS * moments + gathered + ALWAYS
 
 
-def _rounded(setting: Setting, shape: ModelShape) -> float:
+def rounding(setting: Setting, shape: ModelShape) -> float:
     """Rounding of a pass's activations: computed as if the model were wider by it."""
     pack, run = setting.pack, setting.passing(trained_whole=shape != setting.policy)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,13 +12,19 @@ if TYPE_CHECKING:
 
 
 def since_boot_s(process: psutil.Process) -> float:
-    """Seconds from boot to the start of `process`, in hundredths. Independent of the system clock, so that together
-    with the process id it identifies a process permanently. psutil's own `create_time` changes with the system clock,
-    and uses the boot time in whole seconds."""
+    """Seconds from boot to the start of `process`, in hundredths, from the kernel. Independent of the system clock, so
+    that together with the process id it identifies a process permanently: psutil's `create_time` changes with the
+    clock. Raises `psutil.NoSuchProcess`."""
     import psutil
 
-    seconds: float = round(process.create_time() - psutil.boot_time(), 2)
-    return seconds
+    try:
+        fields = (
+            Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(process.pid) from None
+    ticks = stat.rpartition(")")[2].split()[19]  # field 22; the process's name, in parentheses, is field 2
+    return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def born(process: psutil.Process) -> float:

@@ -21,10 +21,20 @@ def test_a_process_began_when_it_was_started() -> None:
         child.stdin.close()
 
 
-def test_setting_the_clock_moves_no_birth(monkeypatch: pytest.MonkeyPatch) -> None:
-    me = psutil.Process()
-    known, boot, created = process_time.since_boot_s(me), psutil.boot_time(), me.create_time()
-    for moved_s in (-3600.0, -1.0, 1.0, 86400.37):
-        monkeypatch.setattr(psutil, "boot_time", lambda moved_s=moved_s: boot + moved_s)
-        monkeypatch.setattr(psutil.Process, "create_time", lambda self, moved_s=moved_s: created + moved_s)
-        assert process_time.since_boot_s(me) == known
+def test_setting_the_clock_changes_no_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a clock is set, the kernel moves the boot time that psutil reads; a process known before keeps psutil's."""
+    known, new, boot = psutil.Process(), psutil.Process(), psutil.boot_time()
+    known.create_time()
+    before = process_time.since_boot_s(known)
+    assert 0 < before < time.clock_gettime(time.CLOCK_BOOTTIME)
+    for moved_s in (-3600.0, 86400.37):
+        for place in ("psutil.boot_time", "psutil._pslinux.boot_time"):
+            monkeypatch.setattr(place, lambda moved_s=moved_s: boot + moved_s)
+        assert process_time.since_boot_s(known) == process_time.since_boot_s(new) == before
+
+
+def test_a_process_that_has_ended_has_no_start_time() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        process = psutil.Process(child.pid)
+    with pytest.raises(psutil.NoSuchProcess):
+        process_time.since_boot_s(process)

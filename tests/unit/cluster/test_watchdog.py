@@ -105,12 +105,20 @@ def test_a_process_that_is_not_watched_runs_as_if_there_were_no_watchdog() -> No
     watchdog.progress()
 
 
-def test_a_disk_that_takes_no_more_stops_nobody(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_no_worker(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, refused = note_of(file), list[object]()
+
     def full(*args: object) -> int:
+        refused.append(args)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.pwrite", full)
+    with monkeypatch.context() as disk:
+        disk.setattr("os.pwrite", full)
+        assert list(Slow().rollout(0.0)) == [0, 1, 2]
+    assert refused
+    assert note_of(file) == before
     Slow().update(0.0)
+    assert note_of(file).count > before.count, "it is written again once there is room"
 
 
 WAITING = """

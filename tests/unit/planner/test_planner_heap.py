@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.planner.heap import size_class, wasted
+from rlcli.planner.heap import rounding, size_class, wasted
 from rlcli.planner.memory import COMING_AND_GOING, phases
 from rlcli.planner.setting import Setting
 from tests.planner_settings import qwen_7b, setting, totals
@@ -27,14 +27,12 @@ def passing_and_heap(of: Setting) -> tuple[dict[str, float], float]:
 
 
 def rounded_up(of: Setting) -> float:
-    """What the heap has beyond its other shares, ÷ 0.69: by how much activations are said to be rounded up."""
-    passing, found = passing_and_heap(of)
-    moments = 2 * 4 * of.trained_parameters()
-    return (found - 0.115 * sum(passing.values()) - 0.17 * moments - 31 * (1 << 20)) / 0.69
+    """By how many bytes the activations of an update are rounded up."""
+    return rounding(of, of.policy)
 
 
-def test_rounding_and_moments_leave_holes_in_the_heap() -> None:
-    """Rounded up tensor by tensor: of a Qwen2's layer four are as wide as the gated unit, six as the hidden state, and
+def test_what_an_update_keeps_is_rounded_up_tensor_by_tensor() -> None:
+    """Of a Qwen2's layer four are as wide as the gated unit, six as the hidden state, and
     at each sample's own places two as the queries and two as the keys. (The planner takes the keys, and what goes into
     the output projection, to be rounded as the queries are.)"""
     of = setting(qwen_7b(), "cpu", "checkpoint.every=0")
@@ -55,15 +53,18 @@ def test_what_is_not_kept_is_not_rounded_up() -> None:
     assert 0 < again < 0.01 * whole
 
 
-def test_weights_gathered_for_a_moment_leave_holes_of_their_own() -> None:
-    keys = ("checkpoint.every=0", "model.dtype=float32")
-    of = setting(qwen_7b(), "cpu:2", *keys)
-    parts, shape = {"gathered weights": 100.0, "activations": 50.0}, qwen_7b()
-    fewer = {"activations": 50.0}
-    more = wasted(of, shape, parts, 0.0) - wasted(of, shape, fewer, 0.0)
-    assert more == pytest.approx(100 * (1.6 + 0.115))
-    passing, _ = passing_and_heap(of)
+def test_whatever_an_update_takes_besides_leaves_more_holes() -> None:
+    """The optimizer's moments, temporary memory, and most of all weights that are gathered for a moment."""
+    of, shape = setting(qwen_7b(), "cpu:2", "checkpoint.every=0", "model.dtype=float32"), qwen_7b()
+    none = wasted(of, shape, {}, 0.0)
+    assert none > rounding(of, shape) * 0.5 > 0
+    assert wasted(of, shape, {}, 100.0) > none
+    activations, gathered = (wasted(of, shape, {name: 100.0}, 0.0) for name in ("activations", "gathered weights"))
+    assert none < activations < none + 100 < gathered
+    passing, heap = passing_and_heap(of)
+    moments = 2 * 4 * of.trained_parameters() / 2  # of two ranks
     assert passing["gathered weights"] > 0
+    assert heap == pytest.approx(wasted(of, of.policy, passing, moments))
 
 
 @pytest.mark.parametrize(

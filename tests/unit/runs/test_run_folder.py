@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -197,15 +196,22 @@ def test_a_folder_in_use_is_refused_even_by_force(tmp_path: Path) -> None:
                 RunFolder.create(tmp_path, force=force)
 
 
-def test_whoever_looks_whether_a_run_is_alive_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_check_whether_a_run_is_alive_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It locks the folder for a moment: whoever resumes the run tries again."""
     with RunFolder.create(tmp_path / "run") as folder:
         folder.write_config("")
     looking = os.open(tmp_path / "run" / LOCK, os.O_RDONLY)
     fcntl.flock(looking, fcntl.LOCK_SH)
-    timer = threading.Timer(0.05, os.close, [looking])
-    timer.start()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            os.close(looking)
+
+    monkeypatch.setattr("rlcli.runs.folder.time.sleep", pause)
     RunFolder.resume(tmp_path / "run").close()
-    timer.join()
+    assert len(pauses) == 2
 
 
 def test_a_full_disk_is_named_with_a_hint_for_a_running_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

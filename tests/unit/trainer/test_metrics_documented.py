@@ -8,27 +8,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.memory import PHASES
-from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Coefficients
 from rlcli.evaluation.report import report_of
 from rlcli.evaluation.responses import Responses
 from rlcli.orchestrator.dispatcher import Collected
-from rlcli.orchestrator.prefetch import Prefetcher
-from rlcli.trainer.alarms import Alarms
-from rlcli.trainer.critic import Critic
-from rlcli.trainer.engines import Engines
 from rlcli.trainer.metrics import PER_TOKEN
-from rlcli.trainer.trainer import Trainer
-from rlcli.trainer.update_guard import UpdateGuard
-from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.weight_transfer import Synced
+from tests.trainers import PROMPT, trainer_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
-
-PROMPT = Prompt("a:0", ({"role": "user", "content": "2+2?"},), "a", "math", "exact", "4")
 
 
 def documented() -> set[str]:
@@ -77,39 +68,28 @@ class Workers:
         return [dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)]
 
 
-def written(advantage: str) -> set[str]:
+def written(advantage: str, folder: Path) -> set[str]:
     """The names of one step with everything on, and of an evaluation after it."""
     verdicts = [Verdict(1.0, Outcome.OK, parts={"NAME": 1.0}), Verdict(0.0, Outcome.WRONG)]
     samples = Samples.of(Sample(0, i, 0, i, 4, 4, "length", verdict, 1) for i, verdict in enumerate(verdicts))
-    trainer = object.__new__(Trainer)
-    trainer.config = RunConfig.model_validate(
-        {
-            "algorithm": {"kl_coef": 0.1, "advantage": advantage},
-            "train": {"passes": 2, "tokens_per_microbatch": 1 << 20},
-        }
+    trainer = trainer_of(
+        folder,
+        Workers(),
+        algorithm={"kl_coef": 0.1, "advantage": advantage},
+        train={"passes": 2, "tokens_per_microbatch": 1 << 20},
+        rollout={"canary_tolerance": 1.0},
     )
-    trainer.algorithm = build_algorithm(**trainer.config.algorithm.model_dump())
-    trainer.view, trainer.folder, trainer.workers = MagicMock(), MagicMock(), Workers()  # type: ignore[assignment]
-    trainer.tolerance, trainer.probe, trainer.has_engine = 1.0, None, True
-    trainer.version, trainer.since, trainer.listeners = 0, 0.0, []
-    trainer.alarms = Alarms(1.0, 1.0, print, MagicMock(), prompts=1, samples=2, lr=1e-6)
-    trainer.invariants, trainer.done = MagicMock(), 0
-    trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
-    trainer.guard = UpdateGuard("skip", None, MagicMock(), print)
-    trainer.source = MagicMock()
-    trainer.source.take.return_value = Collected(
-        samples, [None], 1.0, 0.0, generated=2, generated_tokens=8, sources=["SET"]
-    )
-    trainer.engines = Engines(trainer.workers, None)
-    trainer.prefetcher = Prefetcher(trainer.source, 0, 1, lambda: None)
+    trainer.invariants = MagicMock()  # the sums of `Workers` are no sums of these samples
+    collected = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8, sources=["SET"])
+    trainer.source.take = MagicMock(return_value=collected)  # type: ignore[method-assign]
     report = report_of(Responses.of_samples(samples), [PROMPT])
     evaluation = {f"eval/{name}" for name in replace(report, sets={"SET": report}).metrics()}
     hung_on_it = {"time/checkpoint_s", "time/evaluate_s"}  # what `Trainer.advance` adds
     return {"step", *trainer.step(1), *evaluation, *hung_on_it}
 
 
-def test_the_metrics_are_those_that_are_documented() -> None:
-    written_by_all = written("gae") | written("prime")
+def test_the_metrics_are_those_that_are_documented(tmp_path: Path) -> None:
+    written_by_all = written("gae", tmp_path / "gae") | written("prime", tmp_path / "prime")
     found = {re.sub(r"^(eval/)(pass|maj|mean)@\d+", r"\1\2@K", name) for name in written_by_all}
     found = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in found}
     found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}

@@ -25,12 +25,10 @@ from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.alarms import Alarms
-from rlcli.trainer.critic import Critic
-from rlcli.trainer.engines import Engines
 from rlcli.trainer.metrics import Clock, Updates, reward_metrics, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.trainer import Trainer
-from rlcli.trainer.update_guard import UpdateGuard
 from rlcli.types import Outcome, Prompt, Sample, Verdict
+from tests.trainers import PROMPTS, trainer_of
 
 
 def sample(prompt: int, index: int, score: float, tokens: int, outcome: Outcome = Outcome.OK, shard: int = 0) -> Sample:
@@ -287,19 +285,15 @@ def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) ->
     assert heard == [(3, 8), (4, 8), (7, 8), (8, 8)]
 
 
-def test_the_shown_samples_are_the_steps_not_the_evaluations() -> None:
+def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> None:
     rollouts: list[str] = []
-    trainer = object.__new__(Trainer)
-    trainer.config = RunConfig.model_validate({"train": {"steps": 2}, "evaluation": {"every": 1}})
-    trainer.view, trainer.trackers, trainer.stop = MagicMock(show_samples=1), MagicMock(), MagicMock(requested=False)
-    trainer.workers, trainer.prefetcher = MagicMock(), MagicMock()
-    trainer.workers.texts.side_effect = lambda count: [
+    workers = MagicMock()
+    workers.texts.side_effect = lambda count: [
         [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
     ]
-    trainer.engines, trainer.listeners = Engines(trainer.workers, None), []
-    trainer.held_out = trainer.folder = MagicMock()
+    trainer = trainer_of(tmp_path, workers, PROMPTS, train={"steps": 2}, evaluation={"every": 1})
     trainer.checkpointer = MagicMock(saved=2)
-    trainer.done, trainer.rewards, trainer.evaluations = 0, [], {0: {}}
+    trainer.evaluations = {0: {}}
     trainer.sync_weights = MagicMock()  # type: ignore[method-assign]
 
     def step(number: int) -> dict[str, float]:
@@ -312,23 +306,24 @@ def test_the_shown_samples_are_the_steps_not_the_evaluations() -> None:
         return {}
 
     trainer.step, trainer.evaluate = step, evaluate  # type: ignore[method-assign]
-    with patch.object(Trainer, "state_dict", return_value=({}, [])):
+    with (
+        patch.object(Trainer, "state_dict", return_value=({}, [])),
+        patch("rlcli.trainer.trainer.check_trained"),  # no step has trained
+    ):
         trainer.run()
-    shown = [call.args[0][0][1] for call in trainer.view.samples.call_args_list]
+    shown = [call.args[0][0][1] for call in trainer.view.samples.call_args_list]  # type: ignore[attr-defined]
     assert shown == ["of step 1", "of step 2"]
     assert rollouts[1::2] == ["of an evaluation"] * 2
 
 
-def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence[Sample]) -> None:
-    chosen, config = chosen_of(samples)
+def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence[Sample], tmp_path: Path) -> None:
+    chosen, _ = chosen_of(samples)
     sums = {f"mismatch_{name}": 1.0 for name in ("tokens", "k3", "ratio", "ratio_squared", "outliers", "corrected")}
     updates = Updates([{"tokens": 1.0, "grad_norm": 1.0, "mismatch_kl": 0.3, **sums}], [])
-    trainer = object.__new__(Trainer)
-    trainer.config, trainer.algorithm = config, build_algorithm()
     for behind, notes in ((0, 1), (1, 0)):
         heard: list[str] = []
+        trainer = trainer_of(tmp_path / str(behind), MagicMock())
         trainer.alarms = Alarms(0.2, 1.0, heard.append, MagicMock(), prompts=1, samples=4, lr=1e-6)
-        trainer.critic, trainer.done = MagicMock(**{"metrics.return_value": {}}), 0
         trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
         batch = Collected(Samples.of(samples), [], 0.0, 0.0)
         for _ in range(2):
@@ -374,15 +369,14 @@ def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused(tmp_path: 
         prepare(config)
 
 
-def test_the_policys_own_warm_up_begins_when_the_critics_has_ended() -> None:
-    trainer = object.__new__(Trainer)
-    trainer.config = RunConfig.model_validate(
-        {"train": {"steps": 10, "warmup_steps": 2, "lr": 1.0}, "critic": {"warmup_steps": 3, "lr": 4.0}}
+def test_the_policys_own_warm_up_begins_when_the_critics_has_ended(tmp_path: Path) -> None:
+    trainer = trainer_of(
+        tmp_path,
+        MagicMock(),
+        algorithm={"advantage": "gae"},
+        train={"steps": 10, "warmup_steps": 2, "lr": 1.0},
+        critic={"warmup_steps": 3, "lr": 4.0},
     )
-    trainer.algorithm = build_algorithm(advantage="gae")
-    trainer.workers = MagicMock()
-    trainer.critic = Critic(trainer.algorithm, trainer.config, trainer.workers, None)
-    trainer.guard = UpdateGuard("skip", None, MagicMock(), MagicMock())
     trainer.invariants, plan = MagicMock(), MagicMock(minibatches=[None])
     made = [trainer.update(step, plan, MagicMock()) for step in range(1, 6)]
     assert [(len(updates.critic), len(updates.policy)) for updates, _ in made] == [(1, 0)] * 3 + [(1, 1)] * 2

@@ -47,8 +47,7 @@ class Ranks:
         at = np.array(rows, np.int64)
         work = RankWork(np.array([0]), np.zeros(1, np.int64), at, [[1]])
         step = StepWork([MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0])}, 0, [builder.build()])
-        self.worker: Any = object.__new__(Worker)
-        self.worker.rank = 0
+        self.worker: Any = Worker(0, 1)
         self.worker.batch = TrainBatch(work, step, torch.device("cpu"))
 
     def save_minibatch(self, minibatch: int, path: str) -> list[str]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
 
-from rlcli.cluster.dispatch import add_up, dispatch, dispatch_of
+from rlcli.cluster.dispatch import add_up, dispatch
+from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
 from rlcli.errors import RunFailed
 from rlcli.model.weight_check.engine_weights import Verified
 from rlcli.workers.spec import WorkerSpec
-from rlcli.workers.synced import Follows
 from rlcli.workers.worker import Worker
 
 
@@ -38,30 +39,17 @@ def test_numbers_of_all_ranks_are_added_key_by_key() -> None:
     assert add_up([{"tokens": 3.0, "kl": 0.5}, {}, {"tokens": 1.0}]) == {"tokens": 4.0, "kl": 0.5}
 
 
-def test_only_marked_methods_can_be_called_on_a_group() -> None:
+def test_only_marked_methods_can_be_called_on_a_group(tmp_path: Path) -> None:
     class Some:
-        @dispatch(send="scatter", collect="sum")
-        def marked(self, rows: list[int]) -> dict[str, float]:
-            return {"rows": float(len(rows))}
+        @dispatch()
+        def marked(self) -> None: ...
 
         def unmarked(self) -> None: ...
 
-    assert dispatch_of(Some, "marked").collect == "sum"
-    with pytest.raises(AttributeError, match="@dispatch"):
-        dispatch_of(Some, "unmarked")
-
-
-def test_every_phase_of_the_step_is_dispatched() -> None:
-    for name in (
-        "rollout",
-        "take_shard",
-        "load",
-        "compute_old_log_probs",
-        "compute_reference_log_probs",
-        "update",
-        "sync_weights",
-    ):
-        dispatch_of(Worker, name)
+    group = WorkerGroup(Some, [], tmp_path, None)
+    assert callable(group.marked)
+    with pytest.raises(AttributeError, match=r"Some\.unmarked is not dispatched: mark it with @dispatch"):
+        _ = group.unmarked
 
 
 def sound_engine() -> MagicMock:
@@ -73,9 +61,9 @@ def sound_engine() -> MagicMock:
 
 @pytest.fixture
 def worker(tmp_path: Any) -> Worker:
-    """A worker whose roles are stand-ins. (Its constructor would take this process's output.)"""
-    made = object.__new__(Worker)
-    made.rank, made.config, made.follows, made.sent = 0, RunConfig(), Follows(), {}
+    """A worker whose roles are stand-ins. (`begin` would take this process's output.)"""
+    made = Worker(0, 1)
+    made.config = RunConfig()
     made.spec = WorkerSpec(
         made.config,
         "cpu",
@@ -90,7 +78,7 @@ def worker(tmp_path: Any) -> Worker:
         (),
         "test",
     )
-    made.policy, made.rollout_role, made.batch = MagicMock(), MagicMock(version=0, engine=sound_engine()), None
+    made.policy, made.rollout_role = MagicMock(), MagicMock(version=0, engine=sound_engine())
     return made
 
 
