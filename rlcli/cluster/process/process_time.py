@@ -18,9 +18,7 @@ def since_boot_s(process: psutil.Process) -> float:
     import psutil
 
     try:
-        fields = (
-            Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        )
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(process.pid) from None
     ticks = stat.rpartition(")")[2].split()[19]  # field 22; the process's name, in parentheses, is field 2
