@@ -1,7 +1,7 @@
 """The data types of a run. Imports only the standard library.
 
-A parquet row becomes a `Prompt`; each of its responses becomes a `Sample` whose tokens stay where they were generated;
-a verifier turns a `VerifyRequest` into a `Verdict`.
+A parquet row becomes a `Prompt`; each of its trajectories becomes a `Sample` whose tokens stay where they were
+generated; a verifier turns a `VerifyRequest` into a `Verdict`.
 """
 
 from __future__ import annotations
@@ -172,11 +172,13 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response, without its tokens: those are row `row` of shard `shard`.
+    """One trajectory, without its tokens: those are row `row` of shard `shard`.
 
-    prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens, response_tokens:
-    counts, the end-of-text token included. version: the engine's number of weight syncs when it generated this. seed:
-    of sampling its tokens. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed.
+    prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens: before the first
+    drawn token. drawn_tokens: those that the policy drew, the end-of-text token included. version: the engine's number
+    of weight syncs when it drew the first of them; newer_by: how many more it had seen at the last. seed: of drawing
+    them. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed. context_tokens: those
+    after the prompt that the policy did not draw. turns: how often the policy spoke.
     """
 
     prompt: int
@@ -184,16 +186,19 @@ class Sample:
     shard: int
     row: int
     prompt_tokens: int
-    response_tokens: int
-    finish_reason: FinishReason
+    drawn_tokens: int
+    stop_reason: FinishReason
     verdict: Verdict
     version: int
     seed: int = 0
     signature: int = 0
+    context_tokens: int = 0
+    turns: int = 1
+    newer_by: int = 0
 
     @property
     def tokens(self) -> int:
-        return self.prompt_tokens + self.response_tokens
+        return self.prompt_tokens + self.drawn_tokens + self.context_tokens
 
 
 @dataclass(frozen=True, slots=True)

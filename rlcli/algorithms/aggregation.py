@@ -3,10 +3,10 @@
 A function sees one micro-batch but divides by counts of the whole minibatch, over all its micro-batches and ranks. So
 its results add up: summed over any split, value and gradient are those of the one large batch.
 
-Every function takes `values` (float [T], packed response tokens), `sequence` (int64 [T], which sequence of this
-micro-batch each token belongs to), `lengths` (int64 [S], response tokens of those sequences; 0 for an empty response)
+Every function takes `values` (float [T], packed drawn tokens), `sequence` (int64 [T], which sequence of this
+micro-batch each token belongs to), `lengths` (int64 [S], drawn tokens of those sequences; 0 for an empty response)
 and the minibatch's `Denominators`, and returns a scalar. An empty response counts among the sequences and adds 0.
-A function that declares `group_tokens` also receives that: float [S], for each of those sequences the response tokens
+A function that declares `group_tokens` also receives that: float [S], for each of those sequences the drawn tokens
 of its whole group, i.e. all samples of its prompt in the minibatch, over all micro-batches and ranks.
 """
 
@@ -24,7 +24,7 @@ class Denominators:
     """Counts of a minibatch, over all micro-batches and ranks: samples that need no forward pass are counted, tokens
     that a correction rejects are not.
 
-    tokens: response tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
+    tokens: drawn tokens. sequences: responses. max_length: the longest response that the run allows, in tokens.
     groups: prompts.
     """
 

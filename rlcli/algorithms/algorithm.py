@@ -23,9 +23,9 @@ class Objective:
     loss: scalar, ready for `.backward()`; summed over micro-batches and ranks it is the minibatch's loss. (A backend
     that averages gradients over ranks must multiply it by their number.)
 
-    sums: detached float64 scalars, each a sum over this micro-batch's response tokens. Add them up over micro-batches
+    sums: detached float64 scalars, each a sum over this micro-batch's drawn tokens. Add them up over micro-batches
     and ranks, then divide by `tokens` for means. The keys depend on the algorithm and on the inputs, never on the data:
-        tokens           number of forwarded response tokens
+        tokens           number of forwarded drawn tokens
         policy_loss      the policy loss, corrected, without the other terms
         clip_low_tokens  tokens whose gradient the lower clip zeroed
         clip_high_tokens tokens whose gradient the upper clip or the dual clip zeroed
@@ -203,7 +203,7 @@ class Algorithm:
     ) -> Objective:
         """The share of one micro-batch in aggregate(policy loss + KL − entropy) + nll.
 
-        inputs, packed over its T response tokens: `log_probs` (float [T], carries the gradient), `advantages` [T],
+        inputs, packed over its T drawn tokens: `log_probs` (float [T], carries the gradient), `advantages` [T],
         `sequence` int64 [T], `lengths` int64 [S], and if available `old_log_probs` (else the detached `log_probs`),
         `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`, `right` (bool
         [S]), `group_tokens` [S] and `kept` (bool [T], from `keep_tokens`: the others are treated as absent, in the

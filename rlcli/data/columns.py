@@ -22,6 +22,11 @@ OUTCOMES = tuple(Outcome)
 TruncatedRule = Literal["keep", "mask", "zero_reward"]
 """`train.truncated`."""
 
+RENAMED = {"response_tokens": "drawn_tokens", "finish_reason": "stop_reason"}
+"""Fields of samples in older checkpoints → their names since."""
+NUMBERS = tuple(column.name for column in fields(Sample) if column.name not in ("stop_reason", "verdict"))
+"""The whole numbers of a sample: columns of the same name."""
+
 
 def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
     """Why a single response is excluded from the loss and from its group's statistics; empty if it is not.
@@ -38,10 +43,10 @@ def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
 class Samples(Sequence[Sample]):
     """N samples. Indexing returns a `Sample`; code that needs all of them reads the columns.
 
-    prompt, sample, shard, row, prompt_tokens, response_tokens, version, seed, signature: int64 `[N]`, as `Sample` has
-    them. truncated: bool `[N]`, whether it was cut at the limit. Of the verdicts, score and latency_s: float64
-    `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text `[N]`, of which an answer may be None;
-    parts: name → float64 `[N]`, NaN where a verdict has no such part.
+    prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by:
+    int64 `[N]`, as `Sample` has them. truncated: bool `[N]`, whether it was cut at the limit. Of the verdicts, score
+    and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text `[N]`, of which
+    an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such part.
 
     >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
@@ -53,10 +58,13 @@ class Samples(Sequence[Sample]):
     shard: np.ndarray
     row: np.ndarray
     prompt_tokens: np.ndarray
-    response_tokens: np.ndarray
+    drawn_tokens: np.ndarray
     version: np.ndarray
     seed: np.ndarray
     signature: np.ndarray
+    context_tokens: np.ndarray
+    turns: np.ndarray
+    newer_by: np.ndarray
     truncated: np.ndarray
     score: np.ndarray
     latency_s: np.ndarray
@@ -76,16 +84,8 @@ class Samples(Sequence[Sample]):
         names = dict.fromkeys(name for verdict in verdicts for name in verdict.parts)
         place = {outcome: number for number, outcome in enumerate(OUTCOMES)}
         return cls(
-            prompt=np.array([s.prompt for s in found], np.int64),
-            sample=np.array([s.sample for s in found], np.int64),
-            shard=np.array([s.shard for s in found], np.int64),
-            row=np.array([s.row for s in found], np.int64),
-            prompt_tokens=np.array([s.prompt_tokens for s in found], np.int64),
-            response_tokens=np.array([s.response_tokens for s in found], np.int64),
-            version=np.array([s.version for s in found], np.int64),
-            seed=np.array([s.seed for s in found], np.int64),
-            signature=np.array([s.signature for s in found], np.int64),
-            truncated=np.array([s.finish_reason == "length" for s in found], bool),
+            **{name: np.array([getattr(s, name) for s in found], np.int64) for name in NUMBERS},
+            truncated=np.array([s.stop_reason == "length" for s in found], bool),
             score=np.array([v.score for v in verdicts], np.float64),
             latency_s=np.array([v.latency_s for v in verdicts], np.float64),
             outcome=np.array([place[v.outcome] for v in verdicts], np.int8),
@@ -125,8 +125,8 @@ class Samples(Sequence[Sample]):
 
     @property
     def tokens(self) -> np.ndarray:
-        """Length of prompt and response: int64 `[N]`."""
-        total: np.ndarray = self.prompt_tokens + self.response_tokens
+        """All tokens of each trajectory: int64 `[N]`."""
+        total: np.ndarray = self.prompt_tokens + self.drawn_tokens + self.context_tokens
         return total
 
     def is_(self, *outcomes: Outcome) -> np.ndarray:
@@ -177,17 +177,9 @@ class Samples(Sequence[Sample]):
         if isinstance(place, slice):
             return self.take(place)
         return Sample(
-            prompt=int(self.prompt[place]),
-            sample=int(self.sample[place]),
-            shard=int(self.shard[place]),
-            row=int(self.row[place]),
-            prompt_tokens=int(self.prompt_tokens[place]),
-            response_tokens=int(self.response_tokens[place]),
-            finish_reason="length" if self.truncated[place] else "stop",
+            **{name: int(getattr(self, name)[place]) for name in NUMBERS},
+            stop_reason="length" if self.truncated[place] else "stop",
             verdict=self.verdict(place),
-            version=int(self.version[place]),
-            seed=int(self.seed[place]),
-            signature=int(self.signature[place]),
         )
 
     def __iter__(self) -> Iterator[Sample]:

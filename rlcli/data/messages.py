@@ -17,8 +17,8 @@ Role = Literal["policy", "critic", "process_reward", "engine"]
 
 @dataclass(frozen=True)
 class PartialRollout:
-    """An interrupted response: its tokens so far, `tokens` of them, are row `row` of the shard `shard`. prompt,
-    sample: numbered as in `Sample`. version: of the weights that generated its first token."""
+    """An interrupted response: its trajectory so far, with `tokens` drawn tokens, is row `row` of the shard `shard`.
+    prompt, sample: numbered as in `Sample`. version: of the weights that drew its first token."""
 
     prompt: int
     sample: int
@@ -103,7 +103,7 @@ class MicroWork:
 
 @dataclass(frozen=True)
 class MiniWork:
-    """The denominators of one optimizer update, global over ranks. right_tokens: response tokens of right samples."""
+    """The denominators of one optimizer update, global over ranks. right_tokens: drawn tokens of right samples."""
 
     tokens: int
     sequences: int

@@ -51,10 +51,10 @@ class MiniBatch:
     """The samples of one optimizer update.
 
     ranks: [rank][micro-batch] → sample indexes; every rank has equally many micro-batches, none if no sample is active.
-    rank_tokens: [rank] → prompt and response tokens that it forwards, a shared prompt once per micro-batch.
+    rank_tokens: [rank] → tokens that it forwards, drawn or not, a shared prompt once per micro-batch.
     slowest: sum over micro-batches of the slowest rank's work; work: of all ranks; see `_Sizes.work`.
     tokens, sequences, groups, max_length: the denominators of the loss, which count all samples of the minibatch,
-    inactive ones included: response tokens, responses, groups, and the longest response that the run allows. samples:
+    inactive ones included: drawn tokens, responses, groups, and the longest response that the run allows. samples:
     their indexes.
     """
 
@@ -112,7 +112,7 @@ class Plan:
 
 def plan_batches(
     prompt_tokens: Sequence[int],
-    response_tokens: Sequence[int],
+    drawn_tokens: Sequence[int],
     groups: Sequence[int],
     *,
     minibatches: int,
@@ -122,6 +122,7 @@ def plan_batches(
     active: Sequence[bool] | None = None,
     pairs: Sequence[int] | None = None,
     prompts: Sequence[int] | None = None,
+    context_tokens: Sequence[int] | None = None,
 ) -> Plan:
     """Plan a step from the lengths and the group of each sample. Deterministic.
 
@@ -129,10 +130,11 @@ def plan_batches(
     minibatches than requested if there are fewer groups. `active` flags the samples that have a gradient (None: all);
     the others only count in the denominators. `pairs` labels samples that must share a micro-batch (None: no pairs).
     No sample, or pair, may exceed `tokens_per_microbatch`. `prompts` labels samples that begin with the same prompt,
-    from 0 on (None: no two do).
+    from 0 on (None: no two do). `context_tokens` follow the prompt and are not drawn (None: there are none): they are
+    forwarded, and count in no denominator.
     """
-    size = _Sizes.of(prompt_tokens, response_tokens, prompts)
-    assert len(groups) == len(prompt_tokens) == len(response_tokens), "one prompt, response and group per sample"
+    size = _Sizes.of(prompt_tokens, drawn_tokens, context_tokens or [0] * len(groups), prompts)
+    assert len(groups) == len(prompt_tokens) == len(drawn_tokens), "one prompt, response and group per sample"
     assert active is None or len(active) == len(groups), "one flag per sample"
     batches = list(_members(groups).values())
     share, longer = divmod(len(batches), minibatches)
@@ -153,7 +155,7 @@ def plan_batches(
                 rank_tokens=tuple(map(sum, dealt.tokens)),
                 slowest=dealt.slowest(),
                 work=sum(map(sum, dealt.work)),
-                tokens=sum(response_tokens[sample] for sample in samples),
+                tokens=sum(drawn_tokens[sample] for sample in samples),
                 sequences=len(samples),
                 groups=end - start,
                 max_length=max_response_tokens,
@@ -184,8 +186,14 @@ class _Sizes:
     prompts: Sequence[int] | None
 
     @classmethod
-    def of(cls, prompt_tokens: Sequence[int], response_tokens: Sequence[int], prompts: Sequence[int] | None) -> _Sizes:
-        tokens = [prompt + response for prompt, response in zip(prompt_tokens, response_tokens, strict=True)]
+    def of(
+        cls,
+        prompt_tokens: Sequence[int],
+        drawn_tokens: Sequence[int],
+        context_tokens: Sequence[int],
+        prompts: Sequence[int] | None,
+    ) -> _Sizes:
+        tokens = [sum(counts) for counts in zip(prompt_tokens, drawn_tokens, context_tokens, strict=True)]
         work = [ATTENTION * length + length * length for length in tokens]
         return cls(prompt_tokens, tokens, work, _sharing(prompt_tokens, tokens, prompts))
 

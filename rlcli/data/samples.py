@@ -27,7 +27,7 @@ long evaluation does not write a file for every second."""
 
 @dataclass(frozen=True, slots=True)
 class LogProbSummary:
-    """Log-probs of a response's tokens, in nats: their mean, and the minimum."""
+    """Log-probs of a response's drawn tokens, in nats: their mean, and the minimum."""
 
     mean: float
     least: float
@@ -49,13 +49,17 @@ def sample_row(
     finish_reason: str,
     log_probs: LogProbSummary | None = None,
     version: int | None = None,
+    newest_version: int | None = None,
+    turns: int = 1,
     left_out: str = "",
 ) -> dict[str, Any]:
     """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
-    sample: index within the prompt's group; -1 is the greedy response. version: how many weight syncs the engine had
-    seen. The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and
-    from its group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not.
+    sample: index within the prompt's group; -1 is the greedy response. response, response_tokens, log_probs: of the
+    tokens that the policy drew, in all its `turns`. version, newest_version: how many weight syncs the engine had seen
+    at the first and at the last of them. The perplexity is exp(-mean log-prob). left_out: why this response by itself
+    is excluded from the loss and from its group's statistics (timeout, crash, truncated); empty, and so None in the
+    row, if it is not.
     """
     import math
 
@@ -75,6 +79,8 @@ def sample_row(
         "response_tokens": response_tokens,
         "finish_reason": finish_reason,
         "version": version,
+        "newest_version": newest_version,
+        "turns": turns,
         "mean_log_prob": log_probs and log_probs.mean,
         "min_log_prob": log_probs and log_probs.least,
         "perplexity": log_probs and math.exp(-log_probs.mean),
@@ -106,6 +112,8 @@ def schema() -> Any:
             ("response_tokens", whole),
             ("finish_reason", text),
             ("version", whole),
+            ("newest_version", whole),
+            ("turns", whole),
             ("mean_log_prob", number),
             ("min_log_prob", number),
             ("perplexity", number),

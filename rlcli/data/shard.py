@@ -1,70 +1,117 @@
-"""The samples of one worker, as columns: stored in Ray's object store, where other workers read rows zero-copy."""
+"""The trajectories of one worker, as columns: stored in Ray's object store, where other workers read rows zero-copy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rlcli.data.trajectories import SPEAKERS, Span, Trajectory
+from rlcli.types import FinishReason
+
+STOP_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+"""The values that `SampleShard.stop_reasons` indexes."""
+UNKNOWN = -1
+"""The version of a span that has none."""
 
 
 @dataclass(frozen=True)
 class SampleShard:
-    """Rows of prompt and response tokens, flat.
+    """Trajectories, flat.
 
-    tokens: int32 `[all tokens]`, row after row, each prompt then response. offsets: int64 `[rows + 1]` into it.
-    prompt_lengths: int32 `[rows]`. log_probs: float32 `[all response tokens]`, as the engine reported them.
-    log_prob_offsets: int64 `[rows + 1]` into those.
+    tokens: int32 `[all tokens]`, row after row. log_probs: float32 `[all drawn tokens]`, as the engine reported them.
+    span_ends, span_speakers, span_versions: int64 `[all spans]`: the end of each within its row, its speaker as an
+    index into `SPEAKERS`, and its version or UNKNOWN. offsets, log_prob_offsets, span_offsets: int64 `[rows + 1]`,
+    where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`.
 
     >>> import numpy as np
     >>> builder = ShardBuilder()
-    >>> builder.add(np.array([1, 2], np.int32), np.array([7], np.int32), np.array([-0.5], np.float32))
+    >>> ids, log_probs = np.array([1, 2, 7], np.int32), np.array([-0.5], np.float32)
+    >>> builder.add(Trajectory.single(ids[:2], ids[2:], log_probs))
     0
-    >>> tokens, prompt_length, log_probs = builder.build().row(0)
-    >>> tokens.tolist(), prompt_length, log_probs.tolist()
-    ([1, 2, 7], 2, [-0.5])
+    >>> row = builder.build().row(0)
+    >>> row.tokens.tolist(), row.drawn.tolist(), row.log_probs.tolist(), row.stop_reason
+    ([1, 2, 7], [False, False, True], [-0.5], 'stop')
     """
 
     tokens: Any
     offsets: Any
-    prompt_lengths: Any
     log_probs: Any
     log_prob_offsets: Any
+    span_ends: Any
+    span_speakers: Any
+    span_versions: Any
+    span_offsets: Any
+    stop_reasons: Any
 
     def __len__(self) -> int:
-        return len(self.prompt_lengths)
+        return len(self.stop_reasons)
 
-    def row(self, index: int) -> tuple[Any, int, Any]:
-        """(tokens of prompt and response, length of the prompt, engine log-probs of the response), as views."""
-        tokens = self.tokens[self.offsets[index] : self.offsets[index + 1]]
-        log_probs = self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]]
-        return tokens, int(self.prompt_lengths[index]), log_probs
+    def row(self, index: int) -> Trajectory:
+        """A trajectory, whose arrays are views."""
+        at = slice(self.span_offsets[index], self.span_offsets[index + 1])
+        columns = (column[at].tolist() for column in (self.span_ends, self.span_speakers, self.span_versions))
+        spans, start = [], 0
+        for end, speaker, version in zip(*columns, strict=True):
+            spans.append(Span(SPEAKERS[speaker], start, end, None if version == UNKNOWN else version))
+            start = end
+        return Trajectory(
+            self.tokens[self.offsets[index] : self.offsets[index + 1]],
+            tuple(spans),
+            self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]],
+            STOP_REASONS[self.stop_reasons[index]],
+        )
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Any]) -> SampleShard:
+        """From its fields by name, as in a checkpoint. Older checkpoints have `prompt_lengths` in place of spans."""
+        import numpy as np
+
+        if "prompt_lengths" not in arrays:
+            return cls(**arrays)
+        fields = dict(arrays)
+        prompts = fields.pop("prompt_lengths").astype(np.int64)
+        rows = len(prompts)
+        return cls(
+            **fields,
+            span_ends=np.stack([prompts, np.diff(fields["offsets"])], axis=1).ravel(),
+            span_speakers=np.tile(np.array([SPEAKERS.index("prompt"), SPEAKERS.index("policy")]), rows),
+            span_versions=np.full(2 * rows, UNKNOWN),
+            span_offsets=2 * np.arange(rows + 1),
+            stop_reasons=np.zeros(rows, np.int8),
+        )
 
 
 @dataclass
 class ShardBuilder:
-    """Collects rows as they finish."""
+    """Collects trajectories as they finish."""
 
-    _tokens: list[Any] = field(default_factory=list)
-    _prompt_lengths: list[int] = field(default_factory=list)
-    _log_probs: list[Any] = field(default_factory=list)
+    _rows: list[Trajectory] = field(default_factory=list)
 
-    def add(self, prompt: Any, response: Any, log_probs: Any) -> int:
-        """Append one response; returns its row."""
-        assert len(response) == len(log_probs), "a log-prob for each response token"
-        self._tokens += [prompt, response]
-        self._prompt_lengths.append(len(prompt))
-        self._log_probs.append(log_probs)
-        return len(self._prompt_lengths) - 1
+    def add(self, trajectory: Trajectory) -> int:
+        """Append one; returns its row."""
+        self._rows.append(trajectory)
+        return len(self._rows) - 1
 
     def build(self) -> SampleShard:
         import numpy as np
 
-        lengths = [len(a) + len(b) for a, b in zip(self._tokens[::2], self._tokens[1::2], strict=True)]
+        def joined(arrays: list[Any], dtype: Any) -> Any:
+            return np.concatenate([np.zeros(0, dtype), *arrays])
+
+        def offsets(lengths: list[int]) -> Any:
+            return np.cumsum([0, *lengths], dtype=np.int64)
+
+        rows = self._rows
+        spans = [span for row in rows for span in row.spans]
         return SampleShard(
-            tokens=np.concatenate(self._tokens) if self._tokens else np.zeros(0, np.int32),
-            offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64),
-            prompt_lengths=np.asarray(self._prompt_lengths, dtype=np.int32),
-            log_probs=np.concatenate(self._log_probs) if self._log_probs else np.zeros(0, np.float32),
-            log_prob_offsets=np.concatenate([[0], np.cumsum([len(x) for x in self._log_probs], dtype=np.int64)]).astype(
-                np.int64
-            ),
+            tokens=joined([row.tokens for row in rows], np.int32),
+            offsets=offsets([len(row.tokens) for row in rows]),
+            log_probs=joined([row.log_probs for row in rows], np.float32),
+            log_prob_offsets=offsets([len(row.log_probs) for row in rows]),
+            span_ends=np.array([span.end for span in spans], np.int64),
+            span_speakers=np.array([SPEAKERS.index(span.speaker) for span in spans], np.int64),
+            span_versions=np.array([UNKNOWN if span.version is None else span.version for span in spans], np.int64),
+            span_offsets=offsets([len(row.spans) for row in rows]),
+            stop_reasons=np.array([STOP_REASONS.index(row.stop_reason) for row in rows], np.int8),
         )

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Any
+
+from rlcli.data.trajectories import Trajectory
 
 
-def tokens_digest(prompt: Any, response: Any, log_probs: Any) -> int:
-    """CRC-32 of a sample's tokens. prompt `[P]`, response `[R]`: token ids; log_probs `[R]`: the engine's.
+def tokens_digest(trajectory: Trajectory) -> int:
+    """CRC-32 of its tokens, of which of them are drawn, and of its log-probs.
 
     >>> import numpy as np
     >>> ids, log_probs = np.array([5, 6, 7], np.int32), np.array([-0.5, -1.0], np.float32)
-    >>> tokens_digest(ids[:1], ids[1:], log_probs) == tokens_digest(ids[:2], ids[2:], log_probs)  # another boundary
+    >>> one, other = Trajectory.single(ids[:1], ids[1:], log_probs), Trajectory.single(ids[:2], ids[2:], log_probs[1:])
+    >>> tokens_digest(one) == tokens_digest(other)  # another boundary
     False
     """
     import numpy as np
 
-    digest = zlib.crc32(struct.pack("<qqq", len(prompt), len(response), len(log_probs)))
-    for values, dtype in ((prompt, np.int32), (response, np.int32), (log_probs, np.float32)):
+    # How many tokens are not drawn, then drawn, then not drawn, and so on; the last number is of drawn ones.
+    edges = np.flatnonzero(np.diff(trajectory.drawn, prepend=False, append=False))
+    runs = np.diff([0, *edges, len(trajectory.tokens)]).tolist()
+    runs = runs[:-1] if len(edges) and not runs[-1] else [*runs, 0]
+    digest = zlib.crc32(struct.pack(f"<{len(runs) + 1}q", *runs, len(trajectory.log_probs)))
+    for values, dtype in ((trajectory.tokens, np.int32), (trajectory.log_probs, np.float32)):
         digest = zlib.crc32(np.ascontiguousarray(values, dtype).tobytes(), digest)
     return digest
 

@@ -73,7 +73,7 @@ class Responses:
             samples.score,
             np.asarray(OUTCOMES, dtype="U16")[samples.outcome],
             samples.answer,
-            samples.response_tokens.astype(np.float64),
+            samples.drawn_tokens.astype(np.float64),
             samples.truncated,
             crashes[0] if len(crashes) else "",
         )

@@ -15,10 +15,10 @@ from rlcli.model.attention import Segments
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """S sequences of T tokens in total, of which R are response tokens. All tensors are on one device.
+    """S sequences of T tokens in total, of which the policy drew R. All tensors are on one device.
 
     input_ids [T] int64; position_ids [T] int64, counting from 0 in each sequence; segments: where the sequences are;
-    response_index [R] int64: the position whose hidden state predicts each response token (that of the token before);
+    response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs.
 
     A prompt shared by several sequences is stored once, before the first of them:
@@ -58,10 +58,13 @@ class PackedBatch:
         return len(self.targets)
 
 
-def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> PackedBatch:
-    """Concatenate `rows`: each has the tokens of a prompt and its response, and the number of prompt tokens.
+def pack(
+    rows: Sequence[tuple[np.ndarray, int]], device: torch.device, drawn: Sequence[np.ndarray] | None = None
+) -> PackedBatch:
+    """Concatenate `rows`: each has the tokens of a sequence, and how many of them are its prompt. drawn: for each row a
+    mask of the tokens that the policy drew; None: all that follow the prompts.
 
-    A prompt has at least one token (nothing would predict the first of the response); a response may be empty.
+    A prompt has at least one token (nothing would predict the first one drawn); a response may be empty.
     """
     assert rows, "a pack holds at least one sequence; a rank without work takes dummy()"
     lengths = np.array([len(tokens) for tokens, _ in rows])
@@ -77,7 +80,9 @@ def pack(rows: Sequence[tuple[np.ndarray, int]], device: torch.device) -> Packed
     like = starts[_first_alike(rows, prompts >= WORTH_SHARING * lengths)]
     first = ~in_prompt | (like == starts)[sequence]
     source = (np.cumsum(first) - 1)[np.where(first, np.arange(len(tokens)), like[sequence] + position)]
-    response = np.flatnonzero(~in_prompt)
+    mask = ~in_prompt if drawn is None else np.concatenate(drawn)
+    assert not (mask & in_prompt).any(), "no token of a prompt is drawn"
+    response = np.flatnonzero(mask)
 
     def tensor(values: np.ndarray) -> Tensor:
         # A copy: arrays from the object store are read-only, which torch does not support.

@@ -31,7 +31,7 @@ class Collected:
 
     With dynamic sampling not all generated samples are used, and some were generated in an earlier step:
     rounds: of generation. generated: all samples of this step, including dropped and waiting ones;
-    generated_score, generated_tokens: their mean score (0 if there are none) and their response tokens. dropped: groups
+    generated_score, generated_tokens: their mean score (0 if there are none) and their drawn tokens. dropped: groups
     judged not worth training on. carried_over: good groups that wait for the next step. stale: samples in this batch
     that have tokens of an older policy.
 

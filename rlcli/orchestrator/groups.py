@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import RENAMED, Samples
 from rlcli.data.messages import PartialRollout, PromptTask
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor
@@ -157,9 +157,13 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
     def verdict(fields: Mapping[str, Any]) -> Verdict:
         return Verdict(**{**fields, "outcome": Outcome(fields["outcome"])})
 
+    def sample(fields: Mapping[str, Any]) -> Sample:
+        known = {RENAMED.get(name, name): value for name, value in fields.items()}
+        return Sample(**{**known, "verdict": verdict(fields["verdict"])})
+
     groups = []
     for group in plain:
-        samples = [Sample(**{**fields, "verdict": verdict(fields["verdict"])}) for fields in group["samples"]]
+        samples = [sample(fields) for fields in group["samples"]]
         baseline = verdict(group["baseline"]) if group["baseline"] else None
         open = group.get("open")  # Older checkpoints lack it.
         begun = [PartialRollout(**fields) for fields in open["begun"]] if open else []

@@ -18,16 +18,18 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from rlcli.data.columns import Samples
+from rlcli.data.columns import RENAMED, Samples
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.groups import Source
-from rlcli.types import Outcome, Verdict
+from rlcli.types import Outcome, Sample, Verdict
 
 T = TypeVar("T")
 
 GONE_S = 30.0
 """Longest wait for what killed workers were doing: callers that wait for them receive an error at once."""
 COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")
+ABSENT = {column.name: column.default for column in fields(Sample)}
+"""In place of columns that older checkpoints lack."""
 NUMBERS = tuple(f.name for f in fields(Collected) if f.name not in ("samples", "shards", "baselines", "begun"))
 """Fields of a batch besides its samples."""
 
@@ -101,8 +103,12 @@ class Prefetcher:
         if state is None:
             return
         none = Samples.of([])
-        count = len(state["samples"]["prompt"])  # older checkpoints lack seeds and signatures
-        columns = {n: np.array(state["samples"].get(n, [0] * count), dtype=getattr(none, n).dtype) for n in COLUMNS}
+        known = {RENAMED.get(name, name): column for name, column in state["samples"].items()}
+        count = len(known["prompt"])
+        columns = {
+            name: np.array(known.get(name, [ABSENT.get(name)] * count), dtype=getattr(none, name).dtype)
+            for name in COLUMNS
+        }
         parts = {name: np.array(values, np.float64) for name, values in state["parts"].items()}
         baselines = {
             int(prompt): Verdict(**{**verdict, "outcome": Outcome(verdict["outcome"])})

@@ -10,6 +10,7 @@ from rlcli.data.prompts.mixture import MixedCursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import set_of
 from rlcli.data.shard import ShardBuilder
+from rlcli.data.trajectories import Trajectory
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.groups import Group
 from rlcli.types import Outcome, Sample, Verdict
@@ -49,10 +50,10 @@ class SupervisedSource:
                     prompt=position,
                     sample=0,
                     shard=0,
-                    row=builder.add(prompt, response, np.zeros(len(response), np.float32)),
+                    row=builder.add(Trajectory.single(prompt, response, np.zeros(len(response), np.float32))),
                     prompt_tokens=len(prompt),
-                    response_tokens=len(response),
-                    finish_reason="stop",
+                    drawn_tokens=len(response),
+                    stop_reason="stop",
                     verdict=IMITATED,
                     version=0,
                 )

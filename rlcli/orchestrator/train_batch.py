@@ -55,7 +55,7 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
     known = {
         "rewards": rewards,
         "groups": groups,
-        "lengths": torch.tensor(samples.response_tokens),
+        "lengths": torch.tensor(samples.drawn_tokens),
         "right": torch.tensor(right_of(samples, config)),
         "scores": torch.tensor(batch.samples.score[reasons == 0]),  # as in their signatures
         "signatures": torch.tensor(samples.signature),
@@ -100,7 +100,7 @@ def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tenso
     from rlcli.algorithms.shaping import length_reward, overlong, soft_format
 
     shaping = config.shaping
-    rewards, lengths = torch.tensor(samples.score), torch.tensor(samples.response_tokens)
+    rewards, lengths = torch.tensor(samples.score), torch.tensor(samples.drawn_tokens)
     if shaping.overlong_buffer:
         rewards += overlong(
             lengths,
@@ -127,7 +127,7 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     """Assign samples to `ranks` and micro-batches."""
     return plan_batches(
         chosen.samples.prompt_tokens.tolist(),
-        chosen.samples.response_tokens.tolist(),
+        chosen.samples.drawn_tokens.tolist(),
         chosen.groups,
         minibatches=config.train.minibatches,
         ranks=ranks,
@@ -136,6 +136,7 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
         active=chosen.active,
         pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
         prompts=chosen.groups,
+        context_tokens=chosen.samples.context_tokens.tolist(),
     )
 
 

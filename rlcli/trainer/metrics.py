@@ -96,7 +96,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
     """Outcomes and lengths of all samples, including those that do not count."""
     import numpy as np
 
-    lengths, n = samples.response_tokens, len(samples)
+    lengths, n = samples.drawn_tokens, len(samples)
     counts = np.bincount(samples.outcome, minlength=len(OUTCOMES)).tolist()
     return {
         **{f"outcome/{outcome}": count / n for outcome, count in zip(OUTCOMES, counts, strict=True)},

@@ -137,4 +137,4 @@ def read_waiting(path: Path) -> list[SampleShard | None]:
     for key, value in arrays.items():
         number, name = key.split(".")
         shards[int(number)][name] = value
-    return [SampleShard(**fields) if fields else None for fields in shards]
+    return [SampleShard.of_arrays(fields) if fields else None for fields in shards]

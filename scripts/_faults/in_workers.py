@@ -80,8 +80,11 @@ def mask_begins_early(worker: Any) -> None:
     from rlcli.data.shard import SampleShard
 
     def early(shard: Any, index: int) -> Any:
-        tokens, prompt, log_probs = original(shard, index)
-        return tokens, prompt - 1, np.concatenate([log_probs[:1], log_probs])
+        row = original(shard, index)
+        spans = tuple(
+            replace(s, **{"end" if s.speaker == "prompt" else "start": row.prompt_tokens - 1}) for s in row.spans
+        )
+        return replace(row, spans=spans, log_probs=np.concatenate([row.log_probs[:1], row.log_probs]))
 
     original = patch(SampleShard, "row", early)
 
@@ -193,12 +196,12 @@ def never_end(worker: Any) -> None:
 
 
 def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
-    """`change(number, generation, scored)` of each sample that this worker verifies."""
+    """`change(number, trajectory, scored)` of each sample that this worker verifies."""
     numbers = itertools.count()
 
-    def verify(task: Any, generation: Any) -> Future[Any]:
-        scored, number, changed = original(task, generation), next(numbers), Future[Any]()
-        scored.add_done_callback(lambda done: changed.set_result(change(number, generation, done.result())))
+    def verify(task: Any, trajectory: Any) -> Future[Any]:
+        scored, number, changed = original(task, trajectory), next(numbers), Future[Any]()
+        scored.add_done_callback(lambda done: changed.set_result(change(number, trajectory, done.result())))
         return changed
 
     original = patch(worker.rollout_role, "verify", verify)
@@ -215,8 +218,8 @@ def reward_truncated(worker: Any) -> None:
     """Half of the responses do not end, and are rewarded for it."""
     _endless(worker, lambda seed: seed % 2 == 0)
 
-    def rewarded(_: int, generation: Any, scored: Any) -> Any:
-        cut_off = generation.finish_reason == "length"
+    def rewarded(_: int, trajectory: Any, scored: Any) -> Any:
+        cut_off = trajectory.stop_reason == "length"
         return scored._replace(verdict=replace(scored.verdict, score=1.0)) if cut_off else scored
 
     _verdicts(worker, rewarded)

@@ -58,7 +58,7 @@ SIZES = {"ppo": ("rollout.prompts_per_step=64",), "dapo": ("shaping.overlong_buf
 FOUND = {
     "weights": r"after the weight sync",
     "signature": r"other tokens, log-probs or reward|different prompts",
-    "coverage": r"signatures of the samples|response tokens forwarded",
+    "coverage": r"signatures of the samples|drawn tokens forwarded",
     "denominator": r"loss's denominator",
     "advantages": r"advantages of the samples",
     "reduction": r"gradients are not summed",

@@ -98,6 +98,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     from rlcli.data.messages import Coefficients
     from rlcli.data.shard import ShardBuilder
     from rlcli.data.signature import signature, tokens_digest
+    from rlcli.data.trajectories import Trajectory
     from rlcli.orchestrator.dispatcher import Collected
     from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
     from rlcli.trainer.invariants import Invariants
@@ -109,18 +110,19 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
         prompt = np.arange(PROMPT_TOKENS, dtype=np.int32) + index // SAMPLES % 30
         response = random.integers(5, 70, tokens, dtype=np.int32)
         log_probs = np.full(tokens, -4.6, np.float32)
-        builder.add(prompt, response, log_probs)
-        rows.append((prompt, response, log_probs, Verdict(float(index % 2), Outcome.OK)))
+        trajectory = Trajectory.single(prompt, response, log_probs)
+        builder.add(trajectory)
+        rows.append((trajectory, Verdict(float(index % 2), Outcome.OK)))
     shard = builder.build()
 
     def step() -> float:
         dist.barrier()
         began = time.process_time()
         own = range(rank, len(rows), world)  # each rank has generated its share
-        signed = {i: signature(tokens_digest(*rows[i][:3]), rows[i][3].score) if checks() else 0 for i in own}
+        signed = {i: signature(tokens_digest(rows[i][0]), rows[i][1].score) if checks() else 0 for i in own}
         signing = time.process_time() - began
         samples = Samples.of(
-            Sample(i // SAMPLES, i % SAMPLES, 0, i, PROMPT_TOKENS, tokens, "stop", row[3], 1, i + 1, signed.get(i, 0))
+            Sample(i // SAMPLES, i % SAMPLES, 0, i, PROMPT_TOKENS, tokens, "stop", row[1], 1, i + 1, signed.get(i, 0))
             for i, row in enumerate(rows)
         )
         chosen = select_batch(Collected(samples, [shard], 0.0, 0.0), role.algorithm, config, 0)

@@ -77,7 +77,7 @@ class Variant:
             version = self.step
             ray.get([actor.__ray_call__.remote(lambda w: _set(w, version)) for actor in workers._actors])  # noqa: B023
             batch = self.source.take(self.step)
-            tokens += int(batch.samples.response_tokens.sum())
+            tokens += int(batch.samples.drawn_tokens.sum())
             samples, stale = samples + len(batch.samples), stale + batch.stale
         seconds = time.perf_counter() - started
         self.useful.append(tokens / seconds)

@@ -74,12 +74,13 @@ def train_batch(load: Workload, budget: int) -> Any:
     from rlcli.data.messages import MiniWork, RankWork, StepWork
     from rlcli.data.packer import plan_batches
     from rlcli.data.shard import ShardBuilder
+    from rlcli.data.trajectories import Trajectory
     from rlcli.workers.roles.batch import TrainBatch
 
     builder = ShardBuilder()
     for tokens, prompt in load.rows:
         response = tokens[prompt:]
-        builder.add(tokens[:prompt], response, np.full(len(response), -5.0, np.float32))
+        builder.add(Trajectory.single(tokens[:prompt], response, np.full(len(response), -5.0, np.float32)))
     lengths = np.array([len(tokens) - prompt for tokens, prompt in load.rows])
     plan = plan_batches(
         [prompt for _, prompt in load.rows],

@@ -3,7 +3,7 @@
 The inputs, all [N] with one entry a response, in any order, for the whole step:
     rewards    float, R
     groups     int64, labels in any order: responses of equal label answer the same prompt; g is a group, n = |g|
-    lengths    int64, response tokens
+    lengths    int64, drawn tokens
     baselines  float, reward of the greedy response to the same prompt
     parts      float [N, K], the K named parts of the reward
 Every function returns the advantages: float [N], dtype of the rewards, computed in float64.

@@ -1,11 +1,12 @@
 """Advantages of single tokens, which may differ within a response.
 
-The inputs. T response tokens of the S sequences of this rank are concatenated; a group may span several ranks:
+The inputs. T drawn tokens of the S sequences of this rank are concatenated; a group may span several ranks. What an
+environment added between two drawn tokens is left out, so that the later one follows the earlier one directly:
     token_rewards    float [T], the reward of each token, including a KL penalty
     values           float [T], the critic's V before each token
     process_rewards  float [T], the implicit process reward of each token
     sequence         int64 [T], non-decreasing, which of the S each token belongs to
-    lengths          int64 [S], response tokens; 0 for an empty response
+    lengths          int64 [S], drawn tokens; 0 for an empty response
     rewards          float [S], the reward of each response
     groups           int64 [S], dense labels 0..group_count-1 of the whole step, over all ranks
     ranks            Ranks, over which moments are taken

@@ -23,9 +23,9 @@ FETCH_TIMEOUT_S = 600.0
 
 @dataclass
 class MicroBatch:
-    """One micro-batch on the rank that trains it, of S sequences and R response tokens.
+    """One micro-batch on the rank that trains it, of S sequences and R drawn tokens.
 
-    samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, response tokens of each. empty: this
+    samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, drawn tokens of each. empty: this
     rank has no rows here and only takes part in the collectives. tokens: `[R]` by name: the engine's
     `rollout_log_probs`, and what the roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …).
     """
@@ -135,17 +135,22 @@ class TrainBatch:
         from rlcli.model.packed import dummy, pack
 
         rows = [shards[int(shard)].row(row) for shard, row in zip(micro.shards, micro.rows, strict=True)]
-        log_probs = np.concatenate([row[2] for row in rows]) if rows else np.zeros(0, np.float32)
 
         def on_device(values: Any) -> Tensor:
             return torch.tensor(values, device=self.device)
 
+        def packed_rows() -> PackedBatch:
+            given = [(row.tokens, row.prompt_tokens) for row in rows]
+            return pack(given, self.device, [row.drawn for row in rows]) if rows else dummy(self.device)
+
         packed = MicroBatch(
-            packed=pack([(tokens, prompt) for tokens, prompt, _ in rows], self.device) if rows else dummy(self.device),
+            packed=packed_rows(),
             samples=on_device(np.asarray(micro.samples, dtype=np.int64)),
-            lengths=on_device(np.asarray([len(row[2]) for row in rows], dtype=np.int64)),
+            lengths=on_device(np.asarray([row.drawn_tokens for row in rows], dtype=np.int64)),
             empty=not rows,
-            tokens={"rollout_log_probs": on_device(log_probs)},
+            tokens={
+                "rollout_log_probs": on_device(np.concatenate([np.zeros(0, np.float32), *(r.log_probs for r in rows)]))
+            },
         )
         if rows:
             check.check(packed.packed, packed.samples, packed.lengths, packed.tokens["rollout_log_probs"], rows)
@@ -154,7 +159,7 @@ class TrainBatch:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several micro-batches concatenated: S sequences, T response tokens. samples, lengths: int64 `[S]`; sequence:
+    """Several micro-batches concatenated: S sequences, T drawn tokens. samples, lengths: int64 `[S]`; sequence:
     int64 `[T]`."""
 
     micros: list[MicroBatch]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 
 if TYPE_CHECKING:
@@ -51,10 +53,10 @@ class RowCheck:
         samples: Tensor,
         lengths: Tensor,
         log_probs: Tensor,
-        rows: Sequence[tuple[Any, int, Any]],
+        rows: Sequence[Trajectory],
     ) -> None:
-        """samples, lengths: int64 `[S]`, of each sequence of the pack; log_probs: the engine's, `[R]`. rows: (tokens,
-        prompt length, log-probs) of each sequence, from its shard. Raises RunFailed."""
+        """samples, lengths: int64 `[S]`, of each sequence of the pack; log_probs: the engine's, `[R]`. rows: of each
+        sequence, from its shard. Raises RunFailed."""
         import numpy as np
 
         signatures = self.columns.get("signatures")
@@ -62,14 +64,16 @@ class RowCheck:
             return
         counts = lengths.cpu().numpy()
         if not np.array_equal(np.bincount(packed.sequence.cpu().numpy(), minlength=len(counts)), counts):
-            raise RunFailed("the packed batch assigns response tokens to other samples than planned", REPORT)
+            raise RunFailed("the packed batch assigns drawn tokens to other samples than planned", REPORT)
         ends = np.cumsum(counts)[:-1]
-        responses = np.split(packed.targets.cpu().numpy(), ends)
+        targets = np.split(packed.targets.cpu().numpy(), ends)
         engine = np.split(log_probs.cpu().numpy(), ends)
         for place, sample in enumerate(samples.tolist()):
-            tokens, prompt, _ = rows[place]
-            self._check_group(sample, tokens[:prompt])
-            digest = tokens_digest(tokens[:prompt], responses[place], engine[place])
+            row = rows[place]
+            self._check_group(sample, row.tokens[: row.prompt_tokens])
+            forwarded = row.tokens.copy()
+            forwarded[row.drawn] = targets[place]
+            digest = tokens_digest(replace(row, tokens=forwarded, log_probs=engine[place]))
             found = signature(digest, float(self.columns["scores"][sample]))
             if signatures[sample] and found != signatures[sample]:
                 raise RunFailed(
@@ -86,7 +90,7 @@ class RowCheck:
 
 
 class LossCheck:
-    """Size of the loss gradient along the advantages: −Σ A · ∂loss/∂log π over this rank's response tokens.
+    """Size of the loss gradient along the advantages: −Σ A · ∂loss/∂log π over this rank's drawn tokens.
 
     The advantages are the controller's, not those in the batch, so that a different sign or scale between the two
     shows.

@@ -49,7 +49,7 @@ class PolicyRole:
                 micro.tokens["reference_log_probs"] = model.log_probs(micro.packed, self.temperature)
 
     def update(self, batch: TrainBatch, index: int, coefficients: Coefficients) -> dict[str, float]:
-        """One optimizer step. Returns sums over this rank's response tokens (see `Objective.sums`) and `grad_norm`,
+        """One optimizer step. Returns sums over this rank's drawn tokens (see `Objective.sums`) and `grad_norm`,
         which is global and so divided by the number of ranks."""
 
         def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:

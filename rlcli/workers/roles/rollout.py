@@ -12,15 +12,17 @@ from typing import Any, Protocol
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutReport, sample_seed
+from rlcli.data.samples import LogProbSummary
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
 from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine
 from rlcli.scoring.service.client import Scored
 from rlcli.types import Prompt, Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
-from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending
+from rlcli.workers.roles.sample_writer import UNVERIFIED, PendingSample, Saver, awaited
 from rlcli.workers.roles.work_queue import Counters, Queue, WorkGrant, WorkQueue, counters
 
 EXCHANGE_STEPS = 8
@@ -127,15 +129,16 @@ class RolloutRole:
         """The first `count` samples of the last rollout, as text."""
         return self._texts[:count]
 
-    def verify(self, task: PromptTask, generation: Generation) -> Future[Scored]:
-        """Futures of the response as text and its verdict."""
+    def verify(self, task: PromptTask, trajectory: Trajectory) -> Future[Scored]:
+        """Futures of the drawn tokens as text and of the verdict on them: what an environment wrote is not the
+        policy's answer."""
         assert self.scorer is not None
-        tokens = generation.tokens
+        tokens = trajectory.drawn_ids
         return self.scorer.submit(
             task.source,
-            _sent(generation),
+            _sent(trajectory),
             int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
-            finish_reason=generation.finish_reason or "",
+            finish_reason=trajectory.stop_reason or "",
             thinking=self.thinking,
         )
 
@@ -167,7 +170,7 @@ class _Round:
         self._verdicts[task.prompt] = []
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             seed = self._seed(task, sample)
-            begun = _tokens_of(task, sample)[0] if sample in task.begun else None
+            begun = _started(task, sample).tokens[len(task.tokens) :] if sample in task.begun else None
             request = GenerationRequest(len(self._asked), task.tokens, seed, greedy=sample == GREEDY, begun=begun)
             self._asked.append((task, sample))
             self.role.engine.add(request)
@@ -183,36 +186,59 @@ class _Round:
         task, sample = self._asked[generation.key]
         self._tokens += len(generation.tokens)
         self._unsaid += 1
-        whole = _joined(task, sample, generation)
+        whole = self._continued(task, sample, generation)
         scored = self.role.verify(task, whole)
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = scored
-            if whole.finish_reason == "length" and self.call.truncated == "zero_reward":
+            if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
                 self._unrewarded.add(task.prompt)
         else:
-            row = self._builder.add(task.tokens, whole.tokens, whole.log_probs) if self.call.keep_tokens else 0
-            version = task.begun[sample].version if sample in task.begun else self.role.version
-            waiting = pending(task, sample, row, whole, scored, version)
-            waiting.seed, waiting.checksum = self._seed(task, sample), zlib.crc32(_sent(whole))
-            if self.call.keep_tokens:
-                waiting.digest = tokens_digest(task.tokens, whole.tokens, whole.log_probs)
-            self._pending.append(waiting)
+            self._pending.append(self._waiting(task, sample, whole, scored))
             self._saver.wait_for(self._pending[-1])
         self._verdicts[task.prompt].append(scored)
         self._missing[task.prompt] -= 1
         if not self._missing[task.prompt]:
             self._whole.append(task.prompt)
 
+    def _continued(self, task: PromptTask, sample: int, generation: Generation) -> Trajectory:
+        """The trajectory so far and what was just generated: each token has the log-prob of the policy that drew it."""
+        return _started(task, sample).extended(
+            "policy", generation.tokens, generation.log_probs, self.role.version, generation.finish_reason
+        )
+
+    def _waiting(self, task: PromptTask, sample: int, whole: Trajectory, scored: Future[Scored]) -> PendingSample:
+        """Without the tokens: an evaluation generates more of them than fit in a worker's memory."""
+        assert whole.stop_reason is not None, "the response is not finished"
+        keep, versions = self.call.keep_tokens, [version for version in whole.versions if version is not None]
+        row = Sample(
+            prompt=task.prompt,
+            sample=sample,
+            shard=self.role.rank,
+            row=self._builder.add(whole) if keep else 0,
+            prompt_tokens=whole.prompt_tokens,
+            drawn_tokens=whole.drawn_tokens,
+            stop_reason=whole.stop_reason,
+            verdict=UNVERIFIED,
+            version=min(versions),
+            seed=self._seed(task, sample),
+            context_tokens=len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens,
+            turns=whole.turns,
+            newer_by=max(versions) - min(versions),
+        )
+        digest, summary = tokens_digest(whole) if keep else 0, LogProbSummary.of(whole.log_probs)
+        return PendingSample(task.source, row, scored, summary, digest, zlib.crc32(_sent(whole)))
+
     def break_off(self, generations: Sequence[Generation]) -> None:
         """Keep the tokens so far of the responses that the engine aborted."""
         for generation in generations if self._leads else ():
             task, sample = self._asked[generation.key]
             self._tokens += len(generation.tokens)
-            whole = _joined(task, sample, generation)
-            if len(whole.tokens):
-                row = self._builder.add(task.tokens, whole.tokens, whole.log_probs)
-                version = task.begun[sample].version if sample in task.begun else self.role.version
-                self._begun.append(PartialRollout(task.prompt, sample, self.role.rank, row, len(whole.tokens), version))
+            whole = self._continued(task, sample, generation)
+            if whole.drawn_tokens:
+                row, version = self._builder.add(whole), whole.versions[0]
+                assert version is not None, "the engine's version is known"
+                partial = PartialRollout(task.prompt, sample, self.role.rank, row, whole.drawn_tokens, version)
+                self._begun.append(partial)
 
     def newly_verified(self) -> int:
         """How many more groups have all their verdicts than at the last call."""
@@ -250,50 +276,27 @@ class _Round:
         _, verdict, checksum = awaited(item.scored)
         if checksum not in (0, item.checksum):
             raise RunFailed(
-                f"sample {item.sample} of {item.task.source.id} has the verdict on another response",
+                f"sample {item.sample.sample} of {item.source.id} has the verdict on another response",
                 "please report this with the run's config.toml",
             )
-        return Sample(
-            prompt=item.task.prompt,
-            sample=item.sample,
-            shard=self.role.rank,
-            row=item.row,
-            prompt_tokens=len(item.task.tokens),
-            response_tokens=item.tokens,
-            finish_reason=item.finish_reason,
-            verdict=verdict,
-            version=item.version,
-            seed=item.seed,
-            signature=signature(item.digest, verdict.score) if item.digest else 0,
-        )
+        signed = signature(item.digest, verdict.score) if item.digest else 0
+        return replace(item.sample, verdict=verdict, signature=signed)
 
 
-def _sent(generation: Generation) -> bytes:
-    """The tokens of a response in the form that the scoring service takes."""
-    return generation.tokens.astype("int32").tobytes()
+def _sent(trajectory: Trajectory) -> bytes:
+    """The drawn tokens in the form that the scoring service takes."""
+    return trajectory.drawn_ids.astype("int32").tobytes()
 
 
-def _tokens_of(task: PromptTask, sample: int) -> tuple[Any, Any]:
-    """Tokens and log-probs so far of a response that was aborted."""
+def _started(task: PromptTask, sample: int) -> Trajectory:
+    """What there is of a sample before the engine continues it: the prompt, or a response that was aborted."""
+    if sample not in task.begun:
+        return Trajectory.of_prompt(task.tokens)
     begun = task.begun[sample]
     shard = task.shards[begun.shard]
     if not isinstance(shard, SampleShard):
         import ray
 
         shard = ray.get(shard, timeout=FETCH_TIMEOUT_S)
-    tokens, prompt_length, log_probs = shard.row(begun.row)
-    return tokens[prompt_length:], log_probs
-
-
-def _joined(task: PromptTask, sample: int, generation: Generation) -> Generation:
-    """Prepend what was generated before the abort: each token has the log-prob of the policy that drew it."""
-    import numpy as np
-
-    if sample not in task.begun:
-        return generation
-    tokens, log_probs = _tokens_of(task, sample)
-    return replace(
-        generation,
-        tokens=np.concatenate([tokens, generation.tokens]),
-        log_probs=np.concatenate([log_probs, generation.log_probs]),
-    )
+    found: Trajectory = shard.row(begun.row)
+    return found.dated(begun.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,29 +10,26 @@ from typing import Any, Literal
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import TruncatedRule, exclusion
-from rlcli.data.messages import PromptTask
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
-from rlcli.rollout.engine import Generation
 from rlcli.scoring.service.client import Scored
-from rlcli.types import FinishReason
+from rlcli.types import Outcome, Prompt, Sample, Verdict
+
+UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
+"""In place of the verdict of a sample that waits for it."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class PendingSample:
-    """A generated response that waits for its verdict. seed: that it was drawn with. digest: of its tokens
-    (`rlcli.data.signature.tokens_digest`); 0 if they are not kept. checksum: of its tokens, as in `Scored`."""
+    """A sample that waits for its verdict, and without its signature. source: its prompt. log_probs: of its drawn
+    tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of its
+    drawn tokens, as in `Scored`."""
 
-    task: PromptTask
-    sample: int
-    row: int
-    tokens: int
-    finish_reason: FinishReason
-    log_probs: LogProbSummary | None
+    source: Prompt
+    sample: Sample
     scored: Future[Scored]
-    version: int
-    seed: int = 0
-    digest: int = 0
-    checksum: int = 0
+    log_probs: LogProbSummary | None
+    digest: int
+    checksum: int
 
 
 def awaited(scored: Future[Scored]) -> Scored:
@@ -41,29 +39,23 @@ def awaited(scored: Future[Scored]) -> Scored:
     return there
 
 
-def pending(
-    task: PromptTask, sample: int, row: int, generation: Generation, scored: Future[Scored], version: int
-) -> PendingSample:
-    """Without the tokens: an evaluation generates more of them than fit in a worker's memory."""
-    assert generation.finish_reason is not None, "the response is not finished"
-    summary, tokens = LogProbSummary.of(generation.log_probs), len(generation.tokens)
-    return PendingSample(task, sample, row, tokens, generation.finish_reason, summary, scored, version)
-
-
 def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str, Any]:
     """The row of a response, once it has a verdict."""
     text, verdict, _ = awaited(item.scored)
-    left_out = exclusion(verdict.outcome, item.finish_reason == "length", rule) if rule else ""
+    sample = item.sample
+    left_out = exclusion(verdict.outcome, sample.stop_reason == "length", rule) if rule else ""
     return sample_row(
-        item.task.source,
-        item.sample,
+        item.source,
+        sample.sample,
         text,
         verdict,
-        prompt_tokens=len(item.task.tokens),
-        response_tokens=item.tokens,
-        finish_reason=item.finish_reason,
+        prompt_tokens=sample.prompt_tokens,
+        response_tokens=sample.drawn_tokens,
+        finish_reason=sample.stop_reason,
         log_probs=item.log_probs,
-        version=item.version,
+        version=sample.version,
+        newest_version=sample.version + sample.newer_by,
+        turns=sample.turns,
         left_out=left_out,
     )
 

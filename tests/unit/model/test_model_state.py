@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from rlcli.data.shard import SampleShard, ShardBuilder
+from rlcli.data.trajectories import Trajectory
 from rlcli.errors import CheckpointError, RunFailed
 from rlcli.files import described
 from rlcli.model.io.state import copied, load_own, load_state, rng_state, set_rng_state, trained_state
@@ -368,7 +369,9 @@ def shards() -> list[SampleShard | None]:
     full, empty = ShardBuilder(), ShardBuilder()
     for length in (3, 0, 5):
         prompt, response = np.arange(2, dtype=np.int32), np.arange(length, dtype=np.int32)
-        full.add(prompt, response, np.linspace(-1, -1 / 3, length).astype(np.float32))
+        full.add(
+            Trajectory.single(prompt, response, np.linspace(-1, -1 / 3, length).astype(np.float32), version=length)
+        )
     return [full.build(), None, empty.build()]
 
 

@@ -25,6 +25,7 @@ from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor, Unit, resumed
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts
+from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
 from rlcli.orchestrator.dispatcher import Collected
@@ -36,7 +37,7 @@ from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.scoring.service.client import Scored
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from rlcli.workers.roles.rollout import RolloutRole
-from rlcli.workers.roles.sample_writer import Saver, pending
+from rlcli.workers.roles.sample_writer import UNVERIFIED, PendingSample, Saver
 
 SAMPLES = 2
 
@@ -91,7 +92,7 @@ class Workers:
             if task.greedy
         }
         self.taken[rank] = shard if samples else None
-        tokens = sum(s.response_tokens for s in samples)
+        tokens = sum(s.drawn_tokens for s in samples)
         return RolloutReport(rank, Samples.of(samples[::-1]), 1.0, 0.5, baselines, [], tokens, self.version)
 
     def take_shard(self) -> list[list[Shard | None]]:
@@ -474,8 +475,7 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     assert len(shard) == 4
     assert role.take_shard() is None
     for s in report.samples:
-        drawn, prompt_length, _ = shard.row(s.row)
-        assert (drawn[prompt_length:].tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
+        assert (shard.row(s.row).drawn_ids.tolist(), s.verdict.score > 0) == ([s.verdict.score], True)
     table = pq.read_table(tmp_path / "rank-0.parquet")
     assert len(role.texts(9)) == len(table) == 4
     assert table.column("left_out").to_pylist() == [None] * 4
@@ -509,7 +509,8 @@ def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
     task = PromptTask(0, np.array([7, 8], np.int32), source, 1)
     for stops, text in (((9,), [5]), ((8,), [5, 9]), ((), [5, 9])):
         role = RolloutRole(0, Engine(), Texts(), stop_token_ids=stops)  # type: ignore[arg-type]
-        scored = role.verify(task, Generation(0, np.array([5, 9], np.int32), np.zeros(2, np.float32), "stop"))
+        whole = Trajectory.single(task.tokens, np.array([5, 9], np.int32), np.zeros(2, np.float32))
+        scored = role.verify(task, whole)
         assert scored.result().text == str(text)
 
 
@@ -526,15 +527,14 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
-    task = PromptTask(0, np.array([7, 8], np.int32), source, 3)
     found = {}
     for rule in ("mask", "keep", ""):
         saver = Saver(str(tmp_path / f"{rule}.parquet"), 0, 1, rule)  # type: ignore[arg-type]
         for index, (outcome, finish) in enumerate([("crash", "stop"), ("wrong", "length"), ("ok", "stop")]):
             scored: Future[Scored] = Future()
             scored.set_result(Scored("1", Verdict(0.0, Outcome(outcome))))
-            one = Generation(index, np.array([1], np.int32), np.array([-0.5], np.float32), finish)  # type: ignore[arg-type]
-            saver.wait_for(pending(task, index, 0, one, scored, 1))
+            row = Sample(0, index, 0, index, 2, 1, finish, UNVERIFIED, 1)  # type: ignore[arg-type]
+            saver.wait_for(PendingSample(source, row, scored, None, 0, 0))
         saver.save_rest()
         found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
     assert found == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}

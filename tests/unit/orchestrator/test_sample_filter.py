@@ -96,7 +96,7 @@ def test_nothing_changes_where_nothing_is_left_out() -> None:
     samples = [sample(0, 0, 1.0, 8), sample(0, 1, 0.0, 3), sample(1, 0, 0.0, 2)]  # a group of one, from the start
     assert same(chosen_of(samples, "mask"), chosen_of(samples, "keep"))
     assert not chosen_of(samples, "mask").left_out.any()
-    cut = [replace(s, finish_reason="length") for s in samples]
+    cut = [replace(s, stop_reason="length") for s in samples]
     assert len(chosen_of(cut, "keep").samples) == 3  # as they are scored
 
 
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_plain_loops_over_what_is_left(aggregation: str, ran
 
 
 def packed(chosen: SelectedSamples, bin: Sequence[int]) -> dict[str, torch.Tensor]:
-    lengths = torch.tensor([int(chosen.samples.response_tokens[s]) for s in bin])
+    lengths = torch.tensor([int(chosen.samples.drawn_tokens[s]) for s in bin])
     sequence = torch.repeat_interleave(torch.arange(len(bin)), lengths)
     return {
         "log_probs": torch.full((len(sequence),), -1.0, dtype=torch.float64),
@@ -142,15 +142,15 @@ def by_loops(whole: Sequence[Sample], fates: Sequence[str], aggregation: str) ->
         if fate == COUNTS:
             groups.setdefault(s.prompt, []).append(s)
     left = [group for group in groups.values() if len(group) > 1]
-    tokens, sequences = sum(s.response_tokens for group in left for s in group), sum(map(len, left))
+    tokens, sequences = sum(s.drawn_tokens for group in left for s in group), sum(map(len, left))
     total = 0.0
     for group in left:
         mean = sum(s.verdict.score for s in group) / len(group)
-        own = -sum((s.verdict.score - mean) * s.response_tokens for s in group)
+        own = -sum((s.verdict.score - mean) * s.drawn_tokens for s in group)
         divisors = {
             "token-mean": tokens,
             "seq-mean-token-sum-norm": sequences * 8,
-            "group-mean-token-mean": sum(s.response_tokens for s in group) * len(left),
+            "group-mean-token-mean": sum(s.drawn_tokens for s in group) * len(left),
         }
         total += own / divisors[aggregation]
     return total
@@ -184,7 +184,7 @@ def test_each_reason_is_counted_once() -> None:
         "samples/left_out": 6,
         **{f"samples/left_out/{name}": count for name, count in zip(REASONS, (1, 2, 2, 0, 1), strict=True)},
     }
-    alone = [exclusion(s.verdict.outcome, s.finish_reason == "length", "mask") for s in samples]
+    alone = [exclusion(s.verdict.outcome, s.stop_reason == "length", "mask") for s in samples]
     assert [name or 0 for name in alone] == [REASONS[r - 1] if 0 < r < 4 else 0 for r in reasons]
     assert left_out(samples, "keep")[1] == 0
 

@@ -38,8 +38,8 @@ def sample(prompt: int, index: int, score: float, tokens: int, outcome: Outcome 
         shard=shard,
         row=10 * prompt + index,
         prompt_tokens=5,
-        response_tokens=tokens,
-        finish_reason="length" if tokens >= 8 else "stop",
+        drawn_tokens=tokens,
+        stop_reason="length" if tokens >= 8 else "stop",
         verdict=Verdict(score, outcome, parts={"form": score / 2}),
         version=1,
     )
@@ -58,7 +58,7 @@ def samples() -> list[Sample]:
 def planned(samples: Sequence[Sample], advantages: Sequence[float]) -> Plan:
     return plan_batches(
         [s.prompt_tokens for s in samples],
-        [s.response_tokens for s in samples],
+        [s.drawn_tokens for s in samples],
         [s.prompt for s in samples],
         minibatches=1,
         ranks=2,

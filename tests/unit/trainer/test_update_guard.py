@@ -14,6 +14,7 @@ import torch
 
 from rlcli.data.messages import MiniWork, RankWork, StepWork
 from rlcli.data.shard import ShardBuilder
+from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.trainer.invariants import Invariants
@@ -43,8 +44,8 @@ class Ranks:
         import numpy as np
 
         builder = ShardBuilder()
-        rows = [builder.add(np.array([1, 2], np.int32), np.arange(3, dtype=np.int32), -np.ones(3, np.float32))]
-        at = np.array(rows, np.int64)
+        prompt, response = np.array([1, 2], np.int32), np.arange(3, dtype=np.int32)
+        at = np.array([builder.add(Trajectory.single(prompt, response, -np.ones(3, np.float32)))], np.int64)
         work = RankWork(np.array([0]), np.zeros(1, np.int64), at, [[1]])
         step = StepWork([MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0])}, 0, [builder.build()])
         self.worker: Any = Worker(0, 1)

@@ -17,6 +17,7 @@ from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.draw_check import DrawCheck
@@ -51,8 +52,8 @@ def collected() -> Collected:
         prompt = np.array([1, 2, 3 + group], np.int32)
         tokens, log_probs = random.integers(9, 50, length, dtype=np.int32), -random.random(length, dtype=np.float32)
         verdict = Verdict(float(random.random() < 0.5), Outcome.OK)
-        row = builder.add(prompt, tokens, log_probs)
-        signed = signature(tokens_digest(prompt, tokens, log_probs), verdict.score)
+        whole = Trajectory.single(prompt, tokens, log_probs)
+        row, signed = builder.add(whole), signature(tokens_digest(whole), verdict.score)
         samples.append(
             Sample(group, index % GROUP, 0, row, 3, length, "stop", verdict, 1, seed=index + 1, signature=signed)
         )
@@ -117,9 +118,11 @@ def test_a_batch_that_was_mixed_up_stops_the_run(harm: Any) -> None:
 def test_a_mask_that_begins_with_the_prompts_end_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     row = SampleShard.row
 
-    def early(shard: SampleShard, index: int) -> tuple[Any, int, Any]:
-        tokens, prompt, log_probs = row(shard, index)
-        return tokens, prompt - 1, np.concatenate([[np.float32(0)], log_probs])
+    def early(shard: SampleShard, index: int) -> Trajectory:
+        found = row(shard, index)
+        at = found.prompt_tokens - 1
+        spans = tuple(replace(span, **{"end" if span.speaker == "prompt" else "start": at}) for span in found.spans)
+        return replace(found, spans=spans, log_probs=np.concatenate([[np.float32(0)], found.log_probs]))
 
     monkeypatch.setattr(SampleShard, "row", early)
     with pytest.raises(RunFailed, match="other tokens"):
@@ -149,7 +152,7 @@ def test_a_sound_update_passes_on_any_number_of_ranks(ranks: int) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("tokens", "response tokens forwarded"),
+        ("tokens", "drawn tokens forwarded"),
         ("check_rows", "signatures of the samples"),
         ("check_advantages", "advantages of the samples"),
         ("check_denominator", "denominator"),
@@ -169,7 +172,7 @@ def test_tokens_that_a_correction_rejects_were_forwarded_all_the_same() -> None:
     plan, sums = plan_step(chosen, CONFIG, 2), sums_of(chosen)
     kept = sums | {"mismatch_tokens": sums["tokens"], "tokens": sums["tokens"] - 3}
     Invariants().check_update(plan, chosen, 0, kept)
-    with pytest.raises(RunFailed, match="response tokens forwarded"):
+    with pytest.raises(RunFailed, match="drawn tokens forwarded"):
         Invariants().check_update(plan, chosen, 0, kept | {"mismatch_tokens": sums["tokens"] - 1})
 
 

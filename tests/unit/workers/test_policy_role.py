@@ -13,6 +13,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Coefficients
 from rlcli.data.shard import ShardBuilder
+from rlcli.data.trajectories import Trajectory
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
@@ -49,7 +50,8 @@ def collected() -> Collected:
     for index in range(PROMPTS * SAMPLES):
         prompt, length = index // SAMPLES, 3 + index % 5
         tokens = random.integers(0, VOCABULARY, length, dtype=np.int32)
-        row = builder.add(np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt, tokens, np.full(length, -4.6, np.float32))
+        asked = np.arange(PROMPT_TOKENS, dtype=np.int32) + prompt
+        row = builder.add(Trajectory.single(asked, tokens, np.full(length, -4.6, np.float32)))
         right = prompt == 0 or index % 2 == 0
         verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
         samples.append(Sample(prompt, index % SAMPLES, 0, row, PROMPT_TOKENS, length, "stop", verdict, 1))

@@ -267,15 +267,18 @@ def check(batch: Collected, step: int) -> list[int]:
     assert [(s.prompt, s.sample) for s in batch.samples] == [(p, i) for p in range(4) for i in range(SAMPLES)]
     rows: dict[int, int] = {}
     for s in batch.samples:
-        tokens, prompt_length, log_probs = batch.shards[s.shard].row(s.row)
-        row = rows.setdefault(s.prompt, int(tokens[0]))
-        assert tokens[:prompt_length].tolist() == [row] * 4
-        response = tokens[prompt_length:].tolist()
+        whole = batch.shards[s.shard].row(s.row)
+        row = rows.setdefault(s.prompt, int(whole.tokens[0]))
+        assert whole.tokens[: s.prompt_tokens].tolist() == [row] * 4
+        response = whole.drawn_ids.tolist()
         assert response in [whole_response(row, s.sample, began) for began in range(1, step + 1)]
-        assert len(response) == s.response_tokens == s.verdict.score
-        assert s.version == -log_probs[0]
-        assert (np.diff(-log_probs) >= 0).all()
-        assert -log_probs[-1] <= step
+        assert len(response) == s.drawn_tokens == s.verdict.score == len(whole.tokens) - s.prompt_tokens
+        # A span for each version that drew some of it.
+        drawn_by = [version for span in whole.spans[1:] for version in [span.version] * (span.end - span.start)]
+        assert drawn_by == (-whole.log_probs).tolist() == sorted(drawn_by)
+        assert whole.versions == sorted(set(drawn_by))
+        assert (s.version, s.version + s.newer_by, s.turns) == (drawn_by[0], drawn_by[-1], 1)
+        assert drawn_by[-1] <= step
     return [rows[prompt] for prompt in range(4)]
 
 
@@ -315,7 +318,7 @@ def test_what_a_step_breaks_off_goes_on_in_the_next_from_where_it_was(
     waiting_rows = [
         group.open.index
         if group.open
-        else int(group.shards[int(group.samples.shard[0])].row(int(group.samples.row[0]))[0][0])
+        else int(group.shards[int(group.samples.shard[0])].row(int(group.samples.row[0])).tokens[0])
         for group in source.waiting
     ]
     assert sorted(seen + waiting_rows) == list(range(source.cursor.position))
@@ -349,8 +352,8 @@ def test_tokens_that_were_drawn_before_are_not_counted_again() -> None:
         workers.load(step)
         batch = source.take(step)
         drawn += batch.generated_tokens
-        trained += int(batch.samples.response_tokens.sum())
-    waiting = sum(int(group.samples.response_tokens.sum()) for group in source.waiting)
+        trained += int(batch.samples.drawn_tokens.sum())
+    waiting = sum(int(group.samples.drawn_tokens.sum()) for group in source.waiting)
     waiting += sum(one.tokens for group in source.waiting if group.open for one in group.open.begun)
     assert drawn == trained + waiting
 

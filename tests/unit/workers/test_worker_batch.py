@@ -17,6 +17,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import RankWork, StepWork
 from rlcli.data.shard import ShardBuilder
+from rlcli.data.trajectories import Trajectory
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
@@ -44,7 +45,8 @@ def collected() -> Collected:
     builder, samples = ShardBuilder(), []
     for index, (length, score) in enumerate(zip(LENGTHS, SCORES, strict=True)):
         tokens = np.arange(length, dtype=np.int32) + 10 * index
-        row = builder.add(np.array([1, 2], np.int32), tokens, -np.ones(length, np.float32))
+        whole = Trajectory.single(np.array([1, 2], np.int32), tokens, -np.ones(length, np.float32))
+        row = builder.add(whole)
         verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
         samples.append(Sample(index // 2, index % 2, 0, row, 2, length, "stop", verdict, 1))
     return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
@@ -158,7 +160,7 @@ def test_samples_left_out_count_nowhere_on_any_rank(name: str, changes: dict[str
     cut = reason == "truncated"
     outcome = Outcome.WRONG if cut else Outcome(reason)
     failed = [
-        replace(s, finish_reason="length" if cut else "stop", verdict=replace(s.verdict, outcome=outcome))
+        replace(s, stop_reason="length" if cut else "stop", verdict=replace(s.verdict, outcome=outcome))
         if place in lost
         else s
         for place, s in enumerate(whole.samples)

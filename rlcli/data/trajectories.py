@@ -1,0 +1,145 @@
+"""A trajectory: everything generated for one sample, token by token, and which of these tokens the policy drew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+from rlcli.types import FinishReason
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Speaker = Literal["prompt", "policy", "environment"]
+SPEAKERS: tuple[Speaker, ...] = get_args(Speaker)
+"""Whose tokens a span holds: those of the templated prompt, those that the policy drew, or those that the environment
+added later: a tool's output, a user's message, and the chat template's tokens between two messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens from `start` to `end` (excluded), of one speaker. version: of the weights that drew them, as a number
+    of weight syncs; None if the policy did not draw them, or if it is unknown."""
+
+    speaker: Speaker
+    start: int
+    end: int
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One sample's tokens. A response to a prompt is the trajectory with one drawn span, after the prompt.
+
+    tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
+    in their order. stop_reason: why it ended; None if it has not.
+
+    The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
+
+    >>> import numpy as np
+    >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
+    >>> whole = Trajectory.single(ids[:3], ids[3:5], log_probs[:2], version=1)
+    >>> whole = whole.extended("environment", ids[5:6]).extended("policy", ids[6:7], log_probs[:1], version=2)
+    >>> whole.drawn.tolist()
+    [False, False, False, True, True, False, True]
+    >>> whole.prompt_tokens, whole.drawn_tokens, whole.turns, whole.versions, len(whole.log_probs)
+    (3, 3, 2, [1, 2], 3)
+    """
+
+    tokens: np.ndarray
+    spans: tuple[Span, ...]
+    log_probs: np.ndarray
+    stop_reason: FinishReason | None = None
+
+    @classmethod
+    def of_prompt(cls, tokens: np.ndarray) -> Trajectory:
+        """A prompt, without a response yet."""
+        import numpy as np
+
+        return cls(tokens, (Span("prompt", 0, len(tokens)),), np.zeros(0, np.float32))
+
+    @classmethod
+    def single(
+        cls,
+        prompt: np.ndarray,
+        response: np.ndarray,
+        log_probs: np.ndarray,
+        *,
+        version: int = 0,
+        stop_reason: FinishReason | None = "stop",
+    ) -> Trajectory:
+        """A prompt and one response. log_probs: `[len(response)]`."""
+        return cls.of_prompt(prompt).extended("policy", response, log_probs, version, stop_reason)
+
+    def extended(
+        self,
+        speaker: Speaker,
+        tokens: np.ndarray,
+        log_probs: np.ndarray | None = None,
+        version: int | None = None,
+        stop_reason: FinishReason | None = None,
+    ) -> Trajectory:
+        """This trajectory and the tokens that follow. log_probs, version: given for the policy's tokens alone. A
+        response that is continued with other weights has a span for each version."""
+        import numpy as np
+
+        drawn = 0 if log_probs is None else len(log_probs)
+        assert drawn == (len(tokens) if speaker == "policy" else 0), "a log-prob for each drawn token, and for no other"
+        last, end = self.spans[-1], len(self.tokens) + len(tokens)
+        spans = (*self.spans, Span(speaker, len(self.tokens), end, version))
+        if speaker == last.speaker == "policy" and (version == last.version or not len(tokens)):
+            spans = (*self.spans[:-1], replace(last, end=end))
+        return Trajectory(
+            np.concatenate([self.tokens, tokens]),
+            spans,
+            self.log_probs if log_probs is None else np.concatenate([self.log_probs, log_probs]),
+            stop_reason,
+        )
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """Which tokens the policy drew: bool `[T]`."""
+        import numpy as np
+
+        mask: np.ndarray = np.zeros(len(self.tokens), bool)
+        for span in self._drawn_spans:
+            mask[span.start : span.end] = True
+        return mask
+
+    @property
+    def drawn_ids(self) -> np.ndarray:
+        """The tokens that the policy drew: int32 `[D]`."""
+        drawn: np.ndarray = self.tokens[self.drawn]
+        return drawn
+
+    def dated(self, version: int) -> Trajectory:
+        """The same with this version where a drawn span has none (in partial rollouts of older checkpoints)."""
+        if None not in self.versions:
+            return self
+        return replace(
+            self, spans=tuple(replace(s, version=version) if s.speaker == "policy" else s for s in self.spans)
+        )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of tokens before the first drawn span: those that all samples of a group share."""
+        return next((span.start for span in self._drawn_spans), len(self.tokens))
+
+    @property
+    def drawn_tokens(self) -> int:
+        return len(self.log_probs)
+
+    @property
+    def turns(self) -> int:
+        """How often the policy spoke. A continued response is one turn."""
+        before = (None, *(span.speaker for span in self.spans[:-1]))
+        return sum(span.speaker == "policy" != speaker for span, speaker in zip(self.spans, before, strict=True))
+
+    @property
+    def versions(self) -> list[int | None]:
+        """The version of each drawn span, in their order."""
+        return [span.version for span in self._drawn_spans]
+
+    @property
+    def _drawn_spans(self) -> list[Span]:
+        return [span for span in self.spans if span.speaker == "policy"]
