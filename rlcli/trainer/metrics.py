@@ -105,6 +105,19 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
         "response_tokens/max": float(lengths.max()),
         "response_tokens/truncated": float(samples.truncated.mean()),
         "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
+        **({"rollout/several_versions": float((samples.newer_by > 0).mean())} if samples.newer_by.any() else {}),
+        **_turn_metrics(samples),
+    }
+
+
+def _turn_metrics(samples: Samples) -> dict[str, float]:
+    """Of trajectories with more than one response."""
+    if (samples.turns <= 1).all() and not samples.context_tokens.any():
+        return {}
+    return {
+        "turns/mean": float(samples.turns.mean()),
+        "turns/max": float(samples.turns.max()),
+        "context_tokens/mean": float(samples.context_tokens.mean()),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,9 +11,8 @@ from typing import Any, Protocol
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutReport, sample_seed
-from rlcli.data.samples import LogProbSummary
 from rlcli.data.shard import SampleShard, ShardBuilder
-from rlcli.data.signature import signature, tokens_digest
+from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
@@ -22,7 +20,7 @@ from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine
 from rlcli.scoring.service.client import Scored
 from rlcli.types import Prompt, Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
-from rlcli.workers.roles.sample_writer import UNVERIFIED, PendingSample, Saver, awaited
+from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending, sent
 from rlcli.workers.roles.work_queue import Counters, Queue, WorkGrant, WorkQueue, counters
 
 EXCHANGE_STEPS = 8
@@ -136,7 +134,7 @@ class RolloutRole:
         tokens = trajectory.drawn_ids
         return self.scorer.submit(
             task.source,
-            _sent(trajectory),
+            sent(trajectory),
             int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
             finish_reason=trajectory.stop_reason or "",
             thinking=self.thinking,
@@ -170,7 +168,7 @@ class _Round:
         self._verdicts[task.prompt] = []
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             seed = self._seed(task, sample)
-            begun = _started(task, sample).tokens[len(task.tokens) :] if sample in task.begun else None
+            begun = started(task, sample).tokens[len(task.tokens) :] if sample in task.begun else None
             request = GenerationRequest(len(self._asked), task.tokens, seed, greedy=sample == GREEDY, begun=begun)
             self._asked.append((task, sample))
             self.role.engine.add(request)
@@ -193,7 +191,8 @@ class _Round:
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
                 self._unrewarded.add(task.prompt)
         else:
-            self._pending.append(self._waiting(task, sample, whole, scored))
+            row, seed = self._builder.add(whole) if self.call.keep_tokens else None, self._seed(task, sample)
+            self._pending.append(pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed))
             self._saver.wait_for(self._pending[-1])
         self._verdicts[task.prompt].append(scored)
         self._missing[task.prompt] -= 1
@@ -202,31 +201,9 @@ class _Round:
 
     def _continued(self, task: PromptTask, sample: int, generation: Generation) -> Trajectory:
         """The trajectory so far and what was just generated: each token has the log-prob of the policy that drew it."""
-        return _started(task, sample).extended(
+        return started(task, sample).extended(
             "policy", generation.tokens, generation.log_probs, self.role.version, generation.finish_reason
         )
-
-    def _waiting(self, task: PromptTask, sample: int, whole: Trajectory, scored: Future[Scored]) -> PendingSample:
-        """Without the tokens: an evaluation generates more of them than fit in a worker's memory."""
-        assert whole.stop_reason is not None, "the response is not finished"
-        keep, versions = self.call.keep_tokens, [version for version in whole.versions if version is not None]
-        row = Sample(
-            prompt=task.prompt,
-            sample=sample,
-            shard=self.role.rank,
-            row=self._builder.add(whole) if keep else 0,
-            prompt_tokens=whole.prompt_tokens,
-            drawn_tokens=whole.drawn_tokens,
-            stop_reason=whole.stop_reason,
-            verdict=UNVERIFIED,
-            version=min(versions),
-            seed=self._seed(task, sample),
-            context_tokens=len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens,
-            turns=whole.turns,
-            newer_by=max(versions) - min(versions),
-        )
-        digest, summary = tokens_digest(whole) if keep else 0, LogProbSummary.of(whole.log_probs)
-        return PendingSample(task.source, row, scored, summary, digest, zlib.crc32(_sent(whole)))
 
     def break_off(self, generations: Sequence[Generation]) -> None:
         """Keep the tokens so far of the responses that the engine aborted."""
@@ -283,12 +260,7 @@ class _Round:
         return replace(item.sample, verdict=verdict, signature=signed)
 
 
-def _sent(trajectory: Trajectory) -> bytes:
-    """The drawn tokens in the form that the scoring service takes."""
-    return trajectory.drawn_ids.astype("int32").tobytes()
-
-
-def _started(task: PromptTask, sample: int) -> Trajectory:
+def started(task: PromptTask, sample: int) -> Trajectory:
     """What there is of a sample before the engine continues it: the prompt, or a response that was aborted."""
     if sample not in task.begun:
         return Trajectory.of_prompt(task.tokens)

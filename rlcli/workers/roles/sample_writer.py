@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any, Literal
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import TruncatedRule, exclusion
+from rlcli.data.messages import PromptTask
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
+from rlcli.data.signature import tokens_digest
+from rlcli.data.trajectories import Trajectory
 from rlcli.scoring.service.client import Scored
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 
@@ -30,6 +34,38 @@ class PendingSample:
     log_probs: LogProbSummary | None
     digest: int
     checksum: int
+
+
+def sent(trajectory: Trajectory) -> bytes:
+    """The drawn tokens in the form that the scoring service takes."""
+    return trajectory.drawn_ids.astype("int32").tobytes()
+
+
+def pending(
+    task: PromptTask, sample: int, whole: Trajectory, scored: Future[Scored], *, shard: int, row: int | None, seed: int
+) -> PendingSample:
+    """Without the tokens: an evaluation generates more of them than fit in a worker's memory. row: of the shard; None:
+    the tokens are not kept."""
+    assert whole.stop_reason is not None, "the response is not finished"
+    versions = [version for version in whole.versions if version is not None]
+    unverified = Sample(
+        prompt=task.prompt,
+        sample=sample,
+        shard=shard,
+        row=row or 0,
+        prompt_tokens=whole.prompt_tokens,
+        drawn_tokens=whole.drawn_tokens,
+        stop_reason=whole.stop_reason,
+        verdict=UNVERIFIED,
+        version=min(versions),
+        seed=seed,
+        context_tokens=len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens,
+        turns=whole.turns,
+        newer_by=max(versions) - min(versions),
+    )
+    digest = 0 if row is None else tokens_digest(whole)
+    summary = LogProbSummary.of(whole.log_probs)
+    return PendingSample(task.source, unverified, scored, summary, digest, zlib.crc32(sent(whole)))
 
 
 def awaited(scored: Future[Scored]) -> Scored:

@@ -157,6 +157,13 @@ def test_a_checkpoint_keeps_what_was_generated_ahead_to_the_bit() -> None:
         assert getattr(found, number) == getattr(made, number)
     assert list(found.samples) == list(made.samples)
 
+    columns = (plain or {})["samples"]
+    for name in ("seed", "signature", "context_tokens", "turns", "newer_by"):  # checkpoints once lacked them
+        del columns[name]
+    columns["response_tokens"] = columns.pop("drawn_tokens")
+    after.restore(plain, ["read", "back"])
+    assert list(after.take(5).samples) == list(made.samples)
+
 
 def assert_same(found: Any, made: Any) -> None:
     if isinstance(made, dict):
