@@ -41,14 +41,20 @@ def no_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.get", get)
 
 
-def collected() -> Collected:
+def collected(context: int = 0) -> Collected:
+    """context: tokens of an environment after the second and after the last token that the policy drew."""
     builder, samples = ShardBuilder(), []
     for index, (length, score) in enumerate(zip(LENGTHS, SCORES, strict=True)):
-        tokens = np.arange(length, dtype=np.int32) + 10 * index
-        whole = Trajectory.single(np.array([1, 2], np.int32), tokens, -np.ones(length, np.float32))
-        row = builder.add(whole)
-        verdict = Verdict(score, Outcome.OK if score else Outcome.WRONG)
-        samples.append(Sample(index // 2, index % 2, 0, row, 2, length, "stop", verdict, 1))
+        tokens, log_probs = np.arange(length, dtype=np.int32) + 10 * index, -np.ones(length, np.float32)
+        whole = Trajectory.single(np.array([1, 2], np.int32), tokens[:2], log_probs[:2])
+        if context:
+            whole = whole.extended("environment", np.full(context, 9, np.int32))
+        whole = whole.extended("policy", tokens[2:], log_probs[2:], 1, "stop")
+        if context:
+            whole = whole.extended("environment", np.full(context, 8, np.int32))
+        verdict, turns = Verdict(score, Outcome.OK if score else Outcome.WRONG), 2 if context else 1
+        more = {"context_tokens": 2 * context, "turns": turns}
+        samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), 2, length, "stop", verdict, 1, **more))
     return Collected(Samples.of(samples), [builder.build()], 0.0, 0.0)
 
 
@@ -111,20 +117,20 @@ def worked_out(world: int, name: str, of: Collected | None = None, **changes: An
     return {sample: values for rank in found for sample, values in rank.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("advantages", {}),
-        ("advantages", {"advantage": "rloo", "kl_in": "reward", "kl_coef": 0.5}),
-        ("advantages", {"advantage": "gae", "kl_in": "reward", "kl_coef": 0.5, "lam": 0.9}),
-        ("returns", {"advantage": "gae", "gamma": 0.9, "lam": 0.9}),
-        ("returns", {"advantage": "vapo"}),
-        ("advantages", {"advantage": "reinforce_pp", "select": "best_worst"}),
-        ("advantages", {"advantage": "prime"}),
-        ("selected", {"loss": "kl_cov", "options": {"cov_share": 0.2}, "minibatches": 2}),
-        ("selected", {"loss": "clip_cov", "options": {"cov_share": 0.2, "cov_low": -5.0}, "minibatches": 2}),
-    ],
-)
+FILLED_IN: list[tuple[str, dict[str, Any]]] = [
+    ("advantages", {}),
+    ("advantages", {"advantage": "rloo", "kl_in": "reward", "kl_coef": 0.5}),
+    ("advantages", {"advantage": "gae", "kl_in": "reward", "kl_coef": 0.5, "lam": 0.9}),
+    ("returns", {"advantage": "gae", "gamma": 0.9, "lam": 0.9}),
+    ("returns", {"advantage": "vapo"}),
+    ("advantages", {"advantage": "reinforce_pp", "select": "best_worst"}),
+    ("advantages", {"advantage": "prime"}),
+    ("selected", {"loss": "kl_cov", "options": {"cov_share": 0.2}, "minibatches": 2}),
+    ("selected", {"loss": "clip_cov", "options": {"cov_share": 0.2, "cov_low": -5.0}, "minibatches": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), FILLED_IN)
 def test_what_is_worked_out_of_a_batch_is_the_same_on_any_number_of_ranks(name: str, changes: dict[str, Any]) -> None:
     alone = worked_out(1, name, **changes)
     assert any(value for values in alone.values() for value in values)
@@ -133,6 +139,17 @@ def test_what_is_worked_out_of_a_batch_is_the_same_on_any_number_of_ranks(name: 
         assert parted.keys() == alone.keys()
         for sample, values in alone.items():
             assert parted[sample] == pytest.approx(values, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize(("name", "changes"), FILLED_IN)
+def test_tokens_that_the_policy_did_not_draw_change_nothing(name: str, changes: dict[str, Any]) -> None:
+    """In value and advantage the next drawn token follows the last one before the environment's."""
+    alone = worked_out(1, name, **changes)
+    for world in (1, 2):
+        among = worked_out(world, name, collected(context=3), **changes)
+        assert among.keys() == alone.keys()
+        for sample, values in alone.items():
+            assert among[sample] == pytest.approx(values, rel=1e-6, abs=1e-7)
 
 
 def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
