@@ -32,12 +32,6 @@ from rlcli.sandbox import backend_name, open_sandbox
 GIB = 1 << 30
 VLLM_RANGE = ((0, 24), (0, 33))
 """The first release that works and the first that is untested."""
-TRACKERS = {
-    **{"wandb": ("wandb",), "tensorboard": ("tensorboard",), "mlflow": ("mlflow", "mlflow-skinny")},
-    **{"swanlab": ("swanlab",), "trackio": ("trackio",)},
-}
-"""The packages of each tracker; one of them is enough."""
-
 _running: set[int] = set()
 """Ids of the running processes."""
 
@@ -198,7 +192,12 @@ def check_sandbox() -> Finding:
 
 def check_trackers() -> Finding:
     """Which trackers are installed. None is needed: every run writes metrics.jsonl."""
-    found = {name: _installed(packages) for name, packages in TRACKERS.items()}
+    published = {entry.name: entry.dist for entry in metadata.entry_points(group="rlcli.trackers")}
+    found = {
+        # A plugin's own package; for a tracker of rlcli the library (MLflow's has a smaller variant).
+        name: f"({dist.name} {dist.version})" if dist and dist.name != "rlcli" else _installed((name, f"{name}-skinny"))
+        for name, dist in sorted(published.items())
+    }
     shown = ", ".join(f"{name} {version}" for name, version in found.items() if version) or "none"
     absent = ", ".join(name for name, version in found.items() if not version)
     return Finding("trackers", Status.PASS, shown + (f"; pip install 'rlcli[NAME]' adds {absent}" if absent else ""))

@@ -386,8 +386,9 @@ class Evaluation(Section):
 
 
 class Tracking(Section):
-    trackers: tuple[Literal["wandb", "tensorboard", "mlflow", "swanlab", "trackio"], ...] = Field(
-        default=(), description="Trackers in addition to metrics.jsonl."
+    trackers: tuple[str, ...] = Field(
+        default=(),
+        description="Trackers in addition to metrics.jsonl: wandb, tensorboard, mlflow, swanlab, trackio, or a plugin.",
     )
     project: str = Field(default="rlcli", description="Project name in the tracker.")
     save_samples: bool = Field(default=True, description="Write every step's samples to parquet in the run folder.")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rlcli.errors import SetupError
+from rlcli.errors import ConfigError
+from rlcli.registry import Registry
 from rlcli.runs.folder import TRACKERS, RunFolder, write_json
 from rlcli.runs.records import amend
 from rlcli.tracking.process import TrackerProcess
+from rlcli.tracking.tracker import Tracker
 
-MODULES = {name: f"rlcli.tracking.{name}" for name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")}
-"""The module of each tracker; its `start` takes a TrackedRun and returns a Tracker."""
+REGISTRY: Registry[type[Tracker]] = Registry("tracker", "rlcli.trackers")
 FINISH_S = 60.0
 """Seconds that all trackers together have to send the rest when the run ends."""
 FAILED_S = 10.0
@@ -56,7 +55,7 @@ class Trackers:
         until = time.monotonic() + (FAILED_S if failed else FINISH_S)
         for process in self._processes:
             process.join(until)
-        self._tell()
+        self._report()
         self._processes.clear()
 
     def __enter__(self) -> Trackers:
@@ -70,9 +69,9 @@ class Trackers:
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
         for process in self._processes:
             process.log(step, metrics)
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for process in self._processes:
             for note in process.notes():
                 self._warn(note)
@@ -89,8 +88,8 @@ def open_trackers(
     """Start the trackers called `names` for the run in `folder`, without waiting for them.
 
     project: the project's name in the tracker. config: the run's resolved configuration, nested. resumed_at: for a
-    resumed run, the last step that is kept (-1: none); a tracker continues the run that it knows. Raises `SetupError`
-    if `check_trackers` does; other failures are reported through `warn`.
+    resumed run, the last step that is kept (-1: none); a tracker continues the run that it knows. Raises what
+    `check_trackers` raises; other failures are reported through `warn`.
     """
     check_trackers(names)
     ids = _Ids(folder.path / TRACKERS)
@@ -98,7 +97,7 @@ def open_trackers(
     processes = [
         TrackerProcess(
             name,
-            MODULES[name],
+            REGISTRY.target(name),
             facts | {"id": ids.get(name)},
             folder.logs / f"tracker-{name}.log",
             partial(ids.put, name),
@@ -109,38 +108,14 @@ def open_trackers(
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise `SetupError` if a tracker's package or its API key is missing."""
+    """Raise `ConfigError` for a name that no package publishes, `SetupError` if a tracker's package or its API key is
+    missing."""
     for name in names:
-        spec = find_spec(name)
-        if spec is None or spec.origin is None:  # a folder `wandb` in the working directory is not a package
-            raise SetupError(
-                f"tracking.trackers names {name}, which is not installed",
-                f"pip install 'rlcli[{name}]', or leave it out",
+        if name not in REGISTRY.names():
+            raise ConfigError(
+                f"tracking.trackers = {name}: no tracker has that name", f"known: {', '.join(REGISTRY.names())}"
             )
-        if name in KEYS and not KEYS[name]():
-            variable = f"{name.upper()}_MODE"
-            raise SetupError(f"{name} has no API key", f"run `{name} login`, or set {variable}=offline")
-
-
-def _wandb_has_key() -> bool:
-    """Whether wandb has a key, or needs none."""
-    if os.environ.get("WANDB_MODE", "online") != "online":
-        return True
-    import wandb
-
-    return bool(wandb.login(prompt=False, verify=False))
-
-
-def _swanlab_has_key() -> bool:
-    """The same for swanlab."""
-    if os.environ.get("SWANLAB_MODE", "online") != "online":
-        return True
-    import swanlab
-
-    return bool(swanlab.Settings().api_key)
-
-
-KEYS: Mapping[str, Callable[[], bool]] = {"wandb": _wandb_has_key, "swanlab": _swanlab_has_key}
+        REGISTRY.get(name).check()
 
 
 class _Ids:

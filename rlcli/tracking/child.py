@@ -1,4 +1,4 @@
-"""The process of one tracker: python -m rlcli.tracking.child MODULE.
+"""The process of one tracker: python -m rlcli.tracking.child MODULE:CLASS.
 
 It reads requests as JSON lines from standard input and answers each with one line: {} or {"id": …}, or {"error": …}.
 What the tracker's library prints goes to standard error, which is a file in the run's logs.
@@ -6,12 +6,12 @@ What the tracker's library prints goes to standard error, which is a file in the
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import sys
 import traceback
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,28 +23,28 @@ CLOSE_S = 90
 waits for it, so that the run reports a timeout."""
 
 
-def main(module: str) -> None:
+def main(target: str) -> None:
     requests, replies = _private_pipes()
     redact_output()
     # Ctrl-C and SIGTERM are for the run; this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    desk = _Desk(module)
+    server = _Server(target)
     for line in requests:
-        reply = desk.answer(json.loads(line))
+        reply = server.answer(json.loads(line))
         try:
             print(json.dumps(reply), file=replies, flush=True)
         except BrokenPipeError:
             break
-    if not desk.closed:  # the run was killed
-        desk.answer({"close": {"failed": True}})
+    if not server.closed:  # the run was killed
+        server.answer({"close": {"failed": True}})
 
 
-class _Desk:
+class _Server:
     """Holds the tracker and answers the requests to it."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, target: str) -> None:
+        self._target = target
         self._tracker: Tracker | None = None
         self.closed = False
 
@@ -61,10 +61,9 @@ class _Desk:
             return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
 
     def _start(self, folder: str, **facts: Any) -> dict[str, str]:
-        module = importlib.import_module(self._module)
-        tracker: Tracker = module.start(TrackedRun(Path(folder), **facts))
-        self._tracker = tracker
-        return {"id": tracker.id}
+        kind: type[Tracker] = EntryPoint("tracker", self._target, "rlcli.trackers").load()
+        self._tracker = kind(TrackedRun(Path(folder), **facts))
+        return {"id": self._tracker.id}
 
     def _log(self, step: int, metrics: dict[str, float]) -> dict[str, str]:
         assert self._tracker is not None

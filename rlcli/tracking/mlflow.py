@@ -8,11 +8,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcli.tracking.tracker import TrackedRun
+from rlcli.tracking.tracker import TrackedRun, Tracker, require
 
 
-class _MLflow:
+class MLflow(Tracker):
     """Uses only the client: MLflow's active run is not needed here, and would monitor the process."""
+
+    @classmethod
+    def check(cls) -> None:
+        require("mlflow")
 
     def __init__(self, run: TrackedRun) -> None:
         from mlflow import MlflowClient
@@ -67,6 +71,3 @@ def allowed(name: str) -> str:
     'eval/pass_1'
     """
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
-
-
-start = _MLflow

@@ -23,12 +23,12 @@ BEHIND = 256
 class TrackerProcess:
     """A tracker in a separate process. Only `join` ever waits.
 
-    name: the tracker's. module: where its `start` is. facts: the fields of its TrackedRun, as JSON values. log: the
+    name: the tracker's. target: `module:class`. facts: the fields of its TrackedRun, as JSON values. log: the
     file for its library's output; appended to. on_start: receives the run's id in the tracker, from a thread.
     """
 
     def __init__(
-        self, name: str, module: str, facts: Mapping[str, Any], log: Path, on_start: Callable[[str], None]
+        self, name: str, target: str, facts: Mapping[str, Any], log: Path, on_start: Callable[[str], None]
     ) -> None:
         self.name = name
         self._log = log
@@ -37,20 +37,21 @@ class TrackerProcess:
         self._notes: deque[str] = deque()
         self._process: subprocess.Popen[str] | None = None
         self._off = False
-        self._complained = False
-        self._lacking = 0
+        self._complained = self._behind = False
+        self._given = self._stored = 0
         self._requests.put({"start": facts})
-        self._thread = threading.Thread(target=self._serve, args=(module,), name=f"tracker-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(target,), name=f"tracker-{name}", daemon=True)
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._off:
             return
+        self._given += 1
         waiting = self._requests.qsize()
         if waiting >= BEHIND:
-            self._lacking += 1
-            if self._lacking == 1:
+            if not self._behind:
                 self._notes.append(f"{self.name} is {waiting} steps behind; from step {step} on it lacks some")
+            self._behind = True
         else:
             self._requests.put({"log": {"step": step, "metrics": dict(metrics)}})
 
@@ -62,13 +63,16 @@ class TrackerProcess:
         """Wait until it has finished, or else kill it at the time `until` (of time.monotonic)."""
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
-            lacking = self._lacking + self._requests.qsize()
             self._off = True
-            self._notes.append(f"{self.name} did not finish in time and was killed; it may lack {lacking} steps")
+            self._notes.append(f"{self.name} did not finish in time and was killed; it may lack {self._lacking} steps")
             self._kill()
             self._thread.join(5)
-        elif self._lacking:
+        elif self._lacking and not self._off:
             self._notes.append(f"{self.name} lacks {self._lacking} steps; metrics.jsonl has them all")
+
+    @property
+    def _lacking(self) -> int:
+        return self._given - self._stored
 
     def notes(self) -> list[str]:
         """The notes since the last call."""
@@ -77,9 +81,9 @@ class TrackerProcess:
             taken.append(self._notes.popleft())
         return taken
 
-    def _serve(self, module: str) -> None:
+    def _serve(self, target: str) -> None:
         try:
-            self._open(module)
+            self._open(target)
             while not self._off:
                 request = self._requests.get()
                 self._note_reply(request, self._ask(request))
@@ -90,9 +94,9 @@ class TrackerProcess:
         finally:
             self._kill()
 
-    def _open(self, module: str) -> None:
+    def _open(self, target: str) -> None:
         # -P: files in the working directory must not shadow a library.
-        command = [sys.executable, "-P", "-m", "rlcli.tracking.child", module]
+        command = [sys.executable, "-P", "-m", "rlcli.tracking.child", target]
         with self._log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 command,
@@ -128,10 +132,11 @@ class TrackerProcess:
         elif "error" in reply and "start" in request:
             self._turn_off(f"for this run: {reply['error']}")
         elif "error" in reply:
-            self._lacking += "log" in request
             if not self._complained:
                 self._notes.append(f"{self.name} failed at {_what(request)}: {reply['error']}")
             self._complained = True
+        elif "log" in request:
+            self._stored += 1
         elif "start" in request:
             self._on_start(reply["id"])
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from rlcli.tracking.tracker import TrackedRun
+from rlcli.tracking.tracker import TrackedRun, Tracker, require, require_key
 
 
-class _SwanLab:
+class SwanLab(Tracker):
     """Resuming needs the server: in offline and local mode a resumed run gets a second folder with the same id."""
+
+    @classmethod
+    def check(cls) -> None:
+        require("swanlab")
+        if os.environ.get("SWANLAB_MODE", "online") == "online":
+            import swanlab
+
+            require_key("swanlab", bool(swanlab.Settings().api_key))
 
     def __init__(self, run: TrackedRun) -> None:
         import swanlab
@@ -28,6 +36,3 @@ class _SwanLab:
 
     def close(self, failed: bool) -> None:
         self._run.finish(*(("crashed", "the run failed") if failed else ()))
-
-
-start = _SwanLab

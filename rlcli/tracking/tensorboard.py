@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rlcli.tracking.tracker import TrackedRun
+from rlcli.tracking.tracker import TrackedRun, Tracker, require
 
 
-class _TensorBoard:
+class TensorBoard(Tracker):
     """Uses TensorBoard's own writer: torch's would import torch needlessly."""
 
-    id = ""
+    @classmethod
+    def check(cls) -> None:
+        require("tensorboard")
 
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -33,6 +35,3 @@ class _TensorBoard:
 
     def close(self, failed: bool) -> None:
         self._writer.close()
-
-
-start = _TensorBoard

@@ -1,11 +1,14 @@
-"""The tracker protocol."""
+"""The tracker protocol, which plugins implement too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+
+from rlcli.errors import SetupError
 
 
 @dataclass(frozen=True)
@@ -30,26 +33,50 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Receives each step's metrics. It runs in a separate process, so it may raise, print, block or die, and the run
-    continues. A module with a function `start` makes one:
+    """Receives each step's metrics. It is made and called in a separate process, so it may raise, print, block or die,
+    and the run continues. A class that the entry-point group `rlcli.trackers` names:
 
-        class Printer:
-            id = ""
+        class Printer(Tracker):
+            def __init__(self, run: TrackedRun) -> None:
+                print(run.name)
 
             def log(self, step: int, metrics: Mapping[str, float]) -> None:
                 print(step, metrics)
 
             def close(self, failed: bool) -> None: ...
 
-        def start(run: TrackedRun) -> Tracker:
-            return Printer()
+    Its module imports its library within the methods: a run that uses another tracker may lack it.
+
+    id: the run's id in the tracker, for resuming after an interruption; empty if it needs none.
     """
 
-    @property
-    def id(self) -> str:
-        """The run's id in the tracker, for resuming after an interruption; empty if it needs none."""
+    id: str = ""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def __init__(self, run: TrackedRun) -> None: ...
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise `SetupError` if the tracker cannot be used here: its package or its API key is missing. Called in the
+        run's process, before anything starts."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """steps ascend, but for those that a resumed run repeats; metrics may be NaN or infinite."""
 
     def close(self, failed: bool) -> None:
         """Send the rest. failed: the run failed."""
+
+
+def require(package: str) -> None:
+    """Raise `SetupError` if `package` is missing, which the extra of rlcli with its name adds."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a folder `wandb` in the working directory is not a package
+        raise SetupError(
+            f"tracking.trackers names {package}, which is not installed",
+            f"pip install 'rlcli[{package}]', or leave it out",
+        )
+
+
+def require_key(package: str, has_key: bool) -> None:
+    """Raise `SetupError` unless `package`, which sends to a server, has an API key."""
+    if not has_key:
+        raise SetupError(f"{package} has no API key", f"run `{package} login`, or set {package.upper()}_MODE=offline")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from rlcli.tracking.tracker import TrackedRun
+from rlcli.tracking.tracker import TrackedRun, Tracker, require
 
 
-class _Trackio:
+class Trackio(Tracker):
     """Resumes by project and name."""
+
+    @classmethod
+    def check(cls) -> None:
+        require("trackio")
 
     def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(run.folder / "trackio"))  # read when it is imported
@@ -29,6 +33,3 @@ class _Trackio:
 
     def close(self, failed: bool) -> None:
         self._run.finish()
-
-
-start = _Trackio

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
-from rlcli.tracking.tracker import TrackedRun
+from rlcli.tracking.tracker import TrackedRun, Tracker, require, require_key
 
 
-class _Wandb:
+class Wandb(Tracker):
     """A resumed run keeps the first values of a repeated step: wandb takes steps in ascending order only."""
+
+    @classmethod
+    def check(cls) -> None:
+        require("wandb")
+        if os.environ.get("WANDB_MODE", "online") == "online":
+            import wandb
+
+            require_key("wandb", bool(wandb.login(prompt=False, verify=False)))
 
     def __init__(self, run: TrackedRun) -> None:
         import wandb
@@ -29,6 +38,3 @@ class _Wandb:
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
-
-
-start = _Wandb

@@ -304,7 +304,7 @@ def test_trackers_are_listed_by_what_is_installed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor.metadata, "version", version)
     found = doctor.check_trackers()
     assert found.status is Status.PASS
-    assert found.detail == "tensorboard 3.1, mlflow 3.1; pip install 'rlcli[NAME]' adds wandb, swanlab, trackio"
+    assert found.detail == "mlflow 3.1, tensorboard 3.1; pip install 'rlcli[NAME]' adds swanlab, trackio, wandb"
 
 
 def test_disk_space_is_taken_where_the_folder_will_be(tmp_path: Path) -> None:

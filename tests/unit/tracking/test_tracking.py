@@ -21,13 +21,16 @@ from typing import Any
 import pytest
 
 from rlcli import tracking
-from rlcli.errors import RunFailed, SetupError
+from rlcli.doctor import check_trackers
+from rlcli.errors import ConfigError, RlcliError, RunFailed, SetupError
+from rlcli.registry import Registry
 from rlcli.runs.folder import RunFolder
-from rlcli.tracking import MODULES, open_trackers, process
+from rlcli.tracking import open_trackers, process
+from rlcli.tracking import tracker as tracker_module
 from rlcli.tracking.mlflow import flat
+from tests.tracker_conformance import STEPS, conforms, log_steps
 
 CONFIG = {"train": {"lr": 1e-6, "steps": 2}, "tracking": {"trackers": ["x"]}}
-STEPS = [(1, {"reward/mean": 0.5, "eval/pass@1": 0.25}), (2, {"reward/mean": 0.75, "eval/pass@1": math.nan})]
 
 
 @pytest.fixture
@@ -49,27 +52,6 @@ def metrics_lines(folder: RunFolder) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def run(
-    name: str,
-    folder: RunFolder,
-    steps: list[tuple[int, dict[str, float]]],
-    resumed_at: int | None = None,
-    failed: bool = False,
-) -> None:
-    """Log `steps` to one tracker and see that nothing was told of it."""
-    told: list[str] = []
-    trackers = open_trackers([name], folder, "arith", CONFIG, told.append, resumed_at)
-    for step, metrics in steps:
-        trackers.log(step, metrics)
-    trackers.close(failed)
-    assert told == [], (folder.logs / f"tracker-{name}.log").read_text()
-
-
-def ids(folder: RunFolder) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder.path / "trackers.json").read_text())
-    return found
-
-
 def test_metrics_are_always_in_the_run_folder(folder: RunFolder, warnings: list[str]) -> None:
     trackers = open_trackers([], folder, "rlcli", CONFIG, warnings.append)
     trackers.log(1, {"reward/mean": 0.5})
@@ -87,11 +69,11 @@ def test_tensorboard_reads_back_the_log_and_a_resume_replaces_steps(folder: RunF
         events.Reload()
         return [(event.step, event.value) for event in events.Scalars("reward/mean")]
 
-    run("tensorboard", folder, [*STEPS, (3, {"reward/mean": math.inf})])
+    log_steps("tensorboard", folder, CONFIG, [*STEPS, (3, {"reward/mean": math.inf})])
     assert rewards() == [(1, 0.5), (2, 0.75), (3, math.inf)]
-    run("tensorboard", folder, [(2, {"reward/mean": 0.875}), (3, {"reward/mean": 1.0})], resumed_at=1)
+    log_steps("tensorboard", folder, CONFIG, [(2, {"reward/mean": 0.875}), (3, {"reward/mean": 1.0})], resumed_at=1)
     assert rewards() == [(1, 0.5), (2, 0.875), (3, 1.0)]
-    run("tensorboard", folder, [(0, {"reward/mean": 0.125})], resumed_at=-1)
+    log_steps("tensorboard", folder, CONFIG, [(0, {"reward/mean": 0.125})], resumed_at=-1)
     assert rewards() == [(0, 0.125)]
 
 
@@ -135,11 +117,8 @@ def test_wandb_offline_stores_the_run_in_its_folder_and_resumes_its_id(
     needs("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    run("wandb", folder, STEPS)
+    first = conforms("wandb", folder, CONFIG)
     assert capfd.readouterr() == ("", "")
-    first = ids(folder)["wandb"]
-    run("wandb", folder, [(3, {"reward/mean": 1.0})], resumed_at=2)
-    assert ids(folder) == {"wandb": first}
     before, after = wandb_runs(folder)
     assert before[:2] == after[:2] == ("arith", first)
     assert {"train", "tracking"} <= before[2]
@@ -186,10 +165,7 @@ def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
     needs("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr(tracking, "FAILED_S", 60.0)
-    run("mlflow", folder, STEPS)
-    first = ids(folder)["mlflow"]
-    run("mlflow", folder, [(3, {"reward/mean": 1.0})], resumed_at=2, failed=True)
-    assert ids(folder)["mlflow"] == first
+    first = conforms("mlflow", folder, CONFIG, failed=True)
     with sqlite3.connect(folder.path / "mlflow" / "mlflow.db") as stored:
         assert stored.execute("select run_uuid, name, status from runs").fetchall() == [(first, "grpo-1", "FAILED")]
         assert ("arith",) in stored.execute("select name from experiments").fetchall()
@@ -207,12 +183,10 @@ def test_swanlab_local_stores_the_run_in_its_folder_and_resumes_its_id(
 ) -> None:
     needs("swanlab")
     monkeypatch.setenv("SWANLAB_MODE", "local")
-    run("swanlab", folder, STEPS)
-    first = ids(folder)["swanlab"]
-    time.sleep(1.1)  # its folders are named by the second
-    run("swanlab", folder, [(3, {"reward/mean": 1.0})], resumed_at=2)
+    first = conforms(
+        "swanlab", folder, CONFIG, before_resume=lambda: time.sleep(1.1)
+    )  # folders are named by the second
     assert capfd.readouterr() == ("", "")
-    assert ids(folder)["swanlab"] == first
     stored = []
     for place in sorted((folder.path / "swanlab").glob(f"run-*-{first}")):
         assert re.search(r"lr: 1.0e-06", (place / "files" / "config.yaml").read_text())
@@ -226,8 +200,7 @@ def test_trackio_keeps_one_run_over_a_resume_in_its_database(
 ) -> None:
     needs("trackio")
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
-    run("trackio", folder, STEPS)
-    run("trackio", folder, [(3, {"reward/mean": 1.0})], resumed_at=2)
+    conforms("trackio", folder, CONFIG)
     with sqlite3.connect(folder.path / "trackio" / "arith.db") as stored:
         rows = stored.execute("select run_id, run_name, step, metrics from metrics order by step").fetchall()
         ((config,),) = stored.execute("select config from configs").fetchall()
@@ -255,12 +228,24 @@ def test_a_tracker_without_its_key_is_refused_before_it_could_ask_for_one(
         open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
 
 
-@pytest.mark.parametrize("name", MODULES)
+SHIPPED = ("mlflow", "swanlab", "tensorboard", "trackio", "wandb")
+
+
+def test_the_shipped_trackers_are_found() -> None:
+    assert set(SHIPPED) <= set(tracking.REGISTRY.names())
+
+
+def test_an_unknown_tracker_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"trackers = wanbd: no .*; known: mlflow, swanlab, .*wandb"):
+        tracking.check_trackers(["wanbd"])
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_a_missing_package_names_the_extra(
     name: str, folder: RunFolder, warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(tracking, "find_spec", lambda asked: None if asked == name else real(asked))
+    monkeypatch.setattr(tracker_module, "find_spec", lambda asked: None if asked == name else real(asked))
     with pytest.raises(SetupError, match=rf"{name}, which is not installed; pip install 'rlcli\[{name}\]'"):
         open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
 
@@ -271,7 +256,7 @@ def test_a_folder_of_that_name_is_no_package(
     (tmp_path / "plain").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SetupError, match="plain, which is not installed"):
-        tracking.check_trackers(["plain"])
+        tracker_module.require("plain")
 
 
 Made = Callable[..., str]
@@ -282,17 +267,19 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     """Makes a tracker whose methods have the given bodies, under a name that `open_trackers` takes."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")])))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(tracking, "REGISTRY", Registry("tracker", "rlcli.trackers"))
 
     def make(name: str, init: str = "pass", log: str = "pass", close: str = "pass") -> str:
         (tmp_path / f"{name}.py").write_text(
             "import os, sys, time, signal, pathlib\n"
-            "class start:\n"
+            "from rlcli.tracking.tracker import Tracker\n"
+            "class Made(Tracker):\n"
             "    id = 'an-id'\n"
             f"    def __init__(self, run): self.run = run; self.seen = []; {init}\n"
             f"    def log(self, step, metrics): self.seen.append(step); {log}\n"
             f"    def close(self, failed): {close}\n"
         )
-        monkeypatch.setitem(MODULES, name, name)
+        tracking.REGISTRY.add(name, f"{name}:Made")
         return name
 
     return make
@@ -376,7 +363,7 @@ def test_a_tracker_that_hangs_delays_no_step_and_is_killed_at_the_end(
     assert len(metrics_lines(folder)) == 100
     late, killed = warnings
     assert re.fullmatch(r"hanging is 5 steps behind; from step \d+ on it lacks some", late)
-    assert re.fullmatch(r"hanging did not finish in time and was killed; it may lack (9\d|99) steps", killed)
+    assert re.fullmatch(r"hanging did not finish in time and was killed; it may lack (99|100) steps", killed)
     with pytest.raises(ProcessLookupError):
         os.kill(int((folder.path / "pid").read_text()), 0)
 
@@ -386,7 +373,8 @@ def test_a_tracker_outlives_a_killed_run_only_to_store_what_it_has(tmp_path: Pat
     program = (
         "import os, signal, time; from pathlib import Path\n"
         "from rlcli.runs.folder import RunFolder; from rlcli import tracking\n"
-        f"tracking.MODULES[{name!r}] = {name!r}; folder = RunFolder.create(Path({str(tmp_path / 'run')!r}))\n"
+        f"tracking.REGISTRY.add({name!r}, {name + ':Made'!r})\n"
+        f"folder = RunFolder.create(Path({str(tmp_path / 'run')!r}))\n"
         f"trackers = tracking.open_trackers([{name!r}], folder, 'p', {{}}, print)\n"
         "for step in (1, 2): trackers.log(step, {})\n"
         "while not (folder.path / 'trackers.json').exists(): time.sleep(0.01)\n"
@@ -445,3 +433,26 @@ def test_a_full_disk_fails_the_run_naming_the_file_and_leaves_whole_lines(folder
     assert metrics_lines(folder) == [{"step": 1, "reward/mean": 0.5}]
     trackers.log(2, {"reward/mean": 0.75})
     assert len(metrics_lines(folder)) == 2
+
+
+def test_a_plugins_tracker_is_found_and_conforms(
+    folder: RunFolder, tracker: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pip leaves a package: a module, and metadata with an entry point."""
+    tracker("plugged", log="(self.run.folder / f'{step}').write_text(repr(metrics))")
+    monkeypatch.setattr(tracking, "REGISTRY", Registry("tracker", "rlcli.trackers"))
+    metadata = tmp_path / "rlcli_plugged-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: rlcli-plugged\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[rlcli.trackers]\nplugged = plugged:Made\n")
+    assert tracking.REGISTRY.origin("plugged") == "rlcli-plugged 1.0"
+    assert conforms("plugged", folder, CONFIG) == "an-id"
+    assert [(folder.path / str(step)).read_text() for step in (1, 3)] == [repr(STEPS[0][1]), "{'reward/mean': 1.0}"]
+    assert "plugged (rlcli-plugged 1.0)" in check_trackers().detail
+
+
+def test_a_plugin_that_does_not_import_is_refused_before_the_run(folder: RunFolder, tracker: Made) -> None:
+    name = tracker("broken")
+    (folder.path.parent / "broken.py").write_text("import a_module_that_nobody_has")
+    with pytest.raises(RlcliError, match=r"the tracker 'broken' .*a_module_that_nobody_has"):
+        tracking.check_trackers([name])
