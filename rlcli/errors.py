@@ -62,18 +62,18 @@ class RunFailed(RlcliError):
     """A run that had started and had to stop: a worker died, the canary failed. Exit code 1.
 
     retry: the cause is outside the run (a process was killed, a machine went down), so that resuming from the last
-    checkpoint may help.
+    checkpoint may help. who: what failed: `worker 3`, `the Ray head`, `the run`.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str = "", *, retry: bool = False) -> None:
+    def __init__(self, message: str, hint: str = "", *, retry: bool = False, who: str = "the run") -> None:
         super().__init__(message, hint)
-        self.retry = retry
+        self.retry, self.who = retry, who
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _run_failed, (self.message, self.hint, self.retry)
+        return _run_failed, (self.message, self.hint, self.retry, self.who)
 
 
-def _run_failed(message: str, hint: str, retry: bool) -> RunFailed:
-    return RunFailed(message, hint, retry=retry)
+def _run_failed(message: str, hint: str, retry: bool, who: str) -> RunFailed:
+    return RunFailed(message, hint, retry=retry, who=who)

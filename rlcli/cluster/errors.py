@@ -68,38 +68,40 @@ def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
     return RunFailed(
         f"worker {rank} ran out of memory in {method}: {said[0] if said else type(error).__name__}",
         helps(method),
+        who=f"worker {rank}",
     )
 
 
 def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kills: int) -> RunFailed:
     """The error for an actor that is gone. tail: the end of its log; oom_kills: how often the kernel of this machine
     has killed a process for lack of memory since the worker was started."""
-    text = str(death).strip()
+    text, who = str(death).strip(), f"worker {rank}"
     hint = helps(method)
     # Its log is more informative than Ray, unless the process ended before it wrote any.
     ending = f"; its log {log} ends: {tail}" if tail else f": {_of_ray(text)}"
     if getattr(death, "actor_init_failed", False):  # Its constructor raised, and would raise again.
-        return RunFailed(f"worker {rank} died in {method}{ending}")
+        return RunFailed(f"{who} died in {method}{ending}", who=who)
     if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
         return RunFailed(
-            f"worker {rank} was killed in {method}: its machine{_node(text)} ran out of memory{ending}",
+            f"{who} was killed in {method}: its machine{_node(text)} ran out of memory{ending}",
             hint,
             retry=True,
+            who=who,
         )
     if "node" in text.lower() and re.search(
         r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I
     ):
-        return RunFailed(f"worker {rank} died in {method}: its machine{_node(text)} is gone{ending}", retry=True)
+        return RunFailed(f"{who} died in {method}: its machine{_node(text)} is gone{ending}", retry=True, who=who)
     if oom_kills:
         return RunFailed(
-            f"worker {rank} was killed in {method}, and the kernel has killed a process on this machine for lack of "
+            f"{who} was killed in {method}, and the kernel has killed a process on this machine for lack of "
             f"memory{ending}",
             hint,
             retry=True,
+            who=who,
         )
-    return RunFailed(
-        f"worker {rank} died in {method}{ending}", f"if it was killed because memory ran out: {hint}", retry=True
-    )
+    hint = f"if it was killed because memory ran out: {hint}"
+    return RunFailed(f"{who} died in {method}{ending}", hint, retry=True, who=who)
 
 
 def kernel_oom_kills() -> int:

@@ -152,7 +152,8 @@ class WorkerGroup:
         notes = {rank: read_note(self._notes[rank]) for rank in waiting if rank not in stalled}
         said += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
         logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
-        raise RunFailed("; ".join(said), f"see its log {logs}, and its full stack in .stack beside it", retry=True)
+        hint = f"see its log {logs}, and its full stack in .stack beside it"
+        raise RunFailed("; ".join(said), hint, retry=True, who=", ".join(f"worker {rank}" for rank in sorted(stalled)))
 
     def _standstill(self, rank: int, note: Note | None) -> str:
         if note is not None and note.threads:
@@ -187,7 +188,7 @@ class WorkerGroup:
             raise self._failed(name, rank, error.cause) from error
         except ray.exceptions.RayError as error:  # for example an object that was lost with its machine
             said = f"worker {rank} failed in {name}: {type(error).__name__}: {errors.last_line(error)}"
-            raise RunFailed(said, retry=True) from error
+            raise RunFailed(said, retry=True, who=f"worker {rank}") from error
 
     def _failed(self, name: str, rank: int, cause: BaseException) -> RunFailed:
         if errors.ran_out_of_memory(cause):
@@ -199,6 +200,7 @@ class WorkerGroup:
             f"worker {rank} failed in {name}: {type(cause).__name__}: {str(cause).strip()}",
             f"its log is {self._log(rank)}",
             retry=lost or errors.lost_a_gpu(cause),
+            who=f"worker {rank}",
         )
 
     def _deaths(self, grace_s: float) -> Iterator[tuple[int, Exception]]:

@@ -260,10 +260,7 @@ def evaluation_folder(path: Path) -> Path:
 
 
 def _unrecorded(path: Path, error: OSError) -> RunFailed:
-    return RunFailed(
-        f"{path} cannot be written: {error.strerror}",
-        f"{HINT}; rlcli train --resume then continues from the last checkpoint",
-    )
+    return RunFailed(f"{path} cannot be written: {error.strerror}", HINT)
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def _changing(run: Path) -> Iterator[None]:
     except OSError as error:
         raise RunFailed(
             f"the record of {run} cannot be changed: {error.filename or run}: {error.strerror or error}",
-            f"free some space or fix the disk, then: rlcli train --resume {run}",
+            "free some space or fix the disk",
         ) from error
 
 

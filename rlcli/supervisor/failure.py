@@ -14,8 +14,6 @@ from rlcli.attempt import RETRY, is_supervised
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.runs.folder import add_event, events_of, place_of
 
-DIED = " died in "
-
 
 class Failure(NamedTuple):
     """Why an attempt at a run has failed. where: such as «step 7, update: »; empty if unknown.
@@ -42,12 +40,12 @@ def noting_failure(folder: Path) -> Iterator[None]:
     try:
         yield
     except RlcliError as error:
-        who, died, _ = error.message.partition(DIED)
-        retry = isinstance(error, RunFailed) and error.retry
-        note_failure(folder, who if died else "the run", error.message, error.hint, retry=retry)
-        if isinstance(error, RunFailed) and "--resume" not in error.hint:
-            raise RunFailed(error.message, "; ".join(filter(None, (error.hint, go_on(folder)))), retry=retry) from error
-        raise
+        if not isinstance(error, RunFailed):
+            note_failure(folder, "the run", error.message, error.hint, retry=False)
+            raise
+        note_failure(folder, error.who, error.message, error.hint, retry=error.retry)
+        hint = "; ".join(filter(None, (error.hint, go_on(folder))))
+        raise RunFailed(error.message, hint, retry=error.retry, who=error.who) from error
     except Exception as error:
         note_failure(folder, "the run", f"{type(error).__name__}: {error}", retry=False)
         raise

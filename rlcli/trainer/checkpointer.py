@@ -135,8 +135,7 @@ class Checkpointer:
         self.folder.event("checkpoint_failed", step=step, why=why)
         before = f"the previous one, {self.newest.name}, is kept" if self.newest else "there is no previous one"
         self.note(f"the checkpoint of step {step} could not be written: {why}; {before}")
-        hint = f"fix that, then: rlcli train --resume {self.folder.path}"
-        self._failure = RunFailed(f"the last checkpoint, of step {step}, could not be written: {why}; {before}", hint)
+        self._failure = RunFailed(f"the last checkpoint, of step {step}, could not be written: {why}; {before}")
 
 
 def check_probe(workers: WorkerGroup, checkpoint: Checkpoint, tolerance: float) -> None:

@@ -322,7 +322,7 @@ def test_a_death_from_outside_may_be_tried_again_and_names_its_cause(
     text: str, oom_kills: int, said: str, helps: bool
 ) -> None:
     error = died(1, "update", RuntimeError(text), Path("rank-1.log"), "step 3", oom_kills)
-    assert error.retry
+    assert (error.retry, error.who) == (True, "worker 1")
     assert said in error.message
     assert "its log rank-1.log ends: step 3" in error.message
     assert ("train.tokens_per_microbatch" in error.hint) == helps

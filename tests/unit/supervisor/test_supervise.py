@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from rlcli.errors import ModelError, RunFailed
 from rlcli.runs.folder import add_event, events_of
+from rlcli.supervisor.failure import noting_failure
 
 SUPERVISOR = """
 import json, sys
@@ -160,6 +163,20 @@ def test_a_run_tells_its_supervisor_who_died(run: Run) -> None:
     assert stderr == (
         "step 2, update: worker 1 died in update; its log r.log ends: Killed: restart 1 of 3 from the start\n"
     )
+
+
+def test_a_failure_is_recorded_with_who_failed_and_how_to_resume(tmp_path: Path) -> None:
+    error = pickle.loads(pickle.dumps(RunFailed("worker 3 ran out of memory", "lower it", retry=True, who="worker 3")))
+    with pytest.raises(RunFailed, match=f"; lower it; resume with: .* {tmp_path}$") as raised, noting_failure(tmp_path):
+        raise error
+    assert (raised.value.retry, raised.value.who) == (True, "worker 3")
+    with pytest.raises(ModelError), noting_failure(tmp_path):
+        raise ModelError("a worker died in a sentence")
+    known = [{name: event[name] for name in ("who", "message", "retry")} for event in events_of(tmp_path)]
+    assert known == [
+        {"who": "worker 3", "message": "worker 3 ran out of memory", "retry": True},
+        {"who": "the run", "message": "a worker died in a sentence", "retry": False},
+    ]
 
 
 def test_a_failure_of_an_earlier_attempt_is_not_told_again(run: Run) -> None:

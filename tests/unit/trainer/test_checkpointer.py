@@ -132,7 +132,7 @@ def test_a_write_that_fails_is_told_and_costs_only_that_checkpoint(
         "previous one, step-000001, is kept"
     ]
     assert events_of(folder.path)[-1]["event"] == "checkpoint_failed"
-    with pytest.raises(RunFailed, match=r"the last checkpoint, of step 2, .*--resume .*run"):
+    with pytest.raises(RunFailed, match=r"the last checkpoint, of step 2, .*No space left on device; the previous one"):
         checkpointer.finish()
     workers.failing = None
     checkpointer.begin(3, state(3), [])
