@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 from rlcli.data.columns import Samples
@@ -92,16 +91,6 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class MicroWork:
-    """The rows of one micro-batch. samples: int64 `[S]`, indexes of the step's samples. shards, rows: int64
-    `[S]`, where each is stored."""
-
-    samples: Any
-    shards: Any
-    rows: Any
-
-
-@dataclass(frozen=True)
 class MiniWork:
     """The denominators of one optimizer update, global over ranks. right_tokens: drawn tokens of right samples."""
 
@@ -114,8 +103,9 @@ class MiniWork:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The part of a step that all ranks receive alike. columns: data of each of its N samples, by name: arrays
-    `[N, …]`. seed: for all random draws on this step's samples. shards: references to the generated shards.
+    """A step's samples, as all ranks receive them alike. columns: data of each of its N samples, by name: arrays
+    `[N, …]`; `shard` and `row` are where its trajectory is stored. seed: for all random draws on this step's samples.
+    shards: references to the generated shards. Which samples a rank trains on is sent to it apart, as indexes.
 
     Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
     call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
@@ -125,34 +115,6 @@ class StepWork:
     columns: dict[str, Any]
     seed: int
     shards: list[Any]
-
-
-@dataclass(frozen=True)
-class RankWork:
-    """One rank's share of a step: its R rows, concatenated. samples: int64 `[R]`, indexes of the step's samples.
-    shards, rows: int64 `[R]`, the step's shard that stores each, and the row in it. counts:
-    [minibatch][micro-batch] → rows.
-
-    A few arrays, not one for each micro-batch: a step of many ranks has thousands of these.
-    """
-
-    samples: Any
-    shards: Any
-    rows: Any
-    counts: list[list[int]]
-
-    @property
-    def minibatches(self) -> list[list[MicroWork]]:
-        """[minibatch][micro-batch]"""
-        micros, start = [], 0
-        for counts in self.counts:
-            ends = list(accumulate(counts, initial=start))
-            micros.append([self._micro(slice(*bounds)) for bounds in pairwise(ends)])
-            start = ends[-1]
-        return micros
-
-    def _micro(self, at: slice) -> MicroWork:
-        return MicroWork(self.samples[at], self.shards[at], self.rows[at])
 
 
 @dataclass(frozen=True)

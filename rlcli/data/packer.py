@@ -92,6 +92,10 @@ class Plan:
 
     minibatches: tuple[MiniBatch, ...]
 
+    def of_rank(self, rank: int) -> list[tuple[Bin, ...]]:
+        """[minibatch][micro-batch] → sample indexes."""
+        return [minibatch.ranks[rank] for minibatch in self.minibatches]
+
     @property
     def imbalance(self) -> float:
         """Work of the slowest rank summed over micro-batches, ÷ work of the average rank: 1.0 is perfect."""

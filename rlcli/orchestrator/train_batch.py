@@ -14,7 +14,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.cluster.dispatch import Shared
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import MiniWork, RankWork, StepWork
+from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.dispatcher import Collected
@@ -153,22 +153,8 @@ def step_work(plan: Plan, chosen: SelectedSamples, seed: int) -> Shared:
         )
         for mini in plan.minibatches
     ]
-    return Shared(StepWork(minibatches, chosen.columns, seed, chosen.shards))
-
-
-def rank_work(plan: Plan, chosen: SelectedSamples, ranks: int) -> list[RankWork]:
-    """One RankWork for each rank. Only indexes: the tokens stay where they are."""
-    import numpy as np
-
-    shard, row = chosen.samples.shard, chosen.samples.row
-
-    def of(rank: int) -> RankWork:
-        bins = [mini.ranks[rank] for mini in plan.minibatches]
-        samples = np.fromiter((sample for mini in bins for bin in mini for sample in bin), np.int64)
-        counts = [[len(bin) for bin in mini] for mini in bins]
-        return RankWork(samples, shard[samples], row[samples], counts)
-
-    return [of(rank) for rank in range(ranks)]
+    places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
+    return Shared(StepWork(minibatches, chosen.columns | places, seed, chosen.shards))
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

@@ -12,7 +12,7 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.cluster.dispatch import Shared
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
-from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work, step_work
+from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, step_work
 from rlcli.trainer.metrics import process_reward_metrics, value_metrics
 
 
@@ -29,7 +29,8 @@ class Critic:
         """Fetch the rows if they are not there already."""
         if self.own is not None:
             plan = plan_step(chosen, self.config, len(self.own))
-            self.own.load(rank_work(plan, chosen, len(self.own)), step_work(plan, chosen, seed))
+            bins = [plan.of_rank(rank) for rank in range(len(self.own))]
+            self.own.load(bins, step_work(plan, chosen, seed))
 
     def infer(self) -> None:
         """Fill the policy's batch with values or process rewards."""

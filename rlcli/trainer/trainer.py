@@ -23,7 +23,7 @@ from rlcli.orchestrator.groups import as_groups, as_plain
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import by_rank, source_of
 from rlcli.orchestrator.sample_filter import rewarded
-from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work, select_batch, step_work
+from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.rollout.engine import Sampling
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
@@ -218,7 +218,8 @@ class Trainer:
             plan = plan_step(chosen, self.config, len(self.workers))
             self.guard.counted(number, chosen.left_out)
         with clock.phase("load"):
-            self.workers.load(rank_work(plan, chosen, len(self.workers)), step_work(plan, chosen, seed))
+            bins = [plan.of_rank(rank) for rank in range(len(self.workers))]
+            self.workers.load(bins, step_work(plan, chosen, seed))
             self.critic.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):

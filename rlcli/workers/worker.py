@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import memory, profiling, startup
-from rlcli.data.messages import Coefficients, Progress, PromptTask, RankWork, RolloutReport, StepWork
+from rlcli.data.messages import Coefficients, Progress, PromptTask, RolloutReport, StepWork
+from rlcli.data.packer import Bin
 from rlcli.importing import trust_imports
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
@@ -190,9 +191,9 @@ class Worker(WeightSync):
         self.offload_manager.engine_takes_part(False)
 
     @dispatch(send="scatter")
-    def load(self, work: RankWork, step: StepWork) -> None:
-        """Fetch this rank's rows from the shards and pack them into micro-batches."""
-        self.batch = TrainBatch(work, step, self.device)
+    def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
+        """Fetch this rank's samples, [minibatch][micro-batch], from the shards and pack them."""
+        self.batch = TrainBatch(bins, step, self.device)
 
     @dispatch()
     def drop_batch(self) -> None:

@@ -100,7 +100,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     from rlcli.data.signature import signature, tokens_digest
     from rlcli.data.trajectories import Trajectory
     from rlcli.orchestrator.dispatcher import Collected
-    from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
+    from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
     from rlcli.trainer.invariants import Invariants
     from rlcli.types import Outcome, Sample, Verdict
     from rlcli.workers.roles.batch import TrainBatch
@@ -129,7 +129,7 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
         plan = plan_step(chosen, config, world)
         dist.barrier()
         began = time.process_time()
-        batch = TrainBatch(rank_work(plan, chosen, world)[rank], step_work(plan, chosen, 0).value, torch.device("cpu"))
+        batch = TrainBatch(plan.of_rank(rank), step_work(plan, chosen, 0).value, torch.device("cpu"))
         sums = role.update(batch, 0, Coefficients(1e-6, 0.0, 0.0))
         if world == 1:
             Invariants().check_update(plan, chosen, 0, sums)

@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "source": ((RolloutSource, "take"),),
     "choose": ((trainer, "choose"),),
     "plan": ((trainer, "plan_step"),),
-    "work": ((trainer, "rank_work"), (trainer, "step_work")),
+    "work": ((trainer, "step_work"),),
     "metrics": ((trainer, "sample_metrics"), (trainer, "plan_metrics"), (trainer, "time_metrics")),
     "record": ((RunFolder, "append_metrics"), (RunFolder, "at"), (View, "step")),
 }

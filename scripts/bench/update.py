@@ -71,7 +71,7 @@ def train_batch(load: Workload, budget: int) -> Any:
     import ray
     import torch
 
-    from rlcli.data.messages import MiniWork, RankWork, StepWork
+    from rlcli.data.messages import MiniWork, StepWork
     from rlcli.data.packer import plan_batches
     from rlcli.data.shard import ShardBuilder
     from rlcli.data.trajectories import Trajectory
@@ -93,13 +93,11 @@ def train_batch(load: Workload, budget: int) -> Any:
         prompts=load.groups,
     )
     mini = plan.minibatches[0]
-    samples = np.concatenate(mini.ranks[0])
-    counts = [len(bin) for bin in mini.ranks[0]]
-    work = RankWork(samples, np.zeros_like(samples), samples, [counts])
     denominators = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
-    columns = {"advantages": load.advantages, "right": load.advantages > 0}
+    places = {"shard": np.zeros(len(lengths), np.int64), "row": np.arange(len(lengths))}
+    columns = {"advantages": load.advantages, "right": load.advantages > 0, **places}
     ray.get = lambda reference, timeout: reference  # the shard lies here
-    return TrainBatch(work, StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
+    return TrainBatch(plan.of_rank(0), StepWork([denominators], columns, 0, [builder.build()]), torch.device("cpu"))
 
 
 def ours(path: Path, batch: Any, compiled: bool = False) -> Callable[[], None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.data.messages import MicroWork, MiniWork, RankWork, StepWork
+from rlcli.data.messages import MiniWork, StepWork
+from rlcli.data.packer import Bin
 from rlcli.files import replacing
 from rlcli.workers.roles.integrity import RowCheck
 
@@ -41,15 +42,17 @@ class TrainBatch:
     """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators; policy_works: the policy's,
     without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank."""
 
-    def __init__(self, work: RankWork, step: StepWork, device: torch.device) -> None:
-        """Fetch only the shards that hold this rank's rows, and pack the rows."""
+    def __init__(self, bins: Sequence[Sequence[Bin]], step: StepWork, device: torch.device) -> None:
+        """Fetch only the shards that hold this rank's rows, and pack the rows. bins: [minibatch][micro-batch] → this
+        rank's samples."""
         import numpy as np
         import ray
         import torch
 
         self.device = device
         self.seed = step.seed
-        held = np.unique(work.shards).tolist()
+        own = np.array([sample for micros in bins for bin in micros for sample in bin], np.int64)
+        held = np.unique(step.columns["shard"][own]).tolist()
         shards = {shard: ray.get(step.shards[shard], timeout=FETCH_TIMEOUT_S) for shard in held}
         self.works: list[MiniWork] = step.minibatches
         self.policy_works = list(step.minibatches)
@@ -57,7 +60,7 @@ class TrainBatch:
             name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
         rows = RowCheck(step.columns)
-        self.minibatches = [[self._pack(micro, shards, rows) for micro in micros] for micros in work.minibatches]
+        self.minibatches = [[self._pack(bin, step, shards, rows) for bin in micros] for micros in bins]
         if "advantages" in self.columns:  # computed from the rewards alone
             self.spread("advantages", self.columns["advantages"])
 
@@ -128,13 +131,14 @@ class TrainBatch:
         with replacing(path) as temporary:
             torch.save({"work": work, "columns": self.columns, "micros": micros}, temporary)
 
-    def _pack(self, micro: MicroWork, shards: dict[int, Any], check: RowCheck) -> MicroBatch:
+    def _pack(self, bin: Bin, step: StepWork, shards: dict[int, Any], check: RowCheck) -> MicroBatch:
         import numpy as np
         import torch
 
         from rlcli.model.packed import dummy, pack
 
-        rows = [shards[int(shard)].row(row) for shard, row in zip(micro.shards, micro.rows, strict=True)]
+        shard, row = step.columns["shard"], step.columns["row"]
+        rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
 
         def on_device(values: Any) -> Tensor:
             return torch.tensor(values, device=self.device)
@@ -145,7 +149,7 @@ class TrainBatch:
 
         packed = MicroBatch(
             packed=packed_rows(),
-            samples=on_device(np.asarray(micro.samples, dtype=np.int64)),
+            samples=on_device(np.asarray(bin, dtype=np.int64)),
             lengths=on_device(np.asarray([row.drawn_tokens for row in rows], dtype=np.int64)),
             empty=not rows,
             tokens={

@@ -21,7 +21,7 @@ from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.launch.launch import check_shared
 from rlcli.launch.preflight import _roles, prepare
 from rlcli.orchestrator.dispatcher import Collected, collect
-from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work, select_batch, step_work
+from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
 from rlcli.trainer.alarms import Alarms
@@ -131,13 +131,10 @@ def test_every_active_sample_reaches_one_rank_with_its_place(samples: Sequence[S
     chosen, _ = chosen_of(samples)
     assert chosen.active == [True, True, False, False]
     plan = planned(chosen.samples, chosen.columns["advantages"])
-    work, step = rank_work(plan, chosen, 2), step_work(plan, chosen, seed=0).value
-    found = [micro for own in work for micros in own.minibatches for micro in micros]
-    rows = [
-        (int(sample), step.shards[shard], int(row))
-        for micro in found
-        for sample, shard, row in zip(micro.samples, micro.shards, micro.rows, strict=True)
-    ]
+    step = step_work(plan, chosen, seed=0).value
+    found = [sample for rank in range(2) for micros in plan.of_rank(rank) for bin in micros for sample in bin]
+    shard, row = step.columns["shard"], step.columns["row"]
+    rows = [(sample, step.shards[shard[sample]], int(row[sample])) for sample in found]
     assert sorted(rows) == [(0, "first", 0), (1, "second", 1)]
     assert [(m.tokens, m.sequences, m.groups, m.max_length, m.right_tokens) for m in step.minibatches] == [
         (20, 4, 2, 8, 4)
@@ -240,7 +237,7 @@ def test_a_step_from_which_nothing_is_selected_has_nothing_to_train(samples: Seq
     chosen, config = chosen_of(wrong, algorithm={"select": "right", "advantage": "one", "loss": "gpg"})
     plan = plan_step(chosen, config, ranks=2)
     assert (len(chosen.samples), plan.minibatches, plan.imbalance) == (0, (), 1.0)
-    assert [w.minibatches for w in rank_work(plan, chosen, 2)] == [[], []]
+    assert [plan.of_rank(rank) for rank in range(2)] == [[], []]
     assert step_work(plan, chosen, seed=0).value.minibatches == []
 
 

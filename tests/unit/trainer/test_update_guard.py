@@ -12,7 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
-from rlcli.data.messages import MiniWork, RankWork, StepWork
+from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
@@ -46,10 +46,11 @@ class Ranks:
         builder = ShardBuilder()
         prompt, response = np.array([1, 2], np.int32), np.arange(3, dtype=np.int32)
         at = np.array([builder.add(Trajectory.single(prompt, response, -np.ones(3, np.float32)))], np.int64)
-        work = RankWork(np.array([0]), np.zeros(1, np.int64), at, [[1]])
-        step = StepWork([MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0])}, 0, [builder.build()])
+        step = StepWork(
+            [MiniWork(3, 1, 1, 3, 3)], {"pairs": np.array([0]), "shard": np.array([0]), "row": at}, 0, [builder.build()]
+        )
         self.worker: Any = Worker(0, 1)
-        self.worker.batch = TrainBatch(work, step, torch.device("cpu"))
+        self.worker.batch = TrainBatch([[(0,)]], step, torch.device("cpu"))
 
     def save_minibatch(self, minibatch: int, path: str) -> list[str]:
         return [self.worker.save_minibatch(minibatch, path)]

@@ -21,7 +21,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.draw_check import DrawCheck
-from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, rank_work, select_batch, step_work
+from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.trainer.invariants import Invariants
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.batch import TrainBatch
@@ -63,7 +63,7 @@ def collected() -> Collected:
 def batches(chosen: SelectedSamples, ranks: int = 2) -> list[TrainBatch]:
     plan = plan_step(chosen, CONFIG, ranks)
     step = step_work(plan, chosen, 0).value
-    return [TrainBatch(work, step, CPU) for work in rank_work(plan, chosen, ranks)]
+    return [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
 
 
 def chosen_of(batch: Collected) -> SelectedSamples:
@@ -80,9 +80,8 @@ def test_rewards_that_truncation_sets_to_0_keep_their_signature() -> None:
     config = CONFIG.model_copy(update={"train": CONFIG.train.model_copy(update={"truncated": "zero_reward"})})
     chosen = select_batch(cut_off, build_algorithm(advantage="reinforce_pp_baseline"), config, seed=0)
     assert not chosen.columns["rewards"].any()
-    step = step_work(plan_step(chosen, CONFIG, 1), replace(chosen, active=None), 0).value
-    (work,) = rank_work(plan_step(replace(chosen, active=None), CONFIG, 1), chosen, 1)
-    TrainBatch(work, step, CPU)
+    plan = plan_step(replace(chosen, active=None), CONFIG, 1)
+    TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, CPU)
 
 
 def _other_scores(batch: Collected) -> Collected:

@@ -15,7 +15,7 @@ from rlcli.data.messages import Coefficients
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.orchestrator.dispatcher import Collected
-from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
+from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
 from rlcli.workers.roles.batch import TrainBatch
@@ -72,8 +72,7 @@ def batch_of(role: PolicyRole, config: RunConfig, *, all_active: bool = False) -
     if all_active:
         object.__setattr__(chosen, "active", None)
     plan = plan_step(chosen, config, 1)
-    (work,) = rank_work(plan, chosen, 1)
-    batch = TrainBatch(work, step_work(plan, chosen, 0).value, CPU)
+    batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, CPU)
     fill_advantages(role.algorithm, batch, role.policy.ranks, 0.0)
     return batch
 
@@ -242,7 +241,7 @@ def rejected(role: PolicyRole, config: RunConfig, ranks: int) -> TrainBatch:
     chosen = select_batch(collected(), role.algorithm, config, seed=0)
     plan = plan_step(chosen, config, ranks)
     step = step_work(plan, chosen, 0).value
-    batches = [TrainBatch(work, step, CPU) for work in rank_work(plan, chosen, ranks)]
+    batches = [TrainBatch(plan.of_rank(rank), step, CPU) for rank in range(ranks)]
     for batch in batches:
         role.compute_old_log_probs(batch)
         for micro in batch:  # the engine's are the trainer's but for every fifth token, and two whole samples

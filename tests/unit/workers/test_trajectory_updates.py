@@ -23,7 +23,7 @@ from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.packed import pack
 from rlcli.orchestrator.dispatcher import Collected
-from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
+from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
 from rlcli.workers.roles.batch import TrainBatch
@@ -78,8 +78,7 @@ def batch_of(config: RunConfig, algorithm: Algorithm) -> TrainBatch:
         samples.append(Sample(index // 2, index % 2, 0, builder.add(whole), *counts))  # type: ignore[arg-type]
     chosen = select_batch(Collected(Samples.of(samples), [builder.build()], 0.0, 0.0), algorithm, config, seed=0)
     plan = plan_step(chosen, config, 1)
-    (work,) = rank_work(plan, chosen, 1)
-    return TrainBatch(work, step_work(plan, chosen, 0).value, CPU)
+    return TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, CPU)
 
 
 def configured(budget: int, path: str = "none", **algorithm: Any) -> RunConfig:

@@ -15,11 +15,11 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import RankWork, StepWork
+from rlcli.data.messages import StepWork
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.orchestrator.dispatcher import Collected
-from rlcli.orchestrator.train_batch import plan_step, rank_work, select_batch, step_work
+from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.batch import TrainBatch
 from rlcli.workers.roles.token_advantages import fill_advantages, fill_selected
@@ -88,12 +88,12 @@ def worked_out(world: int, name: str, of: Collected | None = None, **changes: An
     algorithm = build_algorithm(**config.algorithm.model_dump())
     chosen = select_batch(of or collected(), algorithm, config, seed=3)
     plan = plan_step(chosen, config, world)
-    work, step = rank_work(plan, chosen, world), step_work(plan, chosen, seed=3).value
+    step = step_work(plan, chosen, seed=3).value
     together, found, failed = Together(world), [{} for _ in range(world)], []
 
     def run(rank: int) -> None:
         try:
-            batch = TrainBatch(work[rank], step, torch.device("cpu"))
+            batch = TrainBatch(plan.of_rank(rank), step, torch.device("cpu"))
             for micro in batch:
                 # Of each token by what it is, so that no layout changes it.
                 for salt, filled in enumerate(FILLED):
@@ -155,7 +155,7 @@ def test_tokens_that_the_policy_did_not_draw_change_nothing(name: str, changes: 
 def test_a_shard_that_was_lost_is_not_waited_for_for_ever() -> None:
     row: np.ndarray = np.zeros(1, np.int64)
     with pytest.raises(TimeoutError):
-        TrainBatch(RankWork(row, row, row, [[1]]), StepWork([], {}, 0, [None]), torch.device("cpu"))
+        TrainBatch([[(0,)]], StepWork([], {"shard": row, "row": row}, 0, [None]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
