@@ -62,21 +62,47 @@ class PromptTask:
 
 
 @dataclass(frozen=True)
-class RolloutReport:
-    """What one worker generated and verified; its tokens are requested separately (`Worker.take_shard`). generate_s:
-    until the last response was finished; verify_s: how long the last verdicts took after that. baselines: prompt →
-    verdict on its greedy response, if one was requested. begun: interrupted responses. tokens: all generated. version:
-    of the engine's weights. finished: responses since the last `Progress`."""
+class Collected:
+    """Verified samples, and how they were generated: what one worker reports, and what a step collects from all.
 
-    rank: int
+    samples: of a step ordered by prompt, then sample, whichever engine generated them. shards: references to their
+    trajectories, indexed by `Sample.shard`; empty in a worker's report (see `Worker.take_shard`). generate_s: until the
+    last response was finished, of the slowest worker; verify_s: its wait for verdicts after that; idle_s: how long a
+    worker, on average, waited for the slowest; all summed over rounds. baselines: prompt → verdict on its greedy
+    response, if requested. generated_tokens: drawn in this step.
+
+    With dynamic sampling not all generated samples are used, and some were generated in an earlier step:
+    rounds: of generation. generated: all samples of this step, including dropped and waiting ones;
+    generated_score: their mean score (0 if there are none). dropped: groups judged not worth training on.
+    carried_over: good groups that wait for the next step. stale: samples in this batch that have tokens of an older
+    policy.
+
+    If a round ends before all of it is finished: begun: responses that were aborted; aborted: how many. carried:
+    samples of this step that an earlier one had aborted. version: of the weights that generated.
+
+    part_weights: of the named parts of the reward, if the advantage reads them. sources: the dataset name of each
+    group, in runs with several.
+    """
+
     samples: Samples
+    shards: list[Any]
     generate_s: float
     verify_s: float
     baselines: dict[int, Verdict] = field(default_factory=dict)
-    begun: list[PartialRollout] = field(default_factory=list)
-    tokens: int = 0
+    idle_s: float = 0.0
+    rounds: int = 0
+    generated: int = 0
+    generated_score: float = 0.0
+    generated_tokens: int = 0
+    dropped: int = 0
+    carried_over: int = 0
+    stale: int = 0
+    begun: Sequence[PartialRollout] = ()
+    aborted: int = 0
+    carried: int = 0
     version: int = 0
-    finished: int = 0
+    part_weights: Mapping[str, float] = field(default_factory=dict)
+    sources: Sequence[str] = ()
 
     @property
     def seconds(self) -> float:

@@ -8,11 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlcli.data.columns import RENAMED, Samples
-from rlcli.data.messages import PartialRollout, PromptTask
+from rlcli.data.messages import Collected, PartialRollout, PromptTask
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.rollout.call import GREEDY
 from rlcli.types import Outcome, Sample, Verdict
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
 from rlcli.data.columns import RENAMED, Samples
-from rlcli.orchestrator.dispatcher import Collected
+from rlcli.data.messages import Collected
 from rlcli.orchestrator.groups import Source
 from rlcli.types import Outcome, Sample, Verdict
 

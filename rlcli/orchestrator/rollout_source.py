@@ -11,13 +11,13 @@ from pathlib import Path
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples, TruncatedRule
-from rlcli.data.messages import PartialRollout
+from rlcli.data.messages import Collected, PartialRollout
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor, cursor_of
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import set_of, verifiers_of
 from rlcli.errors import RunFailed
-from rlcli.orchestrator.dispatcher import Collected, OnProgress, collect
+from rlcli.orchestrator.dispatcher import OnProgress, collect
 from rlcli.orchestrator.draw_check import DrawCheck
 from rlcli.orchestrator.groups import Group, PartialGroup, Source, batch_of, by_prompt, task_of
 from rlcli.orchestrator.sample_filter import left_out, rewarded

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from rlcli.data.columns import Samples
+from rlcli.data.messages import Collected
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import set_of
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.groups import Group
 from rlcli.types import Outcome, Sample, Verdict
 

@@ -14,10 +14,9 @@ from rlcli.algorithms.algorithm import Algorithm
 from rlcli.cluster.dispatch import Shared
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import MiniWork, StepWork
+from rlcli.data.messages import Collected, MiniWork, StepWork
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.sample_filter import compares_group, left_out, rewarded
 from rlcli.types import Outcome
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from rlcli.algorithms.correction import mismatch_metrics
 from rlcli.data.columns import OUTCOMES, Samples
+from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.workers.roles.weight_transfer import Synced
 

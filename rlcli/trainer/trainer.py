@@ -11,14 +11,13 @@ from typing import Any, Protocol
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.memory import largest
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import Coefficients, step_seed
+from rlcli.data.messages import Coefficients, Collected, step_seed
 from rlcli.data.packer import Plan
 from rlcli.data.prompts.mixture import resumed
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
 from rlcli.model.optim import lr_at
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.groups import as_groups, as_plain
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import by_rank, source_of

@@ -14,7 +14,7 @@ from typing import Any
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import memory, profiling, startup
-from rlcli.data.messages import Coefficients, Progress, PromptTask, RolloutReport, StepWork
+from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.importing import trust_imports
 from rlcli.redact import redact_output
@@ -163,8 +163,8 @@ class Worker(WeightSync):
     @dispatch(send="scatter", collect="stream")
     def rollout(
         self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
-    ) -> Iterator[Progress | RolloutReport]:
-        """Generate and verify; yields Progress now and then, and a RolloutReport last."""
+    ) -> Iterator[Progress | Collected]:
+        """Generate and verify; yields Progress now and then, and what there is last."""
         yield from self._rollout.run(tasks, call, queue)
 
     @dispatch()

@@ -11,7 +11,7 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 from rlcli.cluster.dispatch import Dispatch, Shared, add_up, per_rank
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.data.columns import OUTCOMES, Samples
-from rlcli.data.messages import Progress, PromptTask, RolloutReport
+from rlcli.data.messages import Collected, Progress, PromptTask
 from rlcli.types import Outcome
 from rlcli.workers.roles.weight_transfer import Synced
 from rlcli.workers.roles.work_queue import Queue
@@ -63,9 +63,10 @@ class FakeRank:
         report = self.report([*tasks, *(queue.tasks[self.rank :: self.ranks] if queue else ())])
         for _ in range(self.progress):
             yield Progress(len(report.samples) // self.progress)
-        yield replace(report, finished=len(report.samples) % self.progress)
+        yield Progress(len(report.samples) % self.progress)
+        yield report
 
-    def report(self, tasks: Sequence[PromptTask]) -> RolloutReport:
+    def report(self, tasks: Sequence[PromptTask]) -> Collected:
         self.reports += 1
         draw = np.random.default_rng([self.rank, self.length])
         counts = [task.samples for task in tasks]
@@ -96,7 +97,7 @@ class FakeRank:
             detail=np.array([""] * n, object),
             parts={"format": draw.random(n).round(1), "math": right.astype(np.float64)},
         )
-        return RolloutReport(self.rank, samples, 1.0, 0.1, tokens=int(lengths.sum()), version=1)
+        return Collected(samples, [], 1.0, 0.1, generated_tokens=int(lengths.sum()), version=1)
 
 
 @dataclass(frozen=True)

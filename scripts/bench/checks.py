@@ -95,11 +95,10 @@ def step_of(config: Any, role: Any, rank: int, world: int, tokens: int) -> Calla
     import torch.distributed as dist
 
     from rlcli.data.columns import Samples
-    from rlcli.data.messages import Coefficients
+    from rlcli.data.messages import Coefficients, Collected
     from rlcli.data.shard import ShardBuilder
     from rlcli.data.signature import signature, tokens_digest
     from rlcli.data.trajectories import Trajectory
-    from rlcli.orchestrator.dispatcher import Collected
     from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
     from rlcli.trainer.invariants import Invariants
     from rlcli.types import Outcome, Sample, Verdict

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import Samples
-from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutReport, sample_seed
+from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask, sample_seed
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
@@ -66,7 +66,7 @@ class RolloutRole:
 
     def run(
         self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
-    ) -> Iterator[Progress | RolloutReport]:
+    ) -> Iterator[Progress | Collected]:
         """Yield progress regularly, and the report last. tasks: those assigned to this engine. queue: shared with other
         engines, if any; its groups are taken as slots become free."""
         started = said = time.monotonic()
@@ -102,8 +102,8 @@ class RolloutRole:
         report = round.report()
         verified = time.monotonic()
         self._texts, self._shard = round.rows, round.shard
-        finished = round.progress().finished
-        yield replace(report, generate_s=generated - started, verify_s=verified - generated, finished=finished)
+        yield round.progress()
+        yield replace(report, generate_s=generated - started, verify_s=verified - generated)
 
     def _turn(self, work_queue: WorkQueue, round: _Round, *, counted: bool) -> WorkGrant:
         """The leader's grant for the workers that share its engine; only the leader uses the queue. counted: whether
@@ -237,7 +237,7 @@ class _Round:
         self._saver.save_finished()
         return Progress(said)
 
-    def report(self) -> RolloutReport:
+    def report(self) -> Collected:
         """Call once all verdicts are there. The caller fills in the seconds."""
         self._saver.save_rest()
         samples = Samples.of(self._sample(item) for item in self._pending)
@@ -246,8 +246,16 @@ class _Round:
         self.rows = self._saver.rows
         kept = self.call.keep_tokens and (self._pending or self._begun)
         self.shard = self._builder.build() if kept else None
-        rank, version = self.role.rank, self.role.version
-        return RolloutReport(rank, samples, 0.0, 0.0, baselines, self._begun, self._tokens, version)
+        return Collected(
+            samples,
+            [],
+            generate_s=0.0,
+            verify_s=0.0,
+            baselines=baselines,
+            generated_tokens=self._tokens,
+            begun=self._begun,
+            version=self.role.version,
+        )
 
     def _sample(self, item: PendingSample) -> Sample:
         _, verdict, checksum = awaited(item.scored)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from rlcli.data.columns import Samples
+from rlcli.data.messages import Collected
 from rlcli.errors import RunFailed
 from rlcli.launch.launch import build
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.types import Outcome, Sample, Verdict
 

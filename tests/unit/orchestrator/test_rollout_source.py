@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Progress, PromptTask, RolloutReport, sample_seed
+from rlcli.data.messages import Collected, Progress, PromptTask, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor, Unit, resumed
 from rlcli.data.prompts.prompts import TokenizedPrompts
@@ -28,7 +28,6 @@ from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.groups import as_groups, as_plain
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import RolloutSource, by_rank
@@ -66,15 +65,16 @@ class Workers:
     def __len__(self) -> int:
         return self.count
 
-    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | RolloutReport]:
+    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | Collected]:
         leaders = range(0, self.count, self.tensor_parallel)
         self.rounds.append(sorted((t for rank in leaders for t in tasks[rank]), key=lambda t: t.prompt))
         self.calls.append(calls[0])
         for rank in reversed(range(self.count)):
             own = tasks[rank] if rank in leaders else []
-            yield replace(self.report(rank, own, calls[rank]), finished=sum(t.responses for t in own))
+            yield Progress(sum(t.responses for t in own))
+            yield self.report(rank, own, calls[rank])
 
-    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
+    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
         shard, samples = Shard([]), []
         for task in tasks:
             for index in range(task.samples):
@@ -93,7 +93,8 @@ class Workers:
         }
         self.taken[rank] = shard if samples else None
         tokens = sum(s.drawn_tokens for s in samples)
-        return RolloutReport(rank, Samples.of(samples[::-1]), 1.0, 0.5, baselines, [], tokens, self.version)
+        made = Samples.of(samples[::-1])
+        return Collected(made, [], 1.0, 0.5, baselines, generated_tokens=tokens, version=self.version)
 
     def take_shard(self) -> list[list[Shard | None]]:
         taken, self.taken = self.taken, [None] * self.count
@@ -273,7 +274,7 @@ def test_more_than_half_killed_end_the_run_at_any_allowed_crash_rate() -> None:
 
         slow = 2
 
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
             report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
             killed = [
                 replace(s, verdict=replace(s.verdict, outcome=Outcome.TIMEOUT)) if row[s.prompt] < self.slow else s
@@ -292,7 +293,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
     """A failed verification is no zero beside a one: a group that is otherwise equal, or has one left, is no good."""
 
     class Failing(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
             report, row = super().report(rank, tasks, call), {t.prompt: number(t.source.id) for t in tasks}
             failed = [
                 replace(s, verdict=Verdict(0.0, Outcome.TIMEOUT)) if row[s.prompt] == 1 and s.sample == 0 else s
@@ -312,7 +313,7 @@ def test_groups_are_judged_by_the_samples_that_count() -> None:
 
 def test_few_failures_are_weighed_against_all_samples_of_the_step() -> None:
     class LateCrash(Workers):
-        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> RolloutReport:
+        def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
             self.outcome = Outcome.CRASH if len(self.rounds) == 2 else Outcome.OK
             return super().report(rank, tasks, call)
 
@@ -466,8 +467,8 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"))
     *progress, report = role.run(tasks, call)
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
-    assert isinstance(report, RolloutReport)
-    assert sum(item.finished for item in (*progress, report)) == 5
+    assert isinstance(report, Collected)
+    assert sum(item.finished for item in progress if isinstance(item, Progress)) == 5
     assert report.baselines == {0: Verdict(0.0, Outcome.OK)}
     assert sorted((s.prompt, s.sample) for s in report.samples) == [(0, 0), (0, 1), (3, 0), (3, 1)]
     shard = role.take_shard()
@@ -499,7 +500,7 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
         role = RolloutRole(0, Cut(), Right(), thinking=True)  # type: ignore[arg-type]
         call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, truncated=rule)  # type: ignore[arg-type]
         *_, report = role.run([task], call)
-        assert isinstance(report, RolloutReport)
+        assert isinstance(report, Collected)
         assert report.baselines[0].score == score
 
 

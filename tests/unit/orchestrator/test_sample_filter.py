@@ -19,7 +19,7 @@ from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples, exclusion
-from rlcli.orchestrator.dispatcher import Collected
+from rlcli.data.messages import Collected
 from rlcli.orchestrator.sample_filter import REASONS, left_out, rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch
 from rlcli.runs.folder import RunFolder, events_of

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from rlcli_data_prep.arithmetic import CONVERTER
 
+from rlcli.data.messages import Collected
 from rlcli.data.packer import plan_batches
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.shard import SampleShard
 from rlcli.model.io.tiny import tiny_tokenizer
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.supervised_source import SupervisedSource
 from rlcli.prep.pipeline import prepare
 from rlcli.trainer.metrics import reward_metrics

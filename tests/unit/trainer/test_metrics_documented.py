@@ -10,10 +10,9 @@ from unittest.mock import MagicMock
 
 from rlcli.cluster.process.memory import PHASES
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients
+from rlcli.data.messages import Coefficients, Collected
 from rlcli.evaluation.report import report_of
 from rlcli.evaluation.responses import Responses
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.weight_transfer import Synced

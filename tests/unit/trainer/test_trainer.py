@@ -15,12 +15,12 @@ from rlcli.algorithms import selection
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Progress, PromptTask, RolloutReport
+from rlcli.data.messages import Collected, Progress, PromptTask
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.launch.launch import check_shared
 from rlcli.launch.preflight import _roles, prepare
-from rlcli.orchestrator.dispatcher import Collected, collect
+from rlcli.orchestrator.dispatcher import collect
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
@@ -254,12 +254,12 @@ class OneWorkerAPrompt:
     def __len__(self) -> int:
         return 2
 
-    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | RolloutReport]:
+    def rollout(self, tasks: list[list[PromptTask]], calls: list[RolloutCall]) -> Iterator[Progress | Collected]:
         self.tasks = tasks
         for rank, own in reversed(list(enumerate(tasks))):
             made = [sample(task.prompt, index, 1.0, 3, shard=rank) for task in own for index in range(task.samples)]
-            yield Progress(len(made) - 1)
-            yield RolloutReport(rank, Samples.of(made[::-1]), 1.0 + rank, 0.0, finished=1)
+            yield from (Progress(len(made) - 1), Progress(1))
+            yield Collected(Samples.of(made[::-1]), [], 1.0 + rank, 0.0)
 
     def take_shard(self) -> list[list[str]]:
         return [["shard 0"], ["shard 1"]]

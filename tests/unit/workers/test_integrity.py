@@ -13,13 +13,13 @@ import torch
 from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
+from rlcli.data.messages import Collected
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.draw_check import DrawCheck
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.trainer.invariants import Invariants

@@ -11,10 +11,9 @@ import torch
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients
+from rlcli.data.messages import Coefficients, Collected
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader

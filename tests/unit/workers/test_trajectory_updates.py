@@ -17,12 +17,11 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import ALONE
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import Coefficients
+from rlcli.data.messages import Coefficients, Collected
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.packed import pack
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from rlcli.cluster.dispatch import Shared
 from rlcli.config.schema import RunConfig
-from rlcli.data.messages import PartialRollout, Progress, PromptTask, RolloutReport, sample_seed
+from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.shard import SampleShard
-from rlcli.orchestrator.dispatcher import Collected, assign, gather
+from rlcli.orchestrator.dispatcher import assign, gather
 from rlcli.orchestrator.groups import as_groups, as_plain
 from rlcli.orchestrator.rollout_source import RolloutSource
 from rlcli.rollout.call import RolloutCall
@@ -178,10 +178,10 @@ class Workers:
 
     def rollout(
         self, tasks: list[list[PromptTask]], calls: list[RolloutCall], queue: Shared | None = None
-    ) -> Iterator[Progress | RolloutReport]:
+    ) -> Iterator[Progress | Collected]:
         self.dealt, self.queue = tasks, None if queue is None else queue.value
 
-        def run(rank: int) -> list[Progress | RolloutReport]:
+        def run(rank: int) -> list[Progress | Collected]:
             return list(self.roles[rank].run(tasks[rank], calls[rank], self.queue))
 
         with ThreadPoolExecutor(len(self)) as pool:

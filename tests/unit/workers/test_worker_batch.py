@@ -15,10 +15,9 @@ from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.ranks import Ranks
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
-from rlcli.data.messages import StepWork
+from rlcli.data.messages import Collected, StepWork
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.orchestrator.dispatcher import Collected
 from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.batch import TrainBatch
