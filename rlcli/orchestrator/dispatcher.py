@@ -91,7 +91,7 @@ def gather(
             reports.append(item)
         else:
             done += item.finished
-        on_progress(min(done, total), total)
+            on_progress(min(done, total), total)
     came = sum(len(report.samples) + len(report.baselines) for report in reports)
     assert came == total or until is not None, f"of {total} responses {came} came back"
     return reports
