@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from rlcli.cli import console
+from rlcli.cli.options import Json
 
 MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
 
-def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(json: Json = False) -> None:
     """Check this machine: one line for each thing that rlcli needs, with a fix if it is missing.
 
     Exit code 1 if something that training needs fails; 0 with warnings only.

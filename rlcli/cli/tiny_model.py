@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rlcli.cli.options import JsonObject
+
 
 def tiny_model(
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
@@ -17,7 +19,7 @@ def tiny_model(
     kv_heads: Annotated[int, typer.Option(help="Key and value heads.")] = 2,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that has other files.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
 

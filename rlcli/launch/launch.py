@@ -21,14 +21,13 @@ from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
-from rlcli.evaluation.report import EvalReport, evaluate
 from rlcli.launch.outcome import outcome_of
 from rlcli.launch.preflight import Prepared
 from rlcli.launch.prewarm import EarlyStart
 from rlcli.launch.resume import Resumption
 from rlcli.launch.startup_report import StartReport
 from rlcli.orchestrator.prefetch import GONE_S, in_background
-from rlcli.rollout.engine import Sampling, shared_memory_prefix
+from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import rewind
@@ -43,7 +42,6 @@ from rlcli.workers.pools import CRITIC, ENGINES, POLICY, Groups
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
 
-FINISHING = "finishing this step, then exiting; once more to exit at once"
 KEYS = {POLICY: "cluster.workers", CRITIC: "critic.workers", ENGINES: "rollout.workers"}
 
 
@@ -261,24 +259,3 @@ def check_shared(logs: Path, name: str, workers: int) -> None:
                 f"worker {rank} writes to {logs} on its machine, and it is not visible here",
                 "give --out on a file system that all machines of the cluster share",
             )
-
-
-def launch_evaluation(prepared: Prepared, *, logs: Path, save_as: str, view: View) -> EvalReport:
-    """Evaluate `prepared.config.model.path` on `prepared.prompts`, with engines only."""
-    config = prepared.config
-    with (
-        StopOnSignal(lambda: None),
-        running_workers(prepared, logs, train=False, on_phase=view.phase) as groups,
-    ):
-        view.phase("evaluate")
-        return evaluate(
-            groups.policy,
-            prepared.prompts,
-            samples=config.evaluation.samples,
-            sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
-            seed=config.train.seed,
-            tensor_parallel=config.rollout.tensor_parallel,
-            slots=config.rollout.max_concurrent,
-            save_as=save_as,
-            on_progress=view.progress,
-        )

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.console import emit_json
+from rlcli.cli.eval.show import show_comparison, show_evaluation
 from rlcli.cli.group import Group
+from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, Seed, Sets, Workers
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlcli.config.schema import RunConfig
     from rlcli.launch.evaluation.run import Evaluation, Request
 
 RECIPE = "grpo"
@@ -19,64 +23,51 @@ RECIPE = "grpo"
 app = typer.Typer(cls=Group)
 
 
-Data = Annotated[
-    list[str], typer.Option(help="A parquet file, or a folder with test.parquet; repeatable, for several datasets.")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        help="Folder or hub id of the model, a LoRA adapter, a run or its checkpoint; with --endpoint, its served name."
-    ),
-]
-Endpoint = Annotated[str | None, typer.Option(help="Base URL of a served OpenAI-compatible model.")]
-Samples = Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k and maj@k up to this k.")]
-Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: 0 (greedy) for one sample, else 1.")]
-Greedy = Annotated[bool, typer.Option("--greedy", help="One greedy response to each prompt besides the samples.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest response.")]
-MaxPrompts = Annotated[int, typer.Option(min=0, help="The first N prompts of each dataset only; 0: all.")]
-By = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FIELD", help="Also report results by this field of extra_info; repeatable."),
-]
-Workers = Annotated[int, typer.Option(min=1, help="Worker processes, one a device.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
-Verifier = Annotated[
-    str,
-    typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
-]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for the samples (parquet), saved as they finish; the same command again generates only the "
-        "missing ones (default: none)."
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Discard samples in --out that were made with other settings.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
-
-
 @app.callback(invoke_without_command=True)
 def evaluate(
     context: typer.Context,
-    data: Data = ...,  # type: ignore[assignment]
-    model: Model = None,
+    data: Annotated[
+        list[str], typer.Option(help="A parquet file, or a folder with test.parquet; repeatable, for several datasets.")
+    ] = ...,  # type: ignore[assignment]
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or hub id of the model, a LoRA adapter, a run or its checkpoint; with --endpoint, its served "
+            "name."
+        ),
+    ] = None,
     endpoint: Endpoint = None,
-    samples: Samples = 1,
-    temperature: Temperature = None,
-    greedy: Greedy = False,
+    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k and maj@k up to this k.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Default: 0 (greedy) for one sample, else 1.")
+    ] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="One greedy response to each prompt besides the samples.")
+    ] = False,
     max_tokens: MaxTokens = 1024,
-    max_prompts: MaxPrompts = 0,
-    by: By = None,
+    max_prompts: Annotated[int, typer.Option(min=0, help="The first N prompts of each dataset only; 0: all.")] = 0,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Also report results by this field of extra_info; repeatable."),
+    ] = None,
     workers: Workers = 1,
     seed: Seed = 0,
-    verifier: Verifier = "auto",
-    out: Out = None,
-    force: Force = False,
+    verifier: Annotated[
+        str,
+        typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
+    ] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the samples (parquet), saved as they finish; the same command again generates only the "
+            "missing ones (default: none)."
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Discard samples in --out that were made with other settings.")
+    ] = False,
     sets: Sets = None,
-    as_json: AsJson = False,
+    as_json: JsonReport = False,
 ) -> None:
     """Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts.
 
@@ -94,16 +85,52 @@ def evaluate(
     """
     if context.invoked_subcommand:
         return
-    from rlcli.config.load import resolve
-
     if temperature is None:
         temperature = 0.0 if samples == 1 and not greedy else 1.0
-    _refuse(model, endpoint, samples, temperature, greedy)
+    refuse_sampling(model, endpoint, samples, temperature)
+    if temperature == 0.0 and greedy:
+        raise ConfigError("--greedy: at --temperature = 0 the samples are greedy already", "leave one of them out")
     if endpoint and workers > 1:
         raise ConfigError(f"--workers = {workers}: a served model needs none", "leave it out")
+    config = sampling_config(
+        *(model, data[0], samples, temperature, max_tokens, workers, seed, verifier, sets), max_prompts=max_prompts
+    )
+    from rlcli.launch.evaluation.run import Request
+
+    evaluation = run_evaluation(Request(config, tuple(data), greedy, tuple(by or ()), out, force), endpoint)
+    emit_json(evaluation.as_dict()) if as_json else show_evaluation(evaluation)
+
+
+def refuse_sampling(model: str | None, endpoint: str | None, samples: int, temperature: float, also: str = "") -> None:
+    """Raise `ConfigError` if there is no model, or if all samples would be equal. also: a further option for one
+    sample."""
+    if model is None and endpoint is None:
+        raise ConfigError("no model is given", "name a folder or hub id with --model, or a served one with --endpoint")
+    if temperature == 0.0 and samples > 1:
+        raise ConfigError(
+            f"--temperature = 0 gives the same response {samples} times", f"raise it, or give --samples 1{also}"
+        )
+
+
+def sampling_config(
+    model: str | None,
+    data: str,
+    samples: int,
+    temperature: float,
+    max_tokens: int,
+    workers: int,
+    seed: int,
+    verifier: str,
+    sets: list[str] | None,
+    *,
+    max_prompts: int | None = None,
+) -> RunConfig:
+    """The configuration of an evaluation."""
+    from rlcli.config.load import resolve
+
     flags: dict[str, object] = {
         "model.path": model,
-        "evaluation.data": data[0],
+        "evaluation.data": data,
         "evaluation.samples": samples,
         "evaluation.temperature": temperature,
         "evaluation.max_prompts": max_prompts,
@@ -113,49 +140,21 @@ def evaluate(
         "train.tokens_per_microbatch": 1 << 30,  # Nothing is trained: no bound on a micro-batch.
         "verifier.name": verifier,
     }
-    config = resolve(RECIPE, flags, sets or []).config
-    from rlcli.launch.evaluation.run import Request
-
-    request = Request(config, tuple(data), greedy, tuple(by or ()), out, force)
-    evaluation = _served(request, endpoint) if endpoint else _local(request)
-    if as_json:
-        from rlcli.cli.console import emit_json
-
-        emit_json(evaluation.as_dict())
-        return
-    from rlcli.cli.eval.show import show_evaluation
-
-    show_evaluation(evaluation)
+    return resolve(RECIPE, flags, sets or []).config
 
 
-def _refuse(model: str | None, endpoint: str | None, samples: int, temperature: float, greedy: bool) -> None:
-    if model is None and endpoint is None:
-        raise ConfigError("no model is given", "name a folder or hub id with --model, or a served one with --endpoint")
-    if temperature == 0.0 and samples > 1:
-        raise ConfigError(f"--temperature = 0 gives the same response {samples} times", "raise it, or give --samples 1")
-    if temperature == 0.0 and greedy:
-        raise ConfigError("--greedy: at --temperature = 0 the samples are greedy already", "leave one of them out")
-
-
-def _local(request: Request) -> Evaluation:
+def run_evaluation(request: Request, endpoint: str | None) -> Evaluation:
+    """Evaluate the model that `endpoint` serves, or a local one."""
     from rlcli.extras import TRAINING, require
 
-    require(*TRAINING)
-    from rlcli.launch.evaluation.run import evaluate_model
+    if not endpoint:
+        require(*TRAINING)
+    from rlcli.launch.evaluation.run import evaluate_endpoint, evaluate_model
     from rlcli.tracking.console import View
 
     with View() as view:
-        view.phase("check model and data")
-        return evaluate_model(request, view)
-
-
-def _served(request: Request, endpoint: str) -> Evaluation:
-    from rlcli.launch.evaluation.run import evaluate_endpoint
-    from rlcli.tracking.console import View
-
-    with View() as view:
-        view.phase(f"ask {endpoint}")
-        return evaluate_endpoint(request, endpoint, view)
+        view.phase(f"ask {endpoint}" if endpoint else "check model and data")
+        return evaluate_endpoint(request, endpoint, view) if endpoint else evaluate_model(request, view)
 
 
 @app.command("compare")
@@ -178,11 +177,4 @@ def compare(
     from rlcli.evaluation.compare import compare as compared
 
     found = compared(a, b, changed)
-    if as_json:
-        from rlcli.cli.console import emit_json
-
-        emit_json(found.as_dict())
-        return
-    from rlcli.cli.eval.show import show_comparison
-
-    show_comparison(found)
+    emit_json(found.as_dict()) if as_json else show_comparison(found)

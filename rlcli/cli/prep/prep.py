@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli import console
 from rlcli.cli.group import Group
 from rlcli.cli.prep.filter import filter_prompts
 from rlcli.cli.prep.show import describe_all, show_one
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("verl", "trl")
 FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz")
-SOURCE, ROWS, OUTPUT = "The source", "Which rows", "The output"
+of_source = partial(typer.Option, rich_help_panel="The source")
+of_rows = partial(typer.Option, rich_help_panel="Which rows")
+of_output = partial(typer.Option, rich_help_panel="The output")
 
 
 class Prep(Group):
@@ -54,95 +58,53 @@ app.command("show")(show_one)
 app.command("filter")(filter_prompts)
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The dataset; rlcli prep list shows all.")]
-Out = Annotated[Path | None, typer.Option(help="Folder to write to (default: data/NAME).", rich_help_panel=OUTPUT)]
-OutputFormat = Annotated[
-    str, typer.Option("--format", help="verl: for rlcli and verl. trl: flat.", rich_help_panel=OUTPUT)
-]
-Source = Annotated[str | None, typer.Option(help="Hub id, or local folder or file.", rich_help_panel=SOURCE)]
-Subset = Annotated[str | None, typer.Option(help="A named part of the source.", rich_help_panel=SOURCE)]
-Columns = Annotated[
-    list[str] | None,
-    typer.Option(metavar="OURS=THEIRS,…", help="Which columns of the source to read.", rich_help_panel=SOURCE),
-]
-Verifier = Annotated[str | None, typer.Option(help="Verifier of every row.", rich_help_panel=SOURCE)]
-DataSource = Annotated[str | None, typer.Option(help="The dataset's name in every row.", rich_help_panel=SOURCE)]
-Ability = Annotated[str | None, typer.Option(help="The ability in every row.", rich_help_panel=SOURCE)]
-Instruction = Annotated[str | None, typer.Option(help="Text that is added to each question.", rich_help_panel=SOURCE)]
-Task = Annotated[str | None, typer.Option(help="Task of a generator.", rich_help_panel=SOURCE)]
-Difficulty = Annotated[int | None, typer.Option(help="Difficulty of generated problems.", rich_help_panel=SOURCE)]
-Seed = Annotated[int | None, typer.Option(help="Seed of generated problems.", rich_help_panel=SOURCE)]
-Count = Annotated[int | None, typer.Option(help="Generated rows of train.", rich_help_panel=SOURCE)]
-TestCount = Annotated[int | None, typer.Option(help="Generated rows of test.", rich_help_panel=SOURCE)]
-Split = Annotated[str | None, typer.Option(help="Only this one: train or test.", rich_help_panel=ROWS)]
-MinPromptChars = Annotated[int | None, typer.Option(min=1, rich_help_panel=ROWS)]
-MaxPromptChars = Annotated[int | None, typer.Option(min=1, rich_help_panel=ROWS)]
-MaxPromptTokens = Annotated[int | None, typer.Option(min=1, help="As --tokenizer counts.", rich_help_panel=ROWS)]
-Tokenizer = Annotated[str | None, typer.Option(help="A model's folder or hub id.", rich_help_panel=ROWS)]
-Dedup = Annotated[bool, typer.Option("--dedup", help="Keep the first of equal prompts.", rich_help_panel=ROWS)]
-Decontaminate = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FILE,…",
-        help="Leave out train rows that are in these evaluation sets (parquet); repeatable.",
-        rich_help_panel=ROWS,
-    ),
-]
-Ngram = Annotated[int | None, typer.Option(min=1, help="Words in a row that are compared (13).", rich_help_panel=ROWS)]
-NgramShare = Annotated[
-    float | None,
-    typer.Option(
-        min=0.001,
-        max=1.0,
-        help="Leave a row out if it has this share of an evaluation prompt's n-grams, or more (0.5).",
-        rich_help_panel=ROWS,
-    ),
-]
-Shuffle = Annotated[int | None, typer.Option(metavar="SEED", help="Shuffle each split.", rich_help_panel=ROWS)]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most N rows a split.", rich_help_panel=ROWS)]
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Do not verify each row's own answer.", rich_help_panel=ROWS)]
-SkipBad = Annotated[
-    bool,
-    typer.Option(
-        "--skip-bad",
-        help="Leave out and count malformed rows instead of stopping.",
-        rich_help_panel=ROWS,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel=OUTPUT)]
-
-
 @app.command("NAME")
 def prep(
-    name: Name,
-    out: Out = None,
-    output_format: OutputFormat = "verl",
-    source: Source = None,
-    subset: Subset = None,
-    columns: Columns = None,
-    verifier: Verifier = None,
-    data_source: DataSource = None,
-    ability: Ability = None,
-    instruction: Instruction = None,
-    task: Task = None,
-    difficulty: Difficulty = None,
-    seed: Seed = None,
-    count: Count = None,
-    test_count: TestCount = None,
-    split: Split = None,
-    min_prompt_chars: MinPromptChars = None,
-    max_prompt_chars: MaxPromptChars = None,
-    max_prompt_tokens: MaxPromptTokens = None,
-    tokenizer: Tokenizer = None,
-    dedup: Dedup = False,
-    decontaminate: Decontaminate = None,
-    ngram: Ngram = None,
-    ngram_share: NgramShare = None,
-    shuffle: Shuffle = None,
-    limit: Limit = None,
-    no_check: NoCheck = False,
-    skip_bad: SkipBad = False,
-    as_json: AsJson = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The dataset; rlcli prep list shows all.")],
+    out: Annotated[Path | None, of_output(help="Folder to write to (default: data/NAME).")] = None,
+    output_format: Annotated[str, of_output("--format", help="verl: for rlcli and verl. trl: flat.")] = "verl",
+    source: Annotated[str | None, of_source(help="Hub id, or local folder or file.")] = None,
+    subset: Annotated[str | None, of_source(help="A named part of the source.")] = None,
+    columns: Annotated[
+        list[str] | None,
+        of_source(metavar="OURS=THEIRS,…", help="Which columns of the source to read."),
+    ] = None,
+    verifier: Annotated[str | None, of_source(help="Verifier of every row.")] = None,
+    data_source: Annotated[str | None, of_source(help="The dataset's name in every row.")] = None,
+    ability: Annotated[str | None, of_source(help="The ability in every row.")] = None,
+    instruction: Annotated[str | None, of_source(help="Text that is added to each question.")] = None,
+    task: Annotated[str | None, of_source(help="Task of a generator.")] = None,
+    difficulty: Annotated[int | None, of_source(help="Difficulty of generated problems.")] = None,
+    seed: Annotated[int | None, of_source(help="Seed of generated problems.")] = None,
+    count: Annotated[int | None, of_source(help="Generated rows of train.")] = None,
+    test_count: Annotated[int | None, of_source(help="Generated rows of test.")] = None,
+    split: Annotated[str | None, of_rows(help="Only this one: train or test.")] = None,
+    min_prompt_chars: Annotated[int | None, of_rows(min=1)] = None,
+    max_prompt_chars: Annotated[int | None, of_rows(min=1)] = None,
+    max_prompt_tokens: Annotated[int | None, of_rows(min=1, help="As --tokenizer counts.")] = None,
+    tokenizer: Annotated[str | None, of_rows(help="A model's folder or hub id.")] = None,
+    dedup: Annotated[bool, of_rows("--dedup", help="Keep the first of equal prompts.")] = False,
+    decontaminate: Annotated[
+        list[str] | None,
+        of_rows(metavar="FILE,…", help="Leave out train rows that are in these evaluation sets (parquet); repeatable."),
+    ] = None,
+    ngram: Annotated[int | None, of_rows(min=1, help="Words in a row that are compared (13).")] = None,
+    ngram_share: Annotated[
+        float | None,
+        of_rows(
+            min=0.001,
+            max=1.0,
+            help="Leave a row out if it has this share of an evaluation prompt's n-grams, or more (0.5).",
+        ),
+    ] = None,
+    shuffle: Annotated[int | None, of_rows(metavar="SEED", help="Shuffle each split.")] = None,
+    limit: Annotated[int | None, of_rows(min=1, help="At most N rows a split.")] = None,
+    no_check: Annotated[bool, of_rows("--no-check", help="Do not verify each row's own answer.")] = False,
+    skip_bad: Annotated[
+        bool,
+        of_rows("--skip-bad", help="Leave out and count malformed rows instead of stopping."),
+    ] = False,
+    as_json: Annotated[bool, of_output("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make train.parquet and test.parquet from a dataset.
 
@@ -233,7 +195,6 @@ def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
 
 
 def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_format: str, as_json: bool) -> None:
-    from rlcli.cli import console
     from rlcli.cli.progress import progress
     from rlcli.data.prompts.provenance import provenance
     from rlcli.hub import offline_unless_reachable
@@ -314,8 +275,6 @@ def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
 
 def _tell(made: Prepared) -> None:
     """Print the rows that each step left out."""
-    from rlcli.cli import console
-
     for step in made.steps:
         for why, count in step.removed.items():
             if count:
@@ -325,7 +284,6 @@ def _tell(made: Prepared) -> None:
 
 
 def _show(example: Prompt) -> None:
-    from rlcli.cli import console
     from rlcli.tracking.console import printable
 
     console.plain("example:")

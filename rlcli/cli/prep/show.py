@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli import console
+from rlcli.cli.options import Json, JsonObject
 from rlcli.errors import DataError, RlcliError
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ CELL = 400
 """Characters of a value of the first row that are shown."""
 
 
-def describe_all(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def describe_all(as_json: Json = False) -> None:
     """List the datasets that can be prepared, built in or from other packages.
 
     Examples:
@@ -26,7 +28,6 @@ def describe_all(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
 
       rlcli prep list --json
     """
-    from rlcli.cli import console
     from rlcli.prep.converters import CONVERTERS, converter_named
 
     found = {}
@@ -45,7 +46,7 @@ def describe_all(as_json: Annotated[bool, typer.Option("--json", help="Print JSO
 
 def show_one(
     name: Annotated[str, typer.Argument(help="A dataset, or a parquet file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Show what a dataset is and which options it reads; or a parquet file's columns, origin and first row.
 
@@ -55,7 +56,6 @@ def show_one(
 
       rlcli prep show data/gsm8k/train.parquet --json
     """
-    from rlcli.cli import console
     from rlcli.prep.converters import converter_named
 
     if name.endswith(".parquet") or Path(name).exists():
@@ -83,8 +83,6 @@ def _describe(name: str, converter: Converter) -> dict[str, Any]:
 
 
 def _tell_dataset(shown: dict[str, Any]) -> None:
-    from rlcli.cli import console
-
     console.plain(f"{shown['name']}: {shown['summary']}")
     rows = [(key, shown[key]) for key in ("source", "verifier", "reference", "package") if shown[key]]
     console.show(console.table(["", "what"], rows))
@@ -119,7 +117,6 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _tell_file(shown: dict[str, Any]) -> None:
-    from rlcli.cli import console
     from rlcli.tracking.console import printable
 
     def cell(value: object) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.group import Group
+from rlcli.cli.options import Json
 
 if TYPE_CHECKING:
     from rlcli.config.importing import Imported, Line
@@ -34,7 +35,7 @@ def import_config(
     file: Annotated[Path, typer.Argument(help="A verl script or YAML, or a TRL YAML, JSON or Python file.")],
     out: Annotated[Path | None, typer.Option(help="Recipe to write (.toml); default: print it.")] = None,
     processes: Annotated[int, typer.Option(min=1, max=100_000, help="Processes that TRL runs with.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Turn a configuration of verl or TRL into a recipe, and list what has no counterpart. Nothing in it is executed.
 

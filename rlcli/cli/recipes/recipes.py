@@ -12,6 +12,7 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.group import Group
+from rlcli.cli.options import Json, RecipeName
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
 # The configuration and its schema are imported inside the commands: `rlcli --help` does not need them.
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List, show, compare, copy and explain training recipes.")
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RecipeName = Annotated[str, typer.Argument(help="A recipe's name, or a path to a .toml file.")]
 
 
 @app.command("list")

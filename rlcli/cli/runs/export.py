@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rlcli.cli.console import emit_json, plain, show, table
+from rlcli.cli.options import JsonObject
+
 if TYPE_CHECKING:
     from rlcli.export.types import Export
 
@@ -33,7 +36,7 @@ def export(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Skip the comparisons with the base and with the trainer.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Write a checkpoint as a folder for transformers, vLLM and the hub.
 
@@ -75,8 +78,6 @@ def export(
 
 
 def _print(made: Export, url: str, as_json: bool) -> None:
-    from rlcli.cli.console import emit_json, plain, show, table
-
     if as_json:
         emit_json({**asdict(made), "pushed": url or None})
         return

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from rlcli.cli import console
 from rlcli.cli.group import Group
+from rlcli.cli.options import Json, JsonResult, RayAddress, ShowSamples
 from rlcli.cli.supervised import supervised
 from rlcli.errors import ConfigError
 
@@ -19,7 +21,6 @@ from rlcli.errors import ConfigError
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs, show one, resume one.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunName = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name below runs/.")]
 LAST_EVENTS = 12
 
@@ -37,7 +38,6 @@ def list_runs(
 
       rlcli runs list --json
     """
-    from rlcli.cli import console
     from rlcli.runs.listing import runs_in
 
     found = runs_in(root)
@@ -75,7 +75,6 @@ def show(run: RunName, json: Json = False) -> None:
 
       rlcli runs show runs/grpo-1 --json
     """
-    from rlcli.cli import console
     from rlcli.launch.resume import find_run
     from rlcli.runs.folder import events_of
     from rlcli.runs.listing import check_readable, checkpoints_of, run_at
@@ -117,12 +116,10 @@ def resume(
     sets: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key that may change; repeatable.")
     ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")
-    ] = None,
-    show_samples: Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")] = 0,
+    ray_address: RayAddress = None,
+    show_samples: ShowSamples = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would change and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: JsonResult = False,
 ) -> None:
     """Resume a run from its newest intact checkpoint, in its folder. Same as: rlcli train --resume RUN
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli.console import emit_json, plain, show, table
+from rlcli.cli.options import Sets
 from rlcli.cli.train.datasets import data_sets
 
 if TYPE_CHECKING:
@@ -39,9 +41,7 @@ def plan(
     ] = "",
     workers: Annotated[int | None, typer.Option(help="Workers that train (default: all of --gpus).")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
-    ] = None,
+    sets: Sets = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; memory in GiB.")] = False,
 ) -> None:
     """Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.
@@ -63,8 +63,6 @@ def plan(
     notes: list[str] = []
     found, rows = planned(recipe, flags, sets or [], gpus, notes.append)
     if as_json:
-        from rlcli.cli.console import emit_json
-
         emit_json(found.as_dict() | {"plan": dict(rows), "notes": notes})
         return
     show_plan(found, rows, notes)
@@ -72,8 +70,6 @@ def plan(
 
 def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
     """Print the plan, memory as bars and by part, time, disk, and which sizes could grow or must shrink."""
-    from rlcli.cli.console import plain, show, table
-
     show(table(["plan", ""], rows))
     show(_bars(found))
     show(_parts(found))
@@ -160,7 +156,6 @@ def _colours(found: Forecast) -> dict[str, str]:
 
 
 def _verdict(found: Forecast) -> None:
-    from rlcli.cli.console import plain
     from rlcli.planner.solve import shortfall
 
     plain("fits" if found.fits else f"does not fit: {shortfall(found.setting)}")

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.options import JsonFigures
 from rlcli.files import cache_folder
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
@@ -23,7 +25,7 @@ def quickstart(
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: up to 2, one a core).")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of reinforcement learning.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Where the warm start is kept (default: ~/.cache/rlcli).")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    as_json: JsonFigures = False,
 ) -> None:
     """Make a tiny model, warm it up, train it with GRPO and show what it learned. Minutes on two CPU cores.
 
@@ -37,7 +39,6 @@ def quickstart(
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
-    from rlcli.cli.console import stderr
     from rlcli.launch.preflight import check_machine, prepare
     from rlcli.runs.folder import RunFolder, default_out
     from rlcli.tracking.console import View
@@ -91,7 +92,6 @@ def _prepare_data(folder: Path, seed: int) -> Path:
 def _warm_start(cache: Path, data: Path, seed: int) -> Any:
     from rich.progress import Progress
 
-    from rlcli.cli.console import stderr
     from rlcli.quickstart.warm_start import warm_start
 
     with Progress(console=stderr(), transient=True, disable=not stderr().is_terminal) as progress:
@@ -102,7 +102,6 @@ def _warm_start(cache: Path, data: Path, seed: int) -> Any:
 
 
 def _show(result: dict[str, Any], target: Path, data: Path, as_json: bool) -> None:
-    from rlcli.cli.console import emit_json, plain, show, table
     from rlcli.tracking.plots import reward_curve_text
 
     if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rlcli.attempt import INTERRUPTED
+from rlcli.cli.console import emit_json, plain, show, stderr, table
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
@@ -66,7 +67,6 @@ def resume_training(
     profile: bool = False,
 ) -> None:
     """Continue a run in its folder, unless it is finished already."""
-    from rlcli.cli.console import stderr
     from rlcli.launch.outcome import finished
     from rlcli.launch.prewarm import EarlyStart
     from rlcli.launch.resume import resumption
@@ -150,8 +150,6 @@ def try_run(
 
 def print_result(outcome: dict[str, Any], as_json: bool) -> None:
     """Print the result of a run or dry run. Exits with 130 if the run was interrupted."""
-    from rlcli.cli.console import emit_json, plain, show, table
-
     if as_json:
         emit_json(outcome)
     elif "plan" in outcome:

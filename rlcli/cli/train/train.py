@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples
 from rlcli.cli.supervised import supervised, train_folder
 from rlcli.cli.train.datasets import data_sets, one_or_all
 from rlcli.cli.train.run import resume_training, run_training
@@ -17,74 +18,57 @@ if TYPE_CHECKING:
     from rlcli.config.load import Resolved
 
 
-Recipe = Annotated[str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")]
-Model = Annotated[str | None, typer.Option(help="Folder or hub id of the model.")]
-Data = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="PATH[:WEIGHT]",
-        help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
-    ),
-]
-EvalData = Annotated[
-    list[str] | None,
-    typer.Option(help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable."),
-]
-Out = Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")]
-Resume = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN", help="Resume the run in this folder from its newest checkpoint, in place."),
-]
-Steps = Annotated[int | None, typer.Option(help="Steps of the run.")]
-Workers = Annotated[int | None, typer.Option(help="Worker processes, one a device.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")]
-Verifier = Annotated[
-    str | None, typer.Option(help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.")
-]
-Deterministic = Annotated[
-    bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")
-]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
-]
-RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")]
-ShowSamples = Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")]
-Memory = Annotated[
-    str | None,
-    typer.Option(metavar="auto", help="auto: the largest micro-batch and engine share of a GPU that fit."),
-]
-Profile = Annotated[
-    bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the derived plan and exit.")]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Replace the run in the run folder and its checkpoints, unless it is alive."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
-
-
 @supervised(train_folder)
 def train(
-    recipe: Recipe = None,
-    model: Model = None,
-    data: Data = None,
-    eval_data: EvalData = None,
-    out: Out = None,
-    resume: Resume = None,
-    steps: Steps = None,
-    workers: Workers = None,
-    seed: Seed = None,
-    verifier: Verifier = None,
-    deterministic: Deterministic = False,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Folder or hub id of the model.")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH[:WEIGHT]",
+            help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
+        ),
+    ] = None,
+    eval_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Resume the run in this folder from its newest checkpoint, in place."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes, one a device.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")
+    ] = False,
     sets: Sets = None,
     ray_address: RayAddress = None,
     show_samples: ShowSamples = 0,
-    memory: Memory = None,
-    profile: Profile = False,
-    dry_run: DryRun = False,
-    force: Force = False,
-    as_json: AsJson = False,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="auto", help="auto: the largest micro-batch and engine share of a GPU that fit."),
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, print the derived plan and exit.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace the run in the run folder and its checkpoints, unless it is alive."),
+    ] = False,
+    as_json: JsonResult = False,
 ) -> None:
     """Train a model by reinforcement learning with verifiable rewards.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli import console
+from rlcli.cli.options import Deadline, JsonReport, Processes
 from rlcli.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -29,12 +30,10 @@ def audit_verifier(
     seed: Annotated[int, typer.Option(help="Seed for choosing each row's mutations.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the full report as one HTML file.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")] = None,
-    deadline: Annotated[
-        float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")
-    ] = 5.0,
+    processes: Processes = None,
+    deadline: Deadline = 5.0,
     sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    as_json: JsonReport = False,
 ) -> None:
     """Test a verifier on a dataset's right answers and on mutations of them, and report whether it passes.
 

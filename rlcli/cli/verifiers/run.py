@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli import console
+from rlcli.cli.options import Deadline, Processes, VerifierName
 from rlcli.cli.progress import progress
 from rlcli.errors import ConfigError, RunFailed
 
@@ -24,27 +25,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-Name = Annotated[str, typer.Argument(help="Name, path/to/file.py:function, or an expression of these.")]
-Source = Annotated[str, typer.Option("--input", help="JSON Lines file of responses (.gz too); -: standard input.")]
-Output = Annotated[
-    str | None, typer.Option(help="File for the scored rows (.gz too); -: standard output; unset: no rows.")
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")]
-Processes = Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")]
-Deadline = Annotated[float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")]
-Sandbox = Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")]
-
-
 def run_verifier(
-    name: Name,
-    source: Source,
-    output: Output = None,
-    skip_bad: SkipBad = False,
+    name: VerifierName,
+    source: Annotated[str, typer.Option("--input", help="JSON Lines file of responses (.gz too); -: standard input.")],
+    output: Annotated[
+        str | None, typer.Option(help="File for the scored rows (.gz too); -: standard output; unset: no rows.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
     processes: Processes = None,
     deadline: Deadline = 5.0,
-    sandbox: Sandbox = "",
-    as_json: AsJson = False,
+    sandbox: Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
 ) -> None:
     """Score responses: each row keeps its fields and gains score, outcome, extracted and seconds.
 

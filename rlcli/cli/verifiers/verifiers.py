@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from rlcli.cli import console
 from rlcli.cli.group import Group
+from rlcli.cli.options import Json, VerifierName
 from rlcli.cli.verifiers.audit import audit_verifier
 from rlcli.cli.verifiers.run import run_verifier
 
@@ -28,7 +29,7 @@ EXAMPLES = {
 
 
 @app.command("list")
-def list_verifiers(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_verifiers(json: Json = False) -> None:
     """List the verifiers that are installed, built in or from other packages.
 
     Examples:
@@ -49,8 +50,8 @@ def list_verifiers(json: Annotated[bool, typer.Option("--json", help="Print JSON
 
 @app.command("show")
 def show_verifier(
-    name: Annotated[str, typer.Argument(help="Name, path/to/file.py:function, or an expression of these.")],
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: VerifierName,
+    json: Json = False,
 ) -> None:
     """Show what a verifier reads, its options and an example that it accepts.
 

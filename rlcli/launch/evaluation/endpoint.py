@@ -11,10 +11,9 @@ from typing import Any
 from rlcli.cluster.ray_session import worker_threads
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
-from rlcli.data.prompts.prompts import read_prompts
 from rlcli.data.samples import PartWriter, sample_row
 from rlcli.errors import EndpointError
-from rlcli.evaluation.report import PURPOSE, EvalReport, report_of
+from rlcli.evaluation.report import PURPOSE
 from rlcli.evaluation.responses import COLUMNS, Responses
 from rlcli.launch.verifiers import check_verifiers
 from rlcli.orchestrator.dispatcher import OnProgress
@@ -24,23 +23,6 @@ from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.types import Prompt, Verdict, VerifyRequest
 
 SETTLE_EVERY_S = 0.25
-
-
-def evaluate_served(
-    endpoint: str, config: RunConfig, *, on_progress: OnProgress = lambda done, total: None
-) -> EvalReport:
-    """Ask the model at `endpoint` (config.model.path is its served name, or empty for the only one) for
-    `evaluation.samples` responses to each prompt of `evaluation.data`, and verify them.
-
-    Needs neither torch nor ray. Raises EndpointError if the model cannot be reached.
-    """
-    settings = config.evaluation
-    prompts = read_prompts(settings.paths[0], "test", config.verifier.name)[: settings.max_prompts or None]
-    wanted = [tuple(range(settings.samples))] * len(prompts)
-    client = client_of(endpoint, config)
-    with scoring(config, prompts)() as scorer:
-        responses = ask(client, scorer, config, prompts, wanted, save_as="", on_progress=on_progress)
-    return report_of(responses, prompts)
 
 
 def client_of(endpoint: str, config: RunConfig) -> ChatClient:

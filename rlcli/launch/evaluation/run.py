@@ -42,11 +42,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The results. reports: by dataset. overall: all prompts of all datasets together. average: of the datasets'
-    pass@1, each counting the same. generated: responses of this call; the others existed."""
+    """The results. prompts: of all datasets. reports: by dataset. overall: all prompts of all datasets together.
+    average: of the datasets' pass@1, each counting the same. generated: responses of this call; the others existed."""
 
     model: str
     data: dict[str, str]
+    prompts: Sequence[Prompt]
     reports: dict[str, EvalReport]
     overall: EvalReport
     average: Estimate
@@ -245,6 +246,7 @@ def _evaluation(
     evaluation = Evaluation(
         model,
         dict(zip(names, request.paths, strict=True)),
+        prompts,
         reports,
         report_of(joined(whole, offsets), prompts, request.by) if len(reports) > 1 else next(iter(reports.values())),
         average_of([report.values["pass@1"] for report in reports.values()]),
