@@ -145,7 +145,7 @@ def check_transformers() -> Finding:
 def check_vllm() -> Finding:
     """vLLM imports, in a supported release."""
     if missing("vllm"):
-        return _absent("vllm")
+        return Finding("vllm", Status.WARN, "not installed: only rollout.engine = transformers", INSTALL)
     found, said = probe("import vllm; from vllm import LLM; report(version=vllm.__version__)")
     if found is None:
         return Finding("vllm", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")

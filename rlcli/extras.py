@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 from rlcli.errors import SetupError
 
-TRAINING = ("torch", "transformers", "ray", "vllm", "peft")
-"""The modules that the extras `rlcli[cpu]` and `rlcli[gpu]` install."""
+TRAINING = ("torch", "transformers", "ray", "peft")
+"""The modules that training needs besides its engine's; the extras `rlcli[cpu]` and `rlcli[gpu]` add vLLM."""
 
 INSTALL = (
     "install the extra: uv pip install --torch-backend=cpu 'rlcli[cpu]', or 'rlcli[gpu]' on a machine with an NVIDIA "

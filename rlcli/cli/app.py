@@ -123,7 +123,7 @@ def _mendable(error: Exception) -> RlcliError | None:
     if isinstance(error, TyperException):
         context = getattr(error, "ctx", None)
         return RlcliError(error.format_message().rstrip("."), f"see {context.command_path if context else 'rlcli'} -h")
-    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in TRAINING:
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] in (*TRAINING, "vllm"):
         return not_installed(error.name.partition(".")[0])
     return error if isinstance(error, RlcliError) else _bad_path(error)
 

@@ -31,6 +31,7 @@ ALLOWED: Mapping[str, str] = {
     "model.compile": ROUNDING,
     "cluster.address": NOTHING,
     "cluster.*": ROUNDING,
+    "rollout.engine": ROUNDING,
     "rollout.workers": ROUNDING,
     "rollout.tensor_parallel": ROUNDING,
     "rollout.max_concurrent": ROUNDING,

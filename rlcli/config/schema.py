@@ -91,6 +91,10 @@ class Data(Section):
 
 
 class Rollout(Section):
+    engine: str = Field(
+        default="vllm",
+        description="What generates responses: vllm, transformers (without vLLM, slower) or an installed plugin.",
+    )
     prompts_per_step: Positive = Field(default=32, description="Prompts (groups) per step.")
     samples_per_prompt: Positive = Field(default=8, description="Responses generated for each prompt.")
     max_response_tokens: Positive = Field(default=1024, description="Maximum response length.")
@@ -103,7 +107,7 @@ class Rollout(Section):
     workers: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Separate workers for the engines; 0: each of cluster.workers hosts one."
     )
-    tensor_parallel: Positive = Field(default=1, description="Workers that share one vLLM engine.")
+    tensor_parallel: Positive = Field(default=1, description="Workers that share one engine.")
     max_concurrent: Positive = Field(default=256, description="Responses that one engine generates concurrently.")
     oversample: Annotated[float, Field(ge=1.0, le=4.0)] = Field(
         default=1.0,

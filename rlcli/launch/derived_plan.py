@@ -169,7 +169,9 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
     each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
     rollout, shaping = config.rollout, config.shaping
     greedy = " and one greedy response a prompt" if algorithm.needs_baselines else ""
+    how = ", linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported, and corrected by "
     rows = [
+        ("engine", rollout.engine + (f"{how}{config.algorithm.correction}" if rollout.quantization else "")),
         ("samples an engine", f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once"),
         ("sampling", f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}"),
         *_ending_rows(prepared),
@@ -183,9 +185,6 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
                 "continue in the next",
             )
         )
-    if rollout.quantization:
-        how = "linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported"
-        rows.append(("engine", f"{how}, and corrected by {config.algorithm.correction}"))
     if config.async_.staleness:
         ahead = f"while the previous step is trained, by a policy {config.async_.staleness} step behind"
         rows.append(("generated ahead", f"{ahead}; corrected by {config.algorithm.correction}"))

@@ -22,6 +22,7 @@ from rlcli.errors import ConfigError, DataError, ModelError
 from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
+from rlcli.launch.engine import check_adapter, check_engine
 from rlcli.launch.verifiers import check_verifiers
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
@@ -90,8 +91,11 @@ def prepare(
 
     # Cheapest checks first: those that import torch and transformers, which takes seconds, come last.
     _check_given(config, train)
+    check_engine(config, train=train)
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
+    dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
+    check_adapter(config, dtype, adapter)
     name, none = config.verifier.name, list[Prompt]()
     data, held_out = config.data.paths, config.evaluation.paths
     train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name) if train else none
@@ -117,7 +121,6 @@ def prepare(
     notes = [note for rows in (train_rows, test_rows) for note in chat_template.check(tokenizer, rows)]
     for note in dict.fromkeys(notes):
         on_note(note)
-    dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
 
     def ready(rows: Sequence[Prompt], what: str, response: str = "") -> TokenizedPrompts:
         return _tokenized(rows, what, config, tokenizer, response, on_note, on_progress)

@@ -48,7 +48,8 @@ class EarlyStart:
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._pool = policy_pool(config, device)
-        engine = not config.rollout.workers and bool(config.evaluation.data or not config.data.response)
+        generates = not config.rollout.workers and bool(config.evaluation.data or not config.data.response)
+        engine = config.rollout.engine if generates else ""
         self._thread = threading.Thread(target=self._run, args=(self._pool, config.all_workers, engine), daemon=True)
         self._thread.start()
 
@@ -82,7 +83,7 @@ class EarlyStart:
         self._pool = None
         return self._placed.result()
 
-    def _run(self, pool: Pool, workers: int, engine: bool) -> None:
+    def _run(self, pool: Pool, workers: int, engine: str) -> None:
         try:
             with local(workers, lambda what, why: self._on_lost(what, why)):
                 if self._done.is_set():  # Refused or interrupted meanwhile: the caller only waits for the shutdown.

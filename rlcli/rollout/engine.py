@@ -1,11 +1,20 @@
-"""The interface between the trainer and an inference engine: one protocol, tokens in, tokens and log-probs out."""
+"""The interface between the trainer and an inference engine: tokens in, tokens and log-probs out; weights in.
+
+`Engine` is what a class must have to generate for a run. `rollout.engine` names one of the entry-point group
+`rlcli.engines`:
+
+    [project.entry-points."rlcli.engines"]
+    mine = "my_package.engine:MyEngine"
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from rlcli.errors import ConfigError
+from rlcli.registry import Registry
 from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -59,12 +68,33 @@ def shared_memory_prefix(group_id: str) -> str:
     return f"rlcli-{group_id}-"
 
 
-class RolloutEngine(Protocol):
-    """Interface of an engine to its worker. Workers that share one engine (tensor parallel) make the same calls in the
-    same order with the same arguments.
+@dataclass(frozen=True)
+class EngineSpec:
+    """The engine's settings. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets the engine
+    take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
+    first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing."""
 
-    One step: `begin`, `add` and `step` until nothing is `unfinished`, or `abort` → `sleep` (the trainer uses the
-    memory) → `wake_weights` → `load_weights` or `load_adapter` → `verify` → `wake_cache` → `probe`.
+    model: str
+    dtype: str
+    device: str
+    max_length: int
+    max_concurrent: int
+    tensor_parallel: int
+    lora_rank: int
+    weights_follow: bool
+    kv_cache_bytes: int | None
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    stop_token_ids: tuple[int, ...]
+    group_id: str
+    quantization: str = ""
+
+
+class Generator(Protocol):
+    """Generates responses. Workers that share one engine (tensor parallel) make the same calls in the same order with
+    the same arguments.
+
+    One generation: `begin`, `add` and `step` until nothing is `unfinished`, or `abort`.
     """
 
     @property
@@ -97,20 +127,34 @@ class RolloutEngine(Protocol):
         """The value of the first of the workers that share this engine."""
         ...
 
-    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
-        """Yield each response as it finishes, in any order."""
-        ...
-
     def prompt_log_probs(self, tokens: np.ndarray) -> np.ndarray:
         """float32 `[len(tokens) - 1]`: log-prob of each token after the first, at temperature 1."""
         ...
+
+    def cached_tokens(self, prompt: np.ndarray) -> int:
+        """Make the prefix cache hold one block, which repeats `prompt`; returns how many of its tokens were cached
+        already. 0 if the engine sleeps, or has no prefix cache."""
+        ...
+
+    def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
+        """`cached_tokens` and `prompt_log_probs` of `tokens`, in one step of the engine."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; the engine is not used again."""
+        ...
+
+
+class WeightReceiver(Protocol):
+    """Takes over the trained weights: `load_weights` or `load_adapter`, then `verify`."""
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Load full tensors under checkpoint names, in any order, and forget all cached prefixes."""
         ...
 
     def load_adapter(self, folder: str) -> None:
-        """Load a LoRA adapter from a folder in peft's format; later calls replace it."""
+        """Load a LoRA adapter from a folder in peft's format; later calls replace it. Called only if `settings`
+        contains "lora"."""
         ...
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
@@ -118,17 +162,14 @@ class RolloutEngine(Protocol):
         workers that share the engine."""
         ...
 
-    def cached_tokens(self, prompt: np.ndarray) -> int:
-        """Make the prefix cache hold one block, which repeats `prompt`; returns how many of its tokens were cached
-        already. 0 if the engine sleeps."""
-        ...
 
-    def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
-        """`cached_tokens` and `prompt_log_probs` of `tokens`, in one step of the engine."""
-        ...
+@runtime_checkable
+class Colocated(Protocol):
+    """Shares a device with a trainer: `sleep` (the trainer uses the memory) → `wake_weights` → load and verify →
+    `wake_cache`. An engine without these needs workers of its own (`rollout.workers`)."""
 
     def sleep(self) -> None:
-        """Release the accelerator's memory. A no-op on CPUs."""
+        """Release the device's memory, as far as the engine can."""
         ...
 
     def wake_weights(self) -> None:
@@ -139,6 +180,54 @@ class RolloutEngine(Protocol):
         """Allocate the memory of the KV cache again."""
         ...
 
-    def close(self) -> None:
-        """Free everything; the engine is not used again."""
+
+class Engine(Generator, WeightReceiver, Protocol):
+    """What an entry point of `rlcli.engines` names: a class that is constructed from an `EngineSpec` in each worker,
+    after torch.distributed is initialised. Importing its module must be cheap: the controller does so too.
+
+    requires: modules that must be installed. settings: which of `ENGINE_KEYS` it implements; a run that sets another
+    one is refused. on_step: called before each step of a generation.
+    """
+
+    requires: ClassVar[tuple[str, ...]]
+    settings: ClassVar[frozenset[str]]
+    spec: EngineSpec
+    on_step: Callable[[], None]
+
+    def __init__(self, spec: EngineSpec) -> None: ...
+
+    @staticmethod
+    def preload() -> None:
+        """Import what the first engine of a process would import."""
         ...
+
+    @staticmethod
+    def check_beside_trainer(capability: tuple[int, int]) -> None:
+        """Raise `SetupError` if no model can be trained in a process with this engine, on GPUs of this compute
+        capability."""
+        ...
+
+
+ENGINES: Registry[type[Engine]] = Registry("engine", "rlcli.engines")
+
+ENGINE_KEYS = (
+    *("rollout.tensor_parallel", "rollout.quantization", "rollout.gpu_memory_utilization", "rollout.kv_cache_mb"),
+    "rollout.enforce_eager",
+)
+"""Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16.)"""
+
+
+def engine_named(name: str) -> type[Engine]:
+    """The class of the engine `name`. Raises `ConfigError` with the existing names."""
+    if name not in ENGINES.names():
+        raise ConfigError(f"rollout.engine = '{name}': there is no such engine", f"give {' or '.join(ENGINES.names())}")
+    return ENGINES.get(name)
+
+
+def finished(engine: Generator, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
+    """One whole generation: yields each response as it finishes, in any order."""
+    engine.begin(sampling)
+    for request in requests:
+        engine.add(request)
+    while engine.unfinished:
+        yield from engine.step()

@@ -6,14 +6,13 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import SetupError
 from rlcli.rollout import base_layout, cpu_kernels
 from rlcli.rollout import sampling as own_sampling
-from rlcli.rollout.engine import Generation, GenerationRequest, Sampling, shared_memory_prefix
+from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
 
 if TYPE_CHECKING:
     from rlcli.model.weight_check.checksum import Sent
@@ -41,31 +40,12 @@ CPU_BLOCK = 32
 whole blocks of a prompt are shared by its samples."""
 
 
-@dataclass(frozen=True)
-class EngineSpec:
-    """The engine's settings. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets vLLM take
-    its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the first
-    use, so the checkpoint need not be read. quantization: a key of QUANTIZED, or nothing."""
-
-    model: str
-    dtype: str
-    device: str
-    max_length: int
-    max_concurrent: int
-    tensor_parallel: int
-    lora_rank: int
-    weights_follow: bool
-    kv_cache_bytes: int | None
-    gpu_memory_utilization: float
-    enforce_eager: bool
-    stop_token_ids: tuple[int, ...]
-    group_id: str
-    quantization: str = ""
-
-
 class VllmEngine:
-    """The RolloutEngine on vLLM. torch.distributed is initialised before this is built: vLLM joins that world, and
-    consecutive ranks form the tensor-parallel groups. `on_step` is called before each step of a generation."""
+    """The `Engine` on vLLM, which joins the world of torch.distributed: consecutive ranks form the tensor-parallel
+    groups."""
+
+    requires = ("vllm",)
+    settings = frozenset({*ENGINE_KEYS, "lora"})
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -117,6 +97,24 @@ class VllmEngine:
         if spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.install)
 
+    @staticmethod
+    def preload() -> None:
+        with _global_state_kept():
+            import vllm
+
+            assert vllm.LLM
+
+    @staticmethod
+    def check_beside_trainer(capability: tuple[int, int]) -> None:
+        """On GPUs of compute capability 8.x vLLM's batch-invariant mode replaces `aten::linear` and `aten::matmul` in
+        the whole process. For such a replacement torch needs `aten::linear_backward`, which does not exist on GPUs."""
+        if capability[0] == 8 and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
+            raise SetupError(
+                "train.deterministic: on GPUs of compute capability 8.x (A100, A10, L4 and the like) vLLM's kernels "
+                "for it replace torch's in the whole process, and have no derivative, so no model could be trained",
+                "give the engines separate workers (--set rollout.workers=1), or leave train.deterministic out",
+            )
+
     @property
     def unfinished(self) -> int:
         return len(self._keys)
@@ -163,14 +161,6 @@ class VllmEngine:
 
         agreed: T = get_tp_group().broadcast_object(value, src=0)
         return agreed
-
-    def generate(self, requests: Sequence[GenerationRequest], sampling: Sampling) -> Iterator[Generation]:
-        self.begin(sampling)
-        for request in requests:
-            self.add(request)
-        while self._engine.has_unfinished_requests():
-            yield from self.step()
-        assert not self._keys, f"{len(self._keys)} requests vanished from the engine"
 
     def prompt_log_probs(self, tokens: Any) -> Any:
         (output,) = self._finished([self._ask(tokens, prompt_logprobs=0)])
@@ -355,14 +345,6 @@ def _generation(key: int, output: Any) -> Generation:
     )
 
 
-def import_vllm() -> None:
-    """Import now what the first engine would import."""
-    with _global_state_kept():
-        import vllm
-
-        assert vllm.LLM
-
-
 def check_version() -> str:
     """The installed vLLM's version; SetupError if this file does not support it."""
     import vllm
@@ -374,19 +356,6 @@ def check_version() -> str:
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
     return str(version)
-
-
-def check_trains_beside(capability: tuple[int, int]) -> None:
-    """SetupError if no model could be trained in a process whose vLLM is in its batch-invariant mode.
-
-    On GPUs of compute capability 8.x that mode replaces `aten::linear` and `aten::matmul` in the whole process. For
-    such a replacement torch needs `aten::linear_backward`, which does not exist on GPUs."""
-    if capability[0] == 8 and os.environ.get("VLLM_BATCH_INVARIANT") == "1":
-        raise SetupError(
-            "train.deterministic: on GPUs of compute capability 8.x (A100, A10, L4 and the like) vLLM's kernels for it "
-            "replace torch's in the whole process, and have no derivative, so no model could be trained",
-            "give the engines separate workers (--set rollout.workers=1), or leave train.deterministic out",
-        )
 
 
 def _on_cpu(spec: EngineSpec) -> dict[str, Any]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
 from rlcli.data.prompts.chat_template import stop_tokens
-from rlcli.rollout.engine import shared_memory_prefix
-
-if TYPE_CHECKING:
-    from rlcli.rollout.vllm_engine import EngineSpec
+from rlcli.rollout.engine import EngineSpec, shared_memory_prefix
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,6 @@ class WorkerSpec:
 
 def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
     """The specification of such a worker's engine."""
-    from rlcli.rollout.vllm_engine import EngineSpec
-
     config, rollout = worker.config, worker.config.rollout
     return EngineSpec(
         model=config.model.path,

@@ -19,6 +19,7 @@ from rlcli.data.packer import Bin
 from rlcli.importing import trust_imports
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
+from rlcli.rollout.engine import engine_named
 from rlcli.workers.backend import TrainingBackend
 from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -57,15 +58,14 @@ class Worker(WeightSync):
             self.begin(spec)
 
     @dispatch()
-    def preload(self, engine: bool) -> None:
-        """Import what `build` needs, optionally for an engine too: most of the startup time of a small model."""
+    def preload(self, engine: str) -> None:
+        """Import what `build` needs, for the engine of that name too if there is one: most of the startup time of a
+        small model."""
         import rlcli.model.io.loading  # noqa: F401
 
-        redact_output()  # before vLLM creates loggers that write there
+        redact_output()  # before an engine creates loggers that write there
         if engine:
-            from rlcli.rollout.vllm_engine import import_vllm
-
-            import_vllm()
+            engine_named(engine).preload()
         startup.done("preloaded")
 
     @dispatch()
@@ -131,9 +131,7 @@ class Worker(WeightSync):
             seed(self.config.train.seed)
         roles = self.spec.roles
         if self.device.type == "cuda" and "engine" in roles and roles != {"engine"}:
-            from rlcli.rollout.vllm_engine import check_trains_beside
-
-            check_trains_beside(torch.cuda.get_device_capability())
+            engine_named(self.config.rollout.engine).check_beside_trainer(torch.cuda.get_device_capability())
         self.offload_manager = OffloadManager()
         with memory.base():
             if roles != {"engine"}:
@@ -187,7 +185,7 @@ class Worker(WeightSync):
     @dispatch()
     def release_rollout_memory(self) -> None:
         self._cache_probe()
-        self._rollout.engine.sleep()
+        self._colocated.sleep()
         self.offload_manager.engine_takes_part(False)
 
     @dispatch(send="scatter")
@@ -389,14 +387,13 @@ class Worker(WeightSync):
         return RolloutRole(self.rank, self.engine, scorer, thinking=self.spec.thinking, stop_token_ids=ends)
 
     def _build_engine(self, tokenizer: Any) -> None:
-        from rlcli.rollout.vllm_engine import VllmEngine, import_vllm
-
+        engine = engine_named(self.config.rollout.engine)
         with memory.base():
-            import_vllm()
-        startup.done("vLLM imported")
+            engine.preload()
+        startup.done("engine imported")
         spec = engine_spec(self.spec, tokenizer)
-        assert self.engine is None or self.engine.spec == spec, "a different engine needs new workers"
-        self.engine = self.engine or VllmEngine(spec)
+        assert self.engine is None or (type(self.engine), self.engine.spec) == (engine, spec), "needs new workers"
+        self.engine = self.engine or engine(spec)
         self.engine.on_step = _engine_step
         startup.done("engine")
 

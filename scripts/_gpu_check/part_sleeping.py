@@ -68,7 +68,7 @@ def timed(check: Check, work: Callable[[], object]) -> float:
 
 
 def greedy(engine: Any) -> list[int]:
-    from rlcli.rollout.engine import GenerationRequest, Sampling
+    from rlcli.rollout.engine import GenerationRequest, Sampling, finished
 
-    (made,) = engine.generate([GenerationRequest(0, alone.probe(), seed=0)], Sampling(0.0, 32))
+    (made,) = finished(engine, [GenerationRequest(0, alone.probe(), seed=0)], Sampling(0.0, 32))
     return [int(token) for token in made.tokens]

@@ -47,6 +47,7 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
     import torch.distributed as dist
 
     from rlcli.rollout import cpu_kernels, vllm_engine
+    from rlcli.rollout.engine import EngineSpec
 
     ways = {
         AS_IT_IS: (0, nullcontext()),
@@ -59,7 +60,7 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
     found: dict[str, Any] = {}
     with ExitStack() as stack:
         for way, (rank, changed) in ways.items():
-            spec = vllm_engine.EngineSpec(
+            spec = EngineSpec(
                 model=model,
                 dtype="float32",
                 device="cpu",
@@ -104,7 +105,7 @@ def generating(engine: Any, prompts: int, tokens: int) -> Callable[[], float]:
     """CPU seconds of generating `tokens` tokens for each of 8 samples of each prompt."""
     import numpy as np
 
-    from rlcli.rollout.engine import GenerationRequest, Sampling
+    from rlcli.rollout.engine import GenerationRequest, Sampling, finished
 
     params = engine._params
 
@@ -120,7 +121,7 @@ def generating(engine: Any, prompts: int, tokens: int) -> Callable[[], float]:
 
     def run() -> float:
         began = time.process_time()
-        made = sum(len(one.tokens) for one in engine.generate(requests, Sampling(1.0, tokens)))
+        made = sum(len(one.tokens) for one in finished(engine, requests, Sampling(1.0, tokens)))
         assert made == len(requests) * tokens
         return time.process_time() - began
 

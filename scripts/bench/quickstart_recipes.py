@@ -1,6 +1,7 @@
 """The catalog's recipes on the quickstart's task: does each raise the reward of the same warm start?
 
-    .venv/bin/python scripts/bench/quickstart_recipes.py --out DIR [RECIPE…] [--seeds 1] [--steps 30] [--settings]
+    .venv/bin/python scripts/bench/quickstart_recipes.py --out DIR [RECIPE…] [--seeds 1] [--steps 30] [--engine vllm]
+    … --settings
 
 Trains the recipes one after another on the tiny model that `rlcli quickstart` warms up; prints a table, writes
 DIR/results.json and draws DIR/recipes.png. A run that DIR holds already, with the same settings, is not repeated. Exits
@@ -92,9 +93,9 @@ def prepare(seed: int, folder: Path) -> tuple[Path, Path]:
     return data, warm_start(folder / "cache", data, seed).path
 
 
-def run(recipe: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
+def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") -> dict[str, Any]:
     """Train, or read what an equal run has left; the figures that the table and the picture show."""
-    settings = common() | overrides(recipe)
+    settings = common() | overrides(recipe) | ({} if engine == "vllm" else {"rollout.engine": engine})
     settings["train.warmup_steps"] = min(settings["train.warmup_steps"], steps)
     told = {"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}
     kept = folder / f"{recipe}-{seed}.json"
@@ -187,6 +188,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--engine", default="vllm", help="as rollout.engine")
     parser.add_argument("--settings", action="store_true", help="print the overrides and leave")
     arguments = parser.parse_args()
     if arguments.settings:
@@ -201,7 +203,7 @@ def main() -> int:
     results = []
     for recipe in arguments.recipes or SHRUNK:
         for seed in range(arguments.seeds):
-            results.append(run(recipe, seed, arguments.steps, arguments.out))
+            results.append(run(recipe, seed, arguments.steps, arguments.out, arguments.engine))
             print(row(results[-1]), flush=True)
     (arguments.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     draw(arguments.out / "recipes.png", results)

@@ -173,7 +173,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 
     from rlcli.cluster.placement import WORKER_ENV
     from rlcli.config.schema import RunConfig
-    from rlcli.rollout.engine import GenerationRequest, Sampling
+    from rlcli.rollout.engine import GenerationRequest, Sampling, finished
     from rlcli.workers.spec import WorkerSpec
     from rlcli.workers.worker import Worker
 
@@ -214,7 +214,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 
     def greedy() -> list[int]:
         request = GenerationRequest(0, prompt, seed=0)
-        (made,) = engine.generate([request], Sampling(0.0, 32))
+        (made,) = finished(engine, [request], Sampling(0.0, 32))
         return [int(token) for token in made.tokens]
 
     def free() -> float:

@@ -1,4 +1,5 @@
-"""The vLLM engine alone: log-probs of the weights it was given, each sample by its own seed, top-p and greedy ones.
+"""What every engine of `rlcli.engines` must do, installed plugins included: log-probs of the weights that it was given,
+each response by its own seed, top-p, greedy, stops, abort and continue, checksums; and what vLLM does besides.
 
 Everything runs in one spawned process (vLLM wants its environment before its import, and changes much of a process);
 the tests read what it found.
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from rlcli.rollout.engine import ENGINES, engine_named
+
 LENGTHS = (3, 17, 40, 64)
 LIMIT = 24
 TOP_P = 0.5
@@ -27,7 +30,7 @@ BROKEN_OFF = 9
 def break_off(engine: Any, requests: list[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
     """Break the responses off after so many steps, and go on with them: what there was of each, and what it became.
     Those that were finished by then are as they were."""
-    from rlcli.rollout.engine import GenerationRequest, Sampling
+    from rlcli.rollout.engine import GenerationRequest, Sampling, finished
 
     def told(one: Any) -> dict[str, Any]:
         return {"tokens": one.tokens.tolist(), "log_probs": one.log_probs.tolist(), "finish": one.finish_reason}
@@ -35,15 +38,15 @@ def break_off(engine: Any, requests: list[Any]) -> tuple[dict[int, Any], dict[in
     engine.begin(Sampling(1.0, LIMIT))
     for request in requests:
         engine.add(request)
-    finished = [one for _ in range(BROKEN_OFF) for one in engine.step()]
+    whole = [one for _ in range(BROKEN_OFF) for one in engine.step()]
     rest = engine.abort()
     assert engine.unfinished == 0
     begun = {one.key: one for one in rest}
     going_on = [
         GenerationRequest(r.key, r.prompt, r.seed, begun=begun[r.key].tokens) for r in requests if r.key in begun
     ]
-    gone_on = {one.key: told(one) for one in engine.generate(going_on, Sampling(1.0, LIMIT))}
-    return {one.key: told(one) for one in [*finished, *rest]}, gone_on
+    gone_on = {one.key: told(one) for one in finished(engine, going_on, Sampling(1.0, LIMIT))}
+    return {one.key: told(one) for one in [*whole, *rest]}, gone_on
 
 
 def cached_tokens(engine: Any, prompt: Any) -> list[int]:
@@ -64,6 +67,7 @@ def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
     import torch
 
     from rlcli.model.weight_check.checksum import Checksums
+    from rlcli.rollout.engine import Colocated
 
     def differences(load: Any = None) -> list[str]:
         sums = Checksums()
@@ -81,42 +85,54 @@ def checks(engine: Any, lm: Any, prompt: Any) -> dict[str, Any]:
         return lambda weights: engine.load_weights([pair for pair in weights if pair[0] != name])
 
     found: dict[str, Any] = {"sound": differences()}
-    head = engine._model.lm_head.cpu_linear
+    packed = getattr(engine, "_model", None)  # of vLLM
+    head = packed and packed.lm_head.cpu_linear
     with torch.no_grad():
         for parameter in lm.parameters():  # what one bit of one number in each tensor is
             parameter.view(-1)[-1:].view(torch.int32).bitwise_xor_(1)
     found["nothing"], found["names"] = differences(), [f"{name} differs" for name, _ in lm.named_parameters()]
     found["up left out"] = differences(without("model.layers.1.mlp.up_proj.weight"))
     found["all"] = differences(engine.load_weights)
-    engine._model.lm_head.cpu_linear = head
-    found["old head"] = differences()
+    if packed:
+        packed.lm_head.cpu_linear = head
+        found["old head"] = differences()
     found["not cached"], found["cached"] = engine.cached_tokens(prompt), engine.probe(prompt)[0]
     found["again"] = differences(engine.load_weights)
     found["reset"], log_probs = engine.probe(prompt)
     found["probe"], found["alone"] = log_probs.tolist(), engine.prompt_log_probs(prompt).tolist()
+    if isinstance(engine, Colocated):
+        engine.sleep()
+        engine.wake_weights()
+        found["slept"] = differences(engine.load_weights)
+        engine.wake_cache()
+        found["awake"] = engine.prompt_log_probs(prompt).tolist()
     return found
 
 
-def main(model: str, out: str) -> None:
-    """In the spawned process: drive the engine and write what it gives."""
-    import numpy as np
-    import torch
+def main(model: str, out: str, *names: str) -> None:
+    """In the spawned process: drive the engines and write what they give."""
     import torch.distributed as dist
-    from transformers import AutoModelForCausalLM
-
-    from rlcli.rollout import cpu_kernels
-    from rlcli.rollout.engine import GenerationRequest, Sampling
-    from rlcli.rollout.vllm_engine import EngineSpec, VllmEngine
 
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
     dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
+    Path(out).write_text(json.dumps({name: driven(name, model) for name in names}))
+
+
+def driven(name: str, model: str) -> dict[str, Any]:
+    """What the engine `name` gives."""
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.rollout.engine import EngineSpec, GenerationRequest, Sampling, finished
+
     lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     random = np.random.default_rng(0)
     printable: np.ndarray = np.arange(10, lm.config.vocab_size, dtype=np.int32)
     prompts = [random.choice(printable, n) for n in LENGTHS]
     # Some characters beside the model's own end token, so that random weights are sure to draw one now and then.
-    stops = tuple(int(token) for token in printable[::32])
-    engine = VllmEngine(
+    stops = (*(int(token) for token in printable[::32]), lm.config.eos_token_id)
+    engine: Any = engine_named(name)(
         EngineSpec(
             model=model,
             dtype="float32",
@@ -164,7 +180,7 @@ def main(model: str, out: str) -> None:
     ) -> dict[int, dict[str, Any]]:
         return {
             g.key: {"tokens": g.tokens.tolist(), "log_probs": g.log_probs.tolist(), "finish": g.finish_reason}
-            for g in engine.generate(requests, Sampling(1.0, limit, top_p))
+            for g in finished(engine, requests, Sampling(1.0, limit, top_p))
         }
 
     def load() -> dict[str, Any]:
@@ -180,7 +196,7 @@ def main(model: str, out: str) -> None:
             },
         }
 
-    found: dict[str, Any] = {"stops": [*stops, lm.config.eos_token_id], "first": load()}
+    found: dict[str, Any] = {"stops": stops, "first": load()}
     with torch.no_grad():
         for parameter in lm.parameters():  # the tied embedding, which is the head, among them
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
@@ -220,25 +236,35 @@ def main(model: str, out: str) -> None:
         ]
         for one in greedy
     }
+    if name == "vllm":
+        found |= of_vllm(engine, prompts[2])
+        found["layers"] = lm.config.num_hidden_layers
+    engine.close()
+    return found
+
+
+def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
-    found["quantizations"] = list(QUANTIZATION_METHODS)
-    found["own_kernels"] = engine._llm.apply_model(cpu_kernels.install)
-    found["layers"] = lm.config.num_hidden_layers
-    found["cached"] = cached_tokens(engine, prompts[2])
-    engine.close()
-    Path(out).write_text(json.dumps(found))
+    from rlcli.rollout import cpu_kernels
+
+    return {
+        "quantizations": list(QUANTIZATION_METHODS),
+        "own_kernels": engine._llm.apply_model(cpu_kernels.install),
+        "cached": cached_tokens(engine, prompt),
+    }
 
 
 @pytest.fixture(scope="module")
-def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def every(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each engine gives, by its name."""
     from conftest import ENVIRONMENT
 
     from rlcli.cluster.placement import WORKER_ENV
 
     out = tmp_path_factory.mktemp("engine") / "found.json"
     done = subprocess.run(
-        [sys.executable, __file__, str(tiny), str(out)],
+        [sys.executable, __file__, str(tiny), str(out), *sorted(ENGINES.names(), key="vllm".__ne__)],
         env=os.environ | ENVIRONMENT | WORKER_ENV,
         capture_output=True,
         text=True,
@@ -249,17 +275,36 @@ def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
     return read
 
 
-def test_vllm_knows_what_quantizations_are_called(found: dict[str, Any]) -> None:
+@pytest.fixture(params=ENGINES.names())
+def found(request: Any, every: dict[str, Any]) -> dict[str, Any]:
+    """What one engine gives."""
+    mine: dict[str, Any] = every[request.param]
+    return mine
+
+
+@pytest.fixture
+def vllm(every: dict[str, Any]) -> dict[str, Any]:
+    mine: dict[str, Any] = every["vllm"]
+    return mine
+
+
+def test_engines_take_the_same_greedy_tokens(every: dict[str, Any]) -> None:
+    for other in every.values():
+        for key in other["greedy_expected"]:
+            assert other["mixed"][key]["tokens"] == every["vllm"]["mixed"][key]["tokens"]
+
+
+def test_vllm_knows_what_quantizations_are_called(vllm: dict[str, Any]) -> None:
     from rlcli.rollout.vllm_engine import QUANTIZED
 
-    assert set(QUANTIZED.values()) <= set(found["quantizations"])
+    assert set(QUANTIZED.values()) <= set(vllm["quantizations"])
 
 
-def test_the_samples_of_a_prompt_share_its_whole_blocks(found: dict[str, Any]) -> None:
+def test_the_samples_of_a_prompt_share_its_whole_blocks(vllm: dict[str, Any]) -> None:
     from rlcli.rollout.vllm_engine import CPU_BLOCK
 
     assert CPU_BLOCK < LENGTHS[2] < 2 * CPU_BLOCK
-    assert found["cached"] == [0, CPU_BLOCK]
+    assert vllm["cached"] == [0, CPU_BLOCK]
 
 
 def test_one_bit_of_a_weight_that_the_engine_does_not_have_is_found(found: dict[str, Any]) -> None:
@@ -271,19 +316,29 @@ def test_one_bit_of_a_weight_that_the_engine_does_not_have_is_found(found: dict[
     assert {name.split(" ")[0].rpartition(".")[0] for name in checks["up left out"]} <= {
         f"model.layers.1.mlp.{name}_proj" for name in ("gate", "up")
     }
-    assert checks["old head"] == ["model.embed_tokens.weight differs"]
 
 
-def test_a_prompt_that_was_cached_is_not_after_a_load(found: dict[str, Any]) -> None:
+def test_the_head_that_vllm_has_packed_is_compared_too(vllm: dict[str, Any]) -> None:
+    assert vllm["checks"]["old head"] == ["model.embed_tokens.weight differs"]
+
+
+def test_an_engine_that_slept_has_the_weights_of_the_next_load(found: dict[str, Any]) -> None:
+    checks = found["checks"]
+    assert checks.get("slept", []) == []
+    assert checks.get("awake", checks["alone"]) == checks["alone"]
+
+
+def test_a_prompt_is_not_cached_after_a_load(found: dict[str, Any], vllm: dict[str, Any]) -> None:
     from rlcli.rollout.vllm_engine import CPU_BLOCK
 
     checks = found["checks"]
-    assert (checks["not cached"], checks["cached"], checks["reset"]) == (0, CPU_BLOCK, 0)
+    assert (checks["not cached"], checks["reset"]) == (0, 0)
+    assert vllm["checks"]["cached"] == CPU_BLOCK
     assert checks["probe"] == pytest.approx(checks["alone"], abs=1e-5)
 
 
-def test_norms_and_gated_units_are_not_left_to_a_compiler(found: dict[str, Any]) -> None:
-    assert found["own_kernels"] == [3 * found["layers"] + 1]
+def test_norms_and_gated_units_are_not_left_to_a_compiler(vllm: dict[str, Any]) -> None:
+    assert vllm["own_kernels"] == [3 * vllm["layers"] + 1]
 
 
 @pytest.mark.parametrize("load", ["first", "second"])

@@ -16,7 +16,7 @@ from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
-from rlcli.rollout.engine import Generation, GenerationRequest, RolloutEngine
+from rlcli.rollout.engine import Engine, Generation, GenerationRequest
 from rlcli.scoring.service.client import Scored
 from rlcli.types import Prompt, Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
@@ -49,7 +49,7 @@ class RolloutRole:
     def __init__(
         self,
         rank: int,
-        engine: RolloutEngine,
+        engine: Engine,
         scorer: Scorer | None,
         *,
         thinking: bool = False,

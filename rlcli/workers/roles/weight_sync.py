@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import memory
+from rlcli.rollout.engine import Colocated
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.roles.offload import OffloadManager
 from rlcli.workers.roles.policy import PolicyRole
@@ -65,7 +66,7 @@ class WeightSync:
         self.offload_manager.bring("policy")
         self.offload_manager.engine_takes_part(True)
         memory.mark()
-        engine.wake_weights()
+        self._colocated.wake_weights()
         began, sizes = time.perf_counter(), list[int]()
         if self.spec.adapter_apart:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
@@ -120,7 +121,6 @@ class WeightSync:
         engine = self._rollout.engine
         if self.incoming is None:
             self._cache_probe()
-            engine.wake_weights()
             adapter = load_files(engine, _fast_folder(), self.spec.adapter_prefix)
             self.incoming = Incoming(adapter if self.spec.adapter_apart else engine.load_weights)
         sizes: list[int] = []
@@ -150,7 +150,8 @@ class WeightSync:
         verified = engine.verify(sent)
         check_verified(verified, len(sent), self.rank)
         check_s = time.perf_counter() - began
-        engine.wake_cache()
+        if isinstance(engine, Colocated):
+            engine.wake_cache()
         cached, generates = engine.probe(probe)
         check_prefixes(cached, self.rank)
         self._rollout.version, self.probe = version, probe
@@ -189,6 +190,12 @@ class WeightSync:
     def _rollout(self) -> RolloutRole:
         assert self.rollout_role is not None, "this group does not generate"
         return self.rollout_role
+
+    @property
+    def _colocated(self) -> Colocated:
+        engine = self._rollout.engine
+        assert isinstance(engine, Colocated), "refused before the run starts"
+        return engine
 
 
 def _fast_folder() -> str | None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcli.model.weight_check.checksum import Checksums
-    from rlcli.rollout.engine import RolloutEngine
+    from rlcli.rollout.engine import WeightReceiver
     from rlcli.workers.backend import TrainingBackend
 
 Named = tuple[str, "Tensor"]
@@ -184,7 +184,7 @@ class Incoming:
             self._read.put(None)
 
 
-def load_files(engine: RolloutEngine, folder: str | None, prefix: str) -> Callable[[Iterator[Named]], None]:
+def load_files(engine: WeightReceiver, folder: str | None, prefix: str) -> Callable[[Iterator[Named]], None]:
     """The function that loads an adapter's files into the engine, through a temporary folder in `folder`, named
     `prefix`…"""
 

@@ -46,6 +46,10 @@ def rows(tmp_path: Path) -> Path:
         (["cluster.workers=999", "model.path={data}"], "cluster.workers = 999, but this machine has"),
         (["rollout.workers=998", "model.path={data}"], "cluster.workers = 1 + rollout.workers = 998, but this machine"),
         (["rollout.quantization=fp8", "model.path={data}"], "rollout.quantization = fp8, but CPUs have no 8-bit"),
+        (
+            ["rollout.engine=vlm", "model.path={data}"],
+            "rollout.engine = 'vlm': there is no such engine; give",
+        ),
         (["model.compile=true", "model.path={data}"], "model.compile = true, but workers run on CPUs"),
     ],
 )

@@ -25,7 +25,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
-        self.preloads: list[bool] = []
+        self.preloads: list[str] = []
         self.failure: Exception | None = None
         self.on_lost: Any = None
         self.preload = self
@@ -33,7 +33,7 @@ class Cluster:
         self.start_now.set()
         self.place_now.set()
 
-    def remote(self, engine: bool) -> None:
+    def remote(self, engine: str) -> None:
         self.preloads.append(engine)
 
     @contextlib.contextmanager
@@ -76,7 +76,7 @@ def test_the_workers_of_the_pool_are_handed_over_once(cluster: Cluster) -> None:
             assert placed is not None
             assert placed.actors == [cluster] * 2
             assert start.take(pool) is None
-            assert cluster.preloads == [True, True]
+            assert cluster.preloads == ["vllm", "vllm"]
             with pytest.raises(RunFailed, match="the raylet"):
                 cluster.on_lost("the raylet", "died")
             assert [event for event, _ in cluster.events] == ["begin"]
@@ -134,14 +134,14 @@ def test_a_cluster_that_runs_already_is_joined_when_it_is_needed(
 @pytest.mark.parametrize(
     ("sections", "engine"),
     [
-        ({}, True),
-        ({"rollout": {"workers": 1}}, False),
-        ({"data": {"response": "answer"}}, False),
-        ({"data": {"response": "answer"}, "evaluation": {"data": "held-out"}}, True),
+        ({}, "vllm"),
+        ({"rollout": {"workers": 1}}, ""),
+        ({"data": {"response": "answer"}}, ""),
+        ({"data": {"response": "answer"}, "evaluation": {"data": "held-out"}}, "vllm"),
     ],
 )
-def test_only_workers_with_an_engine_load_vllm(
-    cluster: Cluster, sections: dict[str, dict[str, object]], engine: bool
+def test_only_workers_with_an_engine_load_it(
+    cluster: Cluster, sections: dict[str, dict[str, object]], engine: str
 ) -> None:
     given = {"algorithm": {"advantage": "one", "correction": "none"}, "rollout": {"samples_per_prompt": 1}}
     config = RunConfig.model_validate(given | sections if "response" in sections.get("data", {}) else sections)

@@ -11,8 +11,9 @@ import pytest
 
 from rlcli.errors import SetupError
 from rlcli.rollout import vllm_engine
+from rlcli.rollout.engine import EngineSpec
 from rlcli.rollout.sampling import draws_by_place
-from rlcli.rollout.vllm_engine import EngineSpec, check_trains_beside
+from rlcli.rollout.vllm_engine import VllmEngine
 
 
 def spec(device: str, *, max_concurrent: int = 256, tensor_parallel: int = 1, max_length: int = 512) -> EngineSpec:
@@ -68,11 +69,11 @@ def test_batch_invariant_kernels_without_a_derivative_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
-    check_trains_beside((8, 0))
+    VllmEngine.check_beside_trainer((8, 0))
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    check_trains_beside((9, 0))
+    VllmEngine.check_beside_trainer((9, 0))
     with pytest.raises(SetupError, match="no derivative"):
-        check_trains_beside((8, 9))
+        VllmEngine.check_beside_trainer((8, 9))
 
 
 def test_the_second_model_runner_of_vllm_is_known_by_where_it_lives() -> None:

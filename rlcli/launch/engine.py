@@ -1,0 +1,49 @@
+"""Checks that the chosen engine fits the run, before anything starts."""
+
+from __future__ import annotations
+
+from rlcli.config.schema import Rollout, RunConfig
+from rlcli.errors import ConfigError, SetupError
+from rlcli.extras import INSTALL, missing
+from rlcli.rollout.engine import ENGINE_KEYS, Colocated, engine_named
+
+
+def check_engine(config: RunConfig, *, train: bool) -> None:
+    """Raise `ConfigError` for an engine that does not exist or does not implement what is set, `SetupError` for one
+    that is not installed."""
+    name = config.rollout.engine
+    engine = engine_named(name)
+    if train and config.data.response and not config.evaluation.data:
+        return
+    if absent := missing(*engine.requires):
+        raise SetupError(
+            f"rollout.engine = {name}: not installed: {', '.join(absent)}", f"{INSTALL}; or give another rollout.engine"
+        )
+    for key in ENGINE_KEYS:
+        field = key.removeprefix("rollout.")
+        value = getattr(config.rollout, field)
+        if key not in engine.settings and value != Rollout.model_fields[field].default:
+            raise ConfigError(f"{key} = {value}, but rollout.engine = {name} has no such setting", "leave it out")
+    if train and not config.rollout.workers and not issubclass(engine, Colocated):
+        raise ConfigError(
+            f"rollout.engine = {name} cannot share devices with the trainer",
+            "give engines separate workers: rollout.workers = 1 or more",
+        )
+
+
+def check_adapter(config: RunConfig, dtype: str, adapter: str) -> None:
+    """Raise `ConfigError` for a LoRA adapter that the engine would have to load besides the weights, and cannot.
+    adapter: the folder of one that is evaluated, or empty."""
+    name = config.rollout.engine
+    if "lora" in engine_named(name).settings or not config.lora.rank or not (adapter or dtype != "float32"):
+        return
+    if adapter:
+        raise ConfigError(
+            f"rollout.engine = {name} does not load LoRA adapters, and {adapter} is one",
+            "merge it first (rlcli export RUN --merge), or give rollout.engine = vllm",
+        )
+    raise ConfigError(
+        f"lora.rank = {config.lora.rank} in {dtype}: rollout.engine = {name} does not load LoRA adapters, and only in "
+        "float32 can one be added to the weights exactly",
+        "give model.dtype = float32, or rollout.engine = vllm",
+    )

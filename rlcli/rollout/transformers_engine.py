@@ -1,0 +1,217 @@
+"""transformers as an engine, in the worker's own process: a plain decode loop over its models and KV caches.
+
+For platforms without vLLM, for debugging, and as a reference in tests. It is slower than vLLM, and has no tensor
+parallelism, no prefix cache and no adapters of its own. The noise of a draw depends on the response's seed and the
+token's position only (`rlcli.rollout.sampling`), so that responses do not depend on the batch, and one that is aborted
+continues as it would have.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from rlcli.errors import ConfigError
+from rlcli.rollout.decode_batch import DecodeBatch, Row
+from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlcli.model.weight_check.checksum import Sent
+    from rlcli.model.weight_check.engine_weights import Verified
+
+T = TypeVar("T")
+
+PREFILL_TOKENS = 4096
+"""Most tokens of a prefill, padding included, unless a single prompt is longer."""
+ADMIT_SHARE = 8
+"""Waiting responses are admitted once 1/8 of the slots are free: each time the running caches are copied."""
+
+
+class TransformersEngine:
+    """The `Engine` on transformers."""
+
+    requires: ClassVar[tuple[str, ...]] = ("transformers",)
+    settings: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, spec: EngineSpec) -> None:
+        import torch
+
+        self.spec = spec
+        self.on_step: Callable[[], None] = lambda: None
+        self._lm = _model(spec)
+        self._shapes = {name: parameter.shape for name, parameter in self._lm.named_parameters()}
+        self._received: set[str] = set()
+        self._sampling = Sampling(temperature=1.0, max_tokens=1)
+        self._waiting: list[Row] = []
+        self._batch = DecodeBatch(self._lm, torch.device(spec.device))
+
+    @staticmethod
+    def preload() -> None:
+        from transformers import AutoModelForCausalLM
+
+        assert AutoModelForCausalLM
+
+    @staticmethod
+    def check_beside_trainer(capability: tuple[int, int]) -> None:
+        """Any GPU that trains generates too."""
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._waiting) + len(self._batch)
+
+    @property
+    def slots(self) -> int:
+        return self.spec.max_concurrent
+
+    def begin(self, sampling: Sampling) -> None:
+        assert not self.unfinished, "the last generation is not over"
+        self._sampling = sampling
+
+    def add(self, request: GenerationRequest) -> None:
+        sampling, begun = self._sampling, [] if request.begun is None else request.begun.tolist()
+        most = min(sampling.max_tokens - len(begun), self.spec.max_length - len(request.prompt) - len(begun))
+        temperature = 0.0 if request.greedy else sampling.temperature
+        context = [*request.prompt.tolist(), *begun]
+        self._waiting.append(Row(request.key, context, request.seed, temperature, sampling.top_p, most))
+
+    def step(self) -> list[Generation]:
+        import torch
+
+        self.on_step()
+        with torch.inference_mode():
+            self._admit()
+            done = self._batch.take(lambda row: self._finish_reason(row) is not None)
+            self._batch.decode()
+            done += self._batch.take(lambda row: self._finish_reason(row) is not None)
+        return [_generation(row, self._finish_reason(row)) for row in done]
+
+    def abort(self) -> list[Generation]:
+        rows = [*self._batch.take(lambda row: True), *self._waiting]
+        self._waiting = []
+        return [_generation(row, None) for row in rows]
+
+    def agree(self, value: T) -> T:
+        return value
+
+    def prompt_log_probs(self, tokens: np.ndarray) -> np.ndarray:
+        import torch
+
+        ids = torch.as_tensor(tokens, dtype=torch.int64, device=self.spec.device)
+        with torch.inference_mode():
+            logits = self._lm(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            log_probs = logits.float().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        found: np.ndarray = log_probs.cpu().numpy()
+        return found
+
+    def cached_tokens(self, prompt: np.ndarray) -> int:
+        return 0
+
+    def probe(self, tokens: np.ndarray) -> tuple[int, np.ndarray]:
+        return 0, self.prompt_log_probs(tokens)
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        import torch
+
+        parameters = dict(self._lm.named_parameters())
+        self._received = set()
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name in parameters:  # `verify` reports another one
+                    parameters[name].copy_(tensor)
+                    self._received.add(name)
+
+    def load_adapter(self, folder: str) -> None:
+        raise ConfigError(
+            f"rollout.engine = transformers cannot load the LoRA adapter {folder}",
+            "merge it first: rlcli export --merge; or give rollout.engine = vllm",
+        )
+
+    def verify(self, sent: Mapping[str, Sent]) -> Verified:
+        """All tensors are kept as they are sent, so that each is compared by itself, exactly."""
+        from rlcli.model.weight_check.checksum import Checksums
+        from rlcli.model.weight_check.engine_weights import Verified
+
+        sums = Checksums()
+        for _ in sums.of(self._lm.named_parameters()):
+            pass
+        held = sums.sent()
+        differences = [f"{name} was not loaded" for name in sent if name not in held]
+        differences += [f"{name} was not sent" for name in held if name not in sent]
+        differences += [f"{name} differs" for name, one in sent.items() if name in held and held[name] != one]
+        equal = sum(held.get(name) == one for name, one in sent.items())
+        return Verified(equal, 0, differences)
+
+    def sleep(self) -> None:
+        """Free the weights, if the next sync sends them again. No cache is left between generations."""
+        if self.spec.weights_follow:
+            for parameter in self._lm.parameters():
+                parameter.data = parameter.data.new_empty(0)
+
+    def wake_weights(self) -> None:
+        for name, parameter in self._lm.named_parameters():
+            if parameter.shape != self._shapes[name]:
+                parameter.data = parameter.data.new_empty(self._shapes[name])
+
+    def wake_cache(self) -> None:
+        """A cache is allocated as responses grow."""
+
+    def close(self) -> None:
+        self._batch.take(lambda row: True)
+        del self._lm
+
+    def _admit(self) -> None:
+        """Let waiting rows run, as many as one prefill takes at a time, if enough slots are free."""
+        free = self.slots - len(self._batch)
+        if free * ADMIT_SHARE < self.slots and len(self._batch):
+            return
+        while self._waiting and free:
+            count, longest = 0, 0
+            for row in self._waiting[:free]:
+                longest = max(longest, len(row.context))
+                if count and longest * (count + 1) > PREFILL_TOKENS:
+                    break
+                count += 1
+            self._batch.admit(self._waiting[:count])
+            self._waiting, free = self._waiting[count:], free - count
+
+    def _finish_reason(self, row: Row) -> Any:
+        if row.tokens and row.tokens[-1] in self.spec.stop_token_ids:
+            return "stop"
+        return "length" if len(row.tokens) >= row.most else None
+
+
+def _model(spec: EngineSpec) -> Any:
+    """The model of `spec.model`, with its weights unless they follow."""
+    import torch
+    from accelerate import init_empty_weights
+    from torch import nn
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.model.io.config import read_config
+    from rlcli.model.io.loading import read_model
+
+    config, dtype = copy.deepcopy(read_config(spec.model)), getattr(torch, spec.dtype)
+    if not spec.weights_follow:
+        lm = read_model(AutoModelForCausalLM, spec.model, config, dtype=dtype)
+    else:
+        with init_empty_weights(include_buffers=False):
+            lm = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        for module in lm.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
+        lm.tie_weights()
+    return lm.to(spec.device).requires_grad_(False).eval()
+
+
+def _generation(row: Row, reason: Any) -> Generation:
+    import numpy as np
+
+    return Generation(
+        key=row.key,
+        tokens=np.asarray(row.tokens, dtype=np.int32),
+        log_probs=np.asarray(row.log_probs, dtype=np.float32),
+        finish_reason=reason,
+    )
