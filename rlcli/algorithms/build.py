@@ -101,7 +101,7 @@ def build_algorithm(
         entropy=EntropyController(entropy_coef, entropy_target),
         nll_coef=nll_coef,
         mismatch_alarm=mismatch_alarm,
-        selects_pairs=select == "pairs",
+        selects_pairs=selection.rules(select).makes_pairs,
     )
     chosen = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}
     chosen |= {"correction": correction, "kl_estimator": kl_estimator}

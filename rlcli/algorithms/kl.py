@@ -22,9 +22,10 @@ _kl: Named[KlFunction] = Named("KL estimator")
 get = _kl.get
 names = _kl.names
 register = _kl.register
+rules = _kl.rules
 
 
-@_kl.register("k1")
+@_kl.register("k1", only_in_reward=True)
 def k1(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     """d: unbiased, high variance. As a loss term its expected gradient is 0: use it only for measurement.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,22 @@ GROUP = "rlcli.algorithms"
 """Entry points of this group name modules that register functions when they are imported."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a function demands of the rest of the configuration. Declared where it is registered, for plugins too.
+
+    needs_group: it compares the samples of a prompt, so there must be two or more. makes_pairs: a selection that
+    returns pairs, the better one first: a micro-batch must hold two samples. only_in_reward: a KL estimate whose
+    gradient is useless as a term of the loss. ignores_rewards: an advantage that suits given responses too, which have
+    no reward.
+    """
+
+    needs_group: bool = False
+    makes_pairs: bool = False
+    only_in_reward: bool = False
+    ignores_rewards: bool = False
 
 
 class Named(Generic[F]):
@@ -38,9 +55,10 @@ class Named(Generic[F]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._functions: dict[str, F] = {}
+        self._rules: dict[str, Rules] = {}
 
-    def register(self, name: str) -> Callable[[F], F]:
-        """Decorator: register the function as `name`, which must be unique.
+    def register(self, name: str, **rules: bool) -> Callable[[F], F]:
+        """Decorator: register the function as `name`, which must be unique. rules: the fields of `Rules`.
 
         The same function again, from a file that is read a second time, replaces itself.
         """
@@ -52,7 +70,7 @@ class Named(Generic[F]):
                     f"the {self.kind} '{name}' is registered twice: in {_source(other)[0]} and {_source(function)[0]}",
                     "give one of them another name",
                 )
-            self._functions[name] = function
+            self._functions[name], self._rules[name] = function, Rules(**rules)
             return function
 
         return register
@@ -64,6 +82,11 @@ class Named(Generic[F]):
         if name not in self._functions:
             raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self._functions))
         return self._functions[name]
+
+    def rules(self, name: str) -> Rules:
+        """The rules of the function called `name`. Raises `UnknownName`."""
+        self.get(name)
+        return self._rules[name]
 
     def names(self) -> list[str]:
         """All names, sorted, including those of installed packages."""

@@ -22,6 +22,7 @@ _selection: Named[SelectionFunction] = Named("selection")
 get = _selection.get
 names = _selection.names
 register = _selection.register
+rules = _selection.rules
 
 
 @_selection.register("all")
@@ -44,7 +45,7 @@ def right(rewards: Tensor, groups: Tensor, *, right_above: float = 0.5) -> Tenso
     return _joined([members[rewards[members] > right_above] for members in _members(groups)])
 
 
-@_selection.register("pairs")
+@_selection.register("pairs", needs_group=True, makes_pairs=True)
 def pairs(rewards: Tensor, groups: Tensor) -> Tensor:
     """The best and the worst sample of each group, best first, for a preference loss.
 

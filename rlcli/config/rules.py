@@ -4,12 +4,6 @@ from __future__ import annotations
 
 from rlcli.config.schema import RunConfig
 
-GROUP_BASELINES = (
-    *("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "opo", "gpg", "maxrl", "grpo_passk", "gdpo", "prime"),
-    "win_rate",
-)
-"""Advantages that compare the samples of one prompt with each other."""
-
 MOST_SAMPLES = 1_000_000
 """Maximum samples of one step: more would fill the driver's memory before a token is generated."""
 
@@ -62,20 +56,6 @@ def _data(config: RunConfig) -> list[Rule]:
 def _algorithm(config: RunConfig) -> list[Rule]:
     r, t, a = config.rollout, config.train, config.algorithm
     return [
-        (
-            a.advantage not in GROUP_BASELINES or r.samples_per_prompt >= 2,
-            f"rollout.samples_per_prompt = {r.samples_per_prompt}: a group of one has no baseline for "
-            f"algorithm.advantage = {a.advantage}; give 2 or more",
-        ),
-        (
-            a.select != "pairs" or r.samples_per_prompt >= 2,
-            f"rollout.samples_per_prompt = {r.samples_per_prompt}: algorithm.select = pairs takes the best and the "
-            "worst of a group; give 2 or more",
-        ),
-        (
-            a.kl_estimator != "k1" or a.kl_coef == 0 or a.kl_in == "reward",
-            "algorithm.kl_estimator = k1 has an expected gradient of 0 as a term of the loss; use k1+, k2 or k3",
-        ),
         (
             a.kl_target is None or a.kl_coef > 0,
             f"algorithm.kl_target = {a.kl_target} has no effect: algorithm.kl_coef = 0 loads no reference; "
@@ -172,10 +152,9 @@ def _given_responses(config: RunConfig) -> list[Rule]:
     r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
     return [
         (
-            not config.data.response or (r.samples_per_prompt == 1 and d.keep == "all" and a.advantage == "one"),
+            not config.data.response or (r.samples_per_prompt == 1 and d.keep == "all"),
             f"data.response = {config.data.response} trains on given responses: that needs "
-            "rollout.samples_per_prompt = 1, dynamic_sampling.keep = all and algorithm.advantage = one; "
-            "start from the recipe sft",
+            "rollout.samples_per_prompt = 1 and dynamic_sampling.keep = all; start from the recipe sft",
         ),
         (
             not config.data.response or r.temperature == 1,
@@ -208,7 +187,7 @@ def _given_responses(config: RunConfig) -> list[Rule]:
 
 
 def _training(config: RunConfig) -> list[Rule]:
-    r, t, a = config.rollout, config.train, config.algorithm
+    r, t = config.rollout, config.train
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     return [
         (
@@ -220,12 +199,6 @@ def _training(config: RunConfig) -> list[Rule]:
             t.tokens_per_microbatch >= longest,
             f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than one sample may hold: "
             f"data.max_prompt_tokens + rollout.max_response_tokens = {longest}; raise the first or lower the others",
-        ),
-        (
-            a.select != "pairs" or t.tokens_per_microbatch >= 2 * longest,
-            f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than a pair of samples may hold "
-            f"(algorithm.select = pairs): 2 × (data.max_prompt_tokens + rollout.max_response_tokens) = "
-            f"{2 * longest}; raise the first or lower the others",
         ),
         (
             t.offload == "none" or (r.workers == 0 and bool(config.evaluation.data or not config.data.response)),

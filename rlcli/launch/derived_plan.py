@@ -43,7 +43,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     rollout, train, workers = config.rollout, config.train, config.cluster.workers
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     epoch = len(prepared.prompts) / rollout.prompts_per_step
-    trained = 2 * rollout.prompts_per_step if config.algorithm.select == "pairs" else samples
+    trained = 2 * rollout.prompts_per_step if algorithm.selects_pairs else samples
     most = "at most " if config.algorithm.select == "right" else ""
     rows = [
         (

@@ -22,8 +22,9 @@ from rlcli.data.prompts.table import read_sets, verifiers_of
 from rlcli.errors import ConfigError, SetupError
 from rlcli.evaluation.store import dataset_names
 from rlcli.hub import offline_unless_reachable
+from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
-from rlcli.launch.preflight import Prepared, check_critic, check_device, kv_cache_bytes
+from rlcli.launch.preflight import Prepared, check_device, kv_cache_bytes
 from rlcli.model.io.config import check_place
 from rlcli.planner.calibration import calibrated
 from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus
@@ -63,7 +64,7 @@ def planned(
     tokens = None if prompts is None else len(prompts.flat) / len(prompts)
     cache = kv_cache_bytes(config, kind, _dtype(config, kind), _max_length(config))
     setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
-    check_critic(config, setting.algorithm)
+    check_algorithm(config, setting.algorithm)
     setting = replace(setting, device=calibrated(device, shape))
     if prompts is None:
         on_note("without --data: every prompt counted as data.max_prompt_tokens long")

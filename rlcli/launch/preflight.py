@@ -29,7 +29,6 @@ from rlcli.rollout.vllm_engine import CPU_BLOCK
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
-    from rlcli.algorithms.algorithm import Algorithm
     from rlcli.model.io.facts import ModelFacts
 
 MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
@@ -211,10 +210,11 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
     """The roles of the policy's workers. Raises `ConfigError` for an algorithm whose parts do not fit together, and
     `ModelError` for a critic that cannot be trained."""
     from rlcli.algorithms.build import build_algorithm
+    from rlcli.launch.algorithm_rules import check_algorithm
     from rlcli.model.io.facts import check_model, check_value_model
 
     algorithm = build_algorithm(**config.algorithm.model_dump())
-    check_critic(config, algorithm)
+    check_algorithm(config, algorithm)
     roles: set[Role] = {"policy"}
     if not config.rollout.workers and (evaluates or not config.data.response):
         roles.add("engine")
@@ -231,23 +231,6 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
             )
         roles.add("process_reward")
     return frozenset(roles)
-
-
-def check_critic(config: RunConfig, algorithm: Algorithm) -> None:
-    """Refuse critic settings if there is no critic."""
-    advantage, critic = config.algorithm.advantage, config.critic
-    if critic.workers and not algorithm.needs_critic:
-        raise ConfigError(
-            f"critic.workers = {critic.workers}, but algorithm.advantage = {advantage} has no value model to place "
-            "there",
-            "give 0",
-        )
-    if not algorithm.needs_critic and not algorithm.needs_process_rewards:
-        for name, value, none in (("path", critic.path, '""'), ("warmup_steps", critic.warmup_steps, "0")):
-            if value:
-                raise ConfigError(
-                    f"critic.{name} = {value}, but algorithm.advantage = {advantage} has no critic", f"give {none}"
-                )
 
 
 def check_machine(config: RunConfig) -> str:

@@ -97,7 +97,7 @@ class Setting:
     def samples(self) -> int:
         """The maximum number of samples that a step trains on."""
         rollout = self.config.rollout
-        if self.config.algorithm.select == "pairs":
+        if self.algorithm.selects_pairs:
             return 2 * rollout.prompts_per_step
         return rollout.prompts_per_step * rollout.samples_per_prompt
 

@@ -64,8 +64,11 @@ def shortfall(setting: Setting) -> str:
 
 def smallest_microbatch(config: RunConfig) -> int:
     """The smallest train.tokens_per_microbatch that the rules allow: one sample, or a pair."""
+    from rlcli.algorithms.build import build_algorithm
+
+    algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return longest * (2 if config.algorithm.select == "pairs" else 1)
+    return longest * (2 if algorithm.selects_pairs else 1)
 
 
 def largest_microbatch(setting: Setting) -> int | None:

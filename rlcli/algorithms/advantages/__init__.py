@@ -12,7 +12,7 @@ A custom function takes any of the inputs that those modules name, and is regist
 from __future__ import annotations
 
 from rlcli.algorithms.advantages import groups, tokens
-from rlcli.algorithms.advantages.base import AdvantageFunction, TokenAdvantages, get, names, register
+from rlcli.algorithms.advantages.base import AdvantageFunction, TokenAdvantages, get, names, register, rules
 from rlcli.algorithms.advantages.moments import whiten
 
-__all__ = ["AdvantageFunction", "TokenAdvantages", "get", "groups", "names", "register", "tokens", "whiten"]
+__all__ = ["AdvantageFunction", "TokenAdvantages", "get", "groups", "names", "register", "rules", "tokens", "whiten"]

@@ -24,3 +24,4 @@ _advantage: Named[AdvantageFunction] = Named("advantage")
 get = _advantage.get
 names = _advantage.names
 register = _advantage.register
+rules = _advantage.rules

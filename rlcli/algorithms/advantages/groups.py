@@ -25,7 +25,7 @@ _EPSILON = 1e-6
 """Added to denominators, so that a small spread or mean does not make advantages arbitrarily large."""
 
 
-@register("grpo")
+@register("grpo", needs_group=True)
 def grpo(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> Tensor:
     """A = (R − mean_g) / (std_g + 1e-6), std unbiased (÷ n − 1). GRPO, arXiv 2402.03300.
 
@@ -55,7 +55,7 @@ def grpo(rewards: Tensor, groups: Tensor, *, scale: str = "group") -> Tensor:
     return (of.centred / divisor).to(rewards.dtype)
 
 
-@register("dr_grpo")
+@register("dr_grpo", needs_group=True)
 def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = R − mean_g: no division, so that easy and hard prompts have equal weight. Dr. GRPO, arXiv 2503.20783.
 
@@ -67,7 +67,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
     return Grouped.of(rewards, groups).centred.to(rewards.dtype)
 
 
-@register("rloo")
+@register("rloo", needs_group=True)
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = n / (n − 1) · (R − mean_g) = R − the mean of the others. REINFORCE leave-one-out, arXiv 2402.14740.
 
@@ -80,7 +80,7 @@ def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
     return (of.centred * of.sizes / (of.sizes - 1).clamp(min=1)).to(rewards.dtype)
 
 
-@register("grpo_passk")
+@register("grpo_passk", needs_group=True)
 def grpo_passk(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = (r₁ − r₂) / (std_g + 1e-6) for the best of the group, 0 for all others. Pass@k, arXiv 2503.19595.
 
@@ -98,7 +98,7 @@ def grpo_passk(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(alone, (of.raised - second) / (of.std + _EPSILON), 0.0).to(rewards.dtype)
 
 
-@register("gpg")
+@register("gpg", needs_group=True)
 def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = α (R − mean_g), α = N / responses with a gradient. Group policy gradient, arXiv 2504.02546.
 
@@ -114,7 +114,7 @@ def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
     return (of.centred * (len(rewards) / of.varied.sum().clamp(min=1).double())).to(rewards.dtype)
 
 
-@register("maxrl")
+@register("maxrl", needs_group=True)
 def maxrl(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = (R − mean_g) / (mean_g + 1e-6), 0 if mean_g ≤ 0. Maximum-likelihood RL, arXiv 2602.02710.
 
@@ -130,7 +130,7 @@ def maxrl(rewards: Tensor, groups: Tensor) -> Tensor:
     return (of.centred * (mean > 0) / (mean.clamp(min=0) + _EPSILON)).to(rewards.dtype)
 
 
-@register("opo")
+@register("opo", needs_group=True)
 def opo(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """A = R − Σ L·R / Σ L over g, L the length in tokens: the baseline of least variance. OPO, arXiv 2505.23585.
 
@@ -159,7 +159,7 @@ def remax(rewards: Tensor, baselines: Tensor) -> Tensor:
     return (rewards.double() - baselines.double()).to(rewards.dtype)
 
 
-@register("win_rate")
+@register("win_rate", needs_group=True)
 def win_rate(rewards: Tensor, groups: Tensor) -> Tensor:
     """A = the share of the others of the group that the response beats, ties half, − 1/2. SPPO, arXiv 2405.00675.
 
@@ -178,7 +178,7 @@ def win_rate(rewards: Tensor, groups: Tensor) -> Tensor:
     return torch.where(of.sizes > 1, share - 0.5, 0.0).to(rewards.dtype)
 
 
-@register("one")
+@register("one", ignores_rewards=True)
 def one(rewards: Tensor) -> Tensor:
     """A = 1 for every response, equal rewards or not: likelihood only, for supervised losses.
 
@@ -188,7 +188,7 @@ def one(rewards: Tensor) -> Tensor:
     return torch.ones_like(rewards)
 
 
-@register("reinforce_pp_baseline")
+@register("reinforce_pp_baseline", needs_group=True)
 def reinforce_pp_baseline(rewards: Tensor, groups: Tensor, lengths: Tensor) -> Tensor:
     """A = whiten(R − mean_g), over the tokens of the step. REINFORCE++ with baseline, arXiv 2501.03262.
 
@@ -203,7 +203,7 @@ def reinforce_pp_baseline(rewards: Tensor, groups: Tensor, lengths: Tensor) -> T
     return whiten(Grouped.of(rewards, groups).centred, lengths).to(rewards.dtype)
 
 
-@register("gdpo")
+@register("gdpo", needs_group=True)
 def gdpo(parts: Tensor, groups: Tensor, weights: Sequence[float] | None = None) -> Tensor:
     """A = whiten(Σ_k w_k · GRPO(part k)), over the responses of the step. GDPO, arXiv 2601.05242.
 

@@ -89,7 +89,7 @@ def vapo(
     return TokenAdvantages(whiten(advantages, ranks=ranks).to(values.dtype), returns)
 
 
-@register("prime")
+@register("prime", needs_group=True)
 def prime(
     process_rewards: Tensor,
     rewards: Tensor,

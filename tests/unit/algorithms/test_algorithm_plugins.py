@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from rlcli import importing
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.losses import selectors
-from rlcli.algorithms.named import Named, inputs_of, load_plugins, options_of
+from rlcli.algorithms.named import Named, Rules, inputs_of, load_plugins, options_of
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.data.prompts.schema import row, write_rows
@@ -76,7 +78,9 @@ def test_the_documented_inputs_are_those_that_there_are() -> None:
     from rlcli.algorithms import build
 
     text = (Path(__file__).parents[3] / "docs" / PAGE).read_text()
-    rows = {line.split("|")[1].strip(): line.split("|")[2] for line in text.splitlines() if line.startswith("| `")}
+    table = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    rows = {cells[1].strip(): cells[2] for cells in table if ".register`" in cells[1]}
+    assert set(re.findall(r"^\| `(\w+)=True`", text, re.MULTILINE)) == {field.name for field in fields(Rules)}
     expected = {
         "`advantages.register`, of whole responses": build.RESPONSE_INPUTS,
         "`advantages.register`, of single tokens: a function that takes `sequence`": build.TOKEN_INPUTS,

@@ -18,7 +18,8 @@ from rlcli.cluster import ray_session
 from rlcli.config.load import resolve
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
-from rlcli.launch.preflight import check_critic, check_machine, prepare
+from rlcli.launch.algorithm_rules import check_algorithm
+from rlcli.launch.preflight import check_machine, prepare
 
 
 def refuse(*_: object) -> None:
@@ -157,4 +158,4 @@ def test_a_broken_adapter_is_refused(text: str, rows: Path) -> None:
 def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], says: str) -> None:
     config = resolve("grpo", {}, keys).config
     with pytest.raises(ConfigError, match=re.escape(says)):
-        check_critic(config, build_algorithm(**config.algorithm.model_dump()))
+        check_algorithm(config, build_algorithm(**config.algorithm.model_dump()))

@@ -1,0 +1,87 @@
+"""Rules that functions declare where they are registered, of the shipped ones and of plugins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlcli.algorithms import advantages, selection
+from rlcli.algorithms.build import build_algorithm
+from rlcli.config.load import resolve
+from rlcli.errors import ConfigError
+from rlcli.launch.algorithm_rules import check_algorithm
+
+
+@pytest.fixture
+def plugin() -> Iterator[None]:
+    """An advantage and a selection of somebody else's, which declare what they need."""
+
+    @advantages.register("best_of_group", needs_group=True)
+    def best_of_group(rewards: Tensor, groups: Tensor) -> Tensor:
+        return rewards - rewards.max()
+
+    @advantages.register("same_for_all", ignores_rewards=True)
+    def same_for_all(rewards: Tensor) -> Tensor:
+        return torch.full_like(rewards, 0.5)
+
+    @selection.register("first_two", makes_pairs=True)
+    def first_two(groups: Tensor) -> Tensor:
+        return torch.arange(2)
+
+    yield
+    for registry, name in ((advantages, "best_of_group"), (advantages, "same_for_all"), (selection, "first_two")):
+        del registry.get.__self__._functions[name]  # type: ignore[attr-defined]
+
+
+def check(recipe: str, *sets: str) -> None:
+    config = resolve(recipe, {}, sets).config
+    check_algorithm(config, build_algorithm(**config.algorithm.model_dump()))
+
+
+ONE, SMALL = "rollout.samples_per_prompt=1", "train.tokens_per_microbatch=4000"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets", "says"),
+    [
+        ("grpo", [ONE], "samples_per_prompt = 1: algorithm.advantage = grpo compares the samples of a group; give 2"),
+        ("prime", [ONE, "dynamic_sampling.keep=all"], "algorithm.advantage = prime compares the samples of a group"),
+        ("rft", [ONE, "algorithm.select=pairs"], "algorithm.select = pairs compares the samples of a group"),
+        ("grpo", ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1"], "use k1+, k2 or k3"),
+        ("dpo", [SMALL], "2 × (data.max_prompt_tokens + rollout.max_response_tokens) = 4096"),
+        ("sft", ["algorithm.advantage=remax"], "no rewards for algorithm.advantage = remax; give one"),
+        ("grpo", [ONE, "algorithm.advantage=best_of_group"], "advantage = best_of_group compares the samples of a"),
+        ("grpo", [SMALL, "algorithm.select=first_two"], "a pair of samples may hold (algorithm.select = first_two)"),
+        ("grpo", ["critic.workers=1", "algorithm.advantage=best_of_group"], "best_of_group has no value model"),
+    ],
+)
+def test_what_a_function_rules_out_is_refused(recipe: str, sets: list[str], says: str, plugin: None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(recipe, *sets)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("rft", [ONE]),
+        ("ppo", [ONE]),
+        ("reinforce_pp", ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k1", "algorithm.kl_in=reward"]),
+        ("grpo", ["algorithm.kl_estimator=k1"]),
+        ("grpo", ["algorithm.advantage=best_of_group"]),
+        ("grpo", [ONE, "algorithm.advantage=same_for_all", "algorithm.loss=gpg"]),
+        ("sft", ["algorithm.advantage=same_for_all"]),
+        ("sft", []),
+        ("dpo", []),
+    ],
+)
+def test_what_fits_is_accepted(recipe: str, sets: list[str], plugin: None) -> None:
+    check(recipe, *sets)
+
+
+def test_an_unknown_rule_is_an_error() -> None:
+    with pytest.raises(TypeError, match="needs_groups"):
+        advantages.register("wrong", needs_groups=True)(lambda rewards: rewards)
