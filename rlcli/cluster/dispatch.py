@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
@@ -11,10 +11,11 @@ from rlcli.cluster.process.memory import measured
 from rlcli.cluster.process.profiling import span
 from rlcli.cluster.watchdog import progress, watched
 
-Send = Literal["broadcast", "scatter", "first"]
+Send = Literal["broadcast", "scatter", "data", "first"]
 Collect = Literal["all", "first", "sum", "stream"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,11 @@ class Shared:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each; `first`
-    calls rank 0 alone.
-    collect: `all` returns a list by rank; `first` the result of rank 0; `sum` adds dicts of numbers key by key;
-    `stream` iterates over what generator methods yield, from any rank, in order of arrival."""
+    """send: `broadcast` gives every rank the same arguments; `scatter` gives rank i the i-th item of each; `data` gives
+    each rank the item of its data rank, which the worker's method `data_rank` returns; `first` calls rank 0 alone.
+    collect: `all` returns a list by rank; `first` the result of rank 0; `sum` adds dicts of numbers key by key, those
+    of the first rank of each data rank; `stream` iterates over what generator methods yield, from any rank, in order
+    of arrival."""
 
     send: Send
     collect: Collect
@@ -40,12 +42,12 @@ def dispatch(send: Send = "broadcast", collect: Collect = "all") -> Callable[[F]
     """Mark a worker's method as callable through a WorkerGroup.
 
     class Echo:
-        @dispatch(send="scatter", collect="sum")
+        @dispatch(send="data", collect="sum")
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": len(rows)}
 
-    With two ranks, `group.count([[1, 2], [3]])` is `{"rows": 3}`. While the method runs its process is watched (see
-    `watch`): it has to end, to yield, or to call `watch.progress` regularly.
+    With two data ranks, `group.count([[1, 2], [3]])` is `{"rows": 3}`. While the method runs its process is watched
+    (see `watch`): it has to end, to yield, or to call `watch.progress` regularly.
     """
 
     def mark(method: F) -> F:
@@ -77,19 +79,33 @@ def dispatch_of(worker: type, name: str) -> Dispatch:
     return mark
 
 
-def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int) -> list[tuple[Any, ...]]:
-    """The arguments of each rank that is called. A `Shared` argument goes to all of them, even in a scatter.
+def per_rank(how: Dispatch, args: tuple[Any, ...], ranks: int, data_ranks: Sequence[int] = ()) -> list[tuple[Any, ...]]:
+    """The arguments of each rank that is called. data_ranks: of each rank, for `data`. A `Shared` argument goes to all
+    of them, even in a scatter.
 
     >>> per_rank(Dispatch("scatter", "all"), ([1, 2], Shared("both")), 2)
     [(1, Shared(value='both')), (2, Shared(value='both'))]
+    >>> per_rank(Dispatch("data", "all"), (["a", "b"],), 4, data_ranks=[0, 0, 1, 1])  # two share each part
+    [('a',), ('a',), ('b',), ('b',)]
     >>> per_rank(Dispatch("first", "first"), ("to rank 0",), 2)
     [('to rank 0',)]
     """
-    if how.send != "scatter":
+    if how.send in ("broadcast", "first"):
         return [args] * (ranks if how.send == "broadcast" else 1)
-    lists = [[arg] * ranks if isinstance(arg, Shared) else arg for arg in args]
-    assert all(len(values) == ranks for values in lists), f"one argument for each of {ranks} ranks"
-    return [tuple(values[rank] for values in lists) for rank in range(ranks)]
+    places = data_ranks if how.send == "data" else range(ranks)
+    count = 1 + max(places)
+    lists = [[arg] * count if isinstance(arg, Shared) else arg for arg in args]
+    assert all(len(values) == count for values in lists), f"one argument for each of {count} {how.send} ranks"
+    return [tuple(values[place] for values in lists) for place in places]
+
+
+def one_each(results: Sequence[T], data_ranks: Sequence[int]) -> list[T]:
+    """The result of the first rank of each data rank.
+
+    >>> one_each(["a", "a again", "b", "b again"], data_ranks=[0, 0, 1, 1])
+    ['a', 'b']
+    """
+    return [results[data_ranks.index(place)] for place in range(1 + max(data_ranks))]
 
 
 def add_up(results: list[dict[str, float]]) -> dict[str, float]:

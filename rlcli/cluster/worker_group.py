@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cluster import errors
-from rlcli.cluster.dispatch import Dispatch, Shared, add_up, dispatch_of, per_rank
+from rlcli.cluster.dispatch import Dispatch, Shared, add_up, dispatch_of, one_each, per_rank
 from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_note
 from rlcli.errors import RlcliError, RunFailed
 
@@ -57,6 +57,7 @@ class WorkerGroup:
         self._stall_s = stall_s
         self._unseen_s = max(START_S, stall_s or 0.0)
         self._oom_kills = errors.kernel_oom_kills()
+        self._data: list[int] = []
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -64,6 +65,16 @@ class WorkerGroup:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         how = dispatch_of(self._worker, name)
         return lambda *args, **kwargs: self._call(name, how, args, kwargs)
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of parts that work is divided into: workers with the same data rank get the same part."""
+        return 1 + max(self._data_ranks())
+
+    def _data_ranks(self) -> list[int]:
+        """The data rank of each worker, which it is asked for once."""
+        self._data = self._data or self.data_rank()
+        return self._data
 
     def close(self) -> None:
         """Ask each actor to close, then end its process, whether or not it answered."""
@@ -88,10 +99,11 @@ class WorkerGroup:
         import ray
 
         # Ray passes the value of a reference to a method, not the reference.
-        sent = [Shared(ray.put(arg.value)) if isinstance(arg, Shared) else arg for arg in args]
+        sent = tuple(Shared(ray.put(arg.value)) if isinstance(arg, Shared) else arg for arg in args)
+        data_ranks = self._data_ranks() if how.send == "data" or how.collect == "sum" else []
         arguments = [
             tuple(arg.value if isinstance(arg, Shared) else arg for arg in own)
-            for own in per_rank(how, tuple(sent), len(self._actors))
+            for own in per_rank(how, sent, len(self._actors), data_ranks)
         ]
         if how.collect == "stream":
             return self._stream(name, arguments, kwargs)
@@ -100,7 +112,7 @@ class WorkerGroup:
         results = self._gather(name, calls)
         if how.collect == "first":
             return results[0]
-        return add_up(results) if how.collect == "sum" else results
+        return add_up(one_each(results, data_ranks)) if how.collect == "sum" else results
 
     def _gather(self, name: str, calls: list[Any]) -> list[Any]:
         results: dict[int, Any] = {}

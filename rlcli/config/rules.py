@@ -187,7 +187,7 @@ def _given_responses(config: RunConfig) -> list[Rule]:
 
 
 def _training(config: RunConfig) -> list[Rule]:
-    r, t = config.rollout, config.train
+    r, t, c = config.rollout, config.train, config.cluster
     longest = config.data.max_prompt_tokens + r.max_response_tokens
     return [
         (
@@ -205,6 +205,11 @@ def _training(config: RunConfig) -> list[Rule]:
             f"train.offload = {t.offload} makes room for an engine on the same GPUs, but "
             + (f"rollout.workers = {r.workers} puts engines on others" if r.workers else "none is used (data.response)")
             + "; give none",
+        ),
+        (
+            c.workers % c.replicate == 0,
+            f"cluster.workers / cluster.replicate = {c.workers} / {c.replicate} = {c.workers / c.replicate:.4g} is "
+            f"not whole; give a divisor of {c.workers}",
         ),
         (
             t.warmup_steps <= t.steps,

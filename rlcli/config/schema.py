@@ -325,6 +325,11 @@ class VerifierSection(Section):
 
 class Cluster(Section):
     workers: Positive = Field(default=1, description="Worker processes, one per device, in one process group.")
+    replicate: Positive = Field(
+        default=1,
+        description="Copies of the trained models, each sharded over workers / replicate workers (HSDP): less traffic "
+        "between them, more memory.",
+    )
     address: str = Field(
         default="",
         description="Address of a running Ray cluster whose machines share the model and run folders; "

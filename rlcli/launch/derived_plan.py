@@ -40,7 +40,8 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
 
     config = prepared.config
     algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
-    rollout, train, workers = config.rollout, config.train, config.cluster.workers
+    rollout, train = config.rollout, config.train
+    workers, copies = config.cluster.workers, config.cluster.replicate
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     epoch = len(prepared.prompts) / rollout.prompts_per_step
     trained = 2 * rollout.prompts_per_step if algorithm.selects_pairs else samples
@@ -65,6 +66,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         (
             "workers",
             f"{workers} on {prepared.device}"
+            + (f", replicate {copies} × shard {workers // copies}" if copies > 1 else "")
             + (f", and {rollout.workers} that generate" if rollout.workers else "")
             + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
         ),

@@ -103,7 +103,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     workers, critic = setting.config.critic.workers, setting.critic
     if not workers or critic is None:
         return None
-    own = setting.with_keys(cluster={"workers": workers})
+    own = setting.with_keys(cluster={"workers": workers, "replicate": 1})
     weights = FLOAT * critic.parameters / workers
     held = {"base": base_bytes(own, False), "first use": first_use_bytes(own, False)}
     held["critic"] = (1 + ADAM_MOMENTS) * weights
@@ -140,7 +140,7 @@ def first_use_bytes(setting: Setting, with_engine: bool) -> float:
 def _trainer(setting: Setting, doing: str) -> Parts:
     """Memory of the trained models and the reference. doing: the phase, on which `train.offload` depends."""
     away = "none" if setting.device.is_cpu else setting.config.train.offload
-    ranks = setting.ranks
+    shards = setting.shards
     updating = doing == "update"
     # On CPUs offloading within the same process gains nothing, so nothing is offloaded.
     models = {
@@ -151,12 +151,12 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     moments = away == "none" or updating
     engine = setting.engine_here
     parts = {"base": base_bytes(setting, engine), "first use": first_use_bytes(setting, engine)}
-    parts["weights"] = setting.weight_bytes() / ranks * models["policy"]
-    parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / ranks * moments
+    parts["weights"] = setting.weight_bytes() / shards * models["policy"]
+    parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
     if setting.reference_copy:
-        parts["reference"] = setting.policy.parameters * setting.bytes_each / ranks * models["reference"]
+        parts["reference"] = setting.policy.parameters * setting.bytes_each / shards * models["reference"]
     if setting.critic_here and setting.critic is not None:
-        own = FLOAT * setting.critic.parameters / ranks
+        own = FLOAT * setting.critic.parameters / shards
         parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
     return parts
 
@@ -176,7 +176,7 @@ def _passes(setting: Setting) -> Parts:
 
 def _copied(setting: Setting) -> Parts:
     """The checkpoint's copy, which is in host memory."""
-    return {"checkpoint's copy": checkpoint_bytes(setting) / setting.ranks} if setting.device.is_cpu else {}
+    return {"checkpoint's copy": checkpoint_bytes(setting) / setting.shards} if setting.device.is_cpu else {}
 
 
 def checkpoint_bytes(setting: Setting) -> float:
@@ -194,7 +194,7 @@ def host_bytes(setting: Setting) -> float:
     base = CPU_BASE_WITH_ENGINE if setting.engine_here else CPU_BASE
     kept = passes.offloaded_activations(setting)
     sleeping = setting.policy.parameters * setting.bytes_each if setting.adapter_apart and setting.engine_here else 0
-    return base + _sent_away(setting) + kept + sleeping + checkpoint_bytes(setting) / setting.ranks
+    return base + _sent_away(setting) + kept + sleeping + checkpoint_bytes(setting) / setting.shards
 
 
 def _sent_away(setting: Setting) -> float:
@@ -208,4 +208,4 @@ def _sent_away(setting: Setting) -> float:
     if offload == "all":
         away += setting.weight_bytes() + FLOAT * critic
         away += setting.policy.parameters * setting.bytes_each * setting.reference_copy
-    return away / setting.ranks
+    return away / setting.shards

@@ -46,7 +46,7 @@ def with_gradient(setting: Setting, shape: ModelShape) -> Parts:
     root = shape.root_parameters if not run.lora_rank else 0
     kept = kept_bytes(shape, run, setting.pack)
     gathered = _gathered(setting, shape)
-    before = FLOAT * _trained(setting, shape, run) / setting.ranks * setting.accumulates
+    before = FLOAT * _trained(setting, shape, run) / setting.shards * setting.accumulates
     entering = {
         "gathered weights": gathered,
         "activations": kept,
@@ -68,7 +68,7 @@ def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, r
     """The same for a model that is gathered whole: within each layer of the backward pass, and when all gradients are
     concatenated for the reduction; by then nothing else is left."""
     each = setting.bytes_each
-    own = FLOAT * _trained(setting, shape, run) / setting.ranks
+    own = FLOAT * _trained(setting, shape, run) / setting.shards
     before = own * setting.accumulates
     found = [
         {
@@ -90,12 +90,12 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
         reducing = FLOAT * trained if done and setting.sharded else 0
         # From the second micro-batch on there are gradients of all layers, plus new ones until they are added.
         there = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
-        reduced = there * FLOAT * trained / setting.ranks
+        reduced = there * FLOAT * trained / setting.shards
         found.append(
             {
                 "gathered weights": _gathered(setting, shape),
                 "activations": activations,
-                "gradients": reducing + reduced + each * root + FLOAT * root / setting.ranks * setting.accumulates,
+                "gradients": reducing + reduced + each * root + FLOAT * root / setting.shards * setting.accumulates,
             }
         )
     return found
@@ -125,7 +125,7 @@ def _largest_linear(shape: ModelShape) -> int:
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
     """The fused optimizer step: only all gradients."""
     run = setting.passing(trained_whole=shape != setting.policy)
-    return {"gradients": FLOAT * _trained(setting, shape, run) / setting.ranks}
+    return {"gradients": FLOAT * _trained(setting, shape, run) / setting.shards}
 
 
 def sending(setting: Setting) -> Parts:
@@ -136,14 +136,14 @@ def sending(setting: Setting) -> Parts:
     shape, each = setting.policy, setting.bytes_each
     largest = max(shape.embedding_parameters, 2 * _largest_linear(shape)) * each
     packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.engine_here
-    if setting.ranks == 1:
+    if setting.shards == 1:
         return {"sync": largest + packing}
     # One bucket is copied out of the gathered data while the next one is in transit, for which gloo has its own memory;
     # each with its rank's own part.
     total = shape.parameters * each
     one = min(max(BUCKET_BYTES, largest), total)
     other = min(one, total - one)
-    buckets = (2 + 1 / setting.ranks) * one + (1 + setting.device.is_cpu + 1 / setting.ranks) * other
+    buckets = (2 + 1 / setting.shards) * one + (1 + setting.device.is_cpu + 1 / setting.shards) * other
     return {"sync": buckets + packing}
 
 
@@ -158,10 +158,10 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
     """The root and the layers that are whole at once, in compute dtype; while_gathering: while one is being built."""
     if not setting.sharded:
         return 0.0
-    together = setting.ranks > 1 or not setting.device.is_cpu
+    together = setting.shards > 1 or not setting.device.is_cpu
     if _gathered_whole(setting, shape):
-        return _whole(setting, shape) * (1 + (setting.ranks > 1))
-    at_once = 1 + together + (while_gathering and setting.ranks > 1)
+        return _whole(setting, shape) * (1 + (setting.shards > 1))
+    at_once = 1 + together + (while_gathering and setting.shards > 1)
     return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
 
 

@@ -58,8 +58,13 @@ class Setting:
         return self.config.cluster.workers
 
     @property
+    def shards(self) -> int:
+        """Workers that one copy of a trained model is sharded over."""
+        return self.ranks // self.config.cluster.replicate
+
+    @property
     def sharded(self) -> bool:
-        """Whether FSDP2 shards the trained model: one rank in float32 has nothing to gather, cast or reduce."""
+        """Whether FSDP2 wraps the trained model: one rank in float32 has nothing to gather, cast or reduce."""
         return self.ranks > 1 or self.bytes_each < FLOAT
 
     @property
@@ -147,7 +152,8 @@ class Setting:
         return self.policy.layers * self.policy.adapter_layer_parameters(lora.rank, lora.targets)
 
     def weight_bytes(self) -> float:
-        """Weight bytes of the policy on all ranks together: trained ones in float32, a frozen base in compute dtype."""
+        """Weight bytes of one copy of the policy on its ranks together: trained ones in float32, a frozen base in
+        compute dtype."""
         trained = FLOAT * self.trained_parameters()
         return trained + (self.policy.parameters * self.bytes_each if self.config.lora.rank else 0)
 

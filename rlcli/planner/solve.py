@@ -156,6 +156,9 @@ def fixes(setting: Setting) -> list[Fix]:
                 "recomputes each layer from inputs in host memory, and offloads weights and optimizer",
             ),
         ]
+    if setting.shards < setting.ranks:
+        one = {"cluster": {"replicate": 1}}
+        tried += [(one, "one copy, sharded over all workers"), (one | recompute, "one copy; recomputes each layer")]
     within = [found for change, cost in tried if (found := _mend(setting, change, cost))]
     within.sort(key=lambda hint: hint.seconds)
     beyond: list[Fix | None] = []

@@ -54,7 +54,7 @@ def times(setting: Setting) -> list[PhaseTime]:
         found.append(_sync(setting))
     every = setting.config.checkpoint.every
     if every:
-        copied = checkpoint_bytes(setting) / setting.ranks / _host_rate(setting)
+        copied = checkpoint_bytes(setting) / setting.shards / _host_rate(setting)
         found.append(PhaseTime("checkpoint", copied / every, "copies to host memory, a step's share"))
     return found
 
@@ -72,8 +72,8 @@ def _as_critic(setting: Setting) -> Setting | None:
     """The setting with the critic in place of the policy, on the critic's workers."""
     if setting.critic is None:
         return None
-    workers = setting.config.critic.workers or setting.ranks
-    return replace(setting.with_keys(cluster={"workers": workers}), policy=setting.critic)
+    apart = {"workers": setting.config.critic.workers, "replicate": 1}
+    return replace(setting.with_keys(cluster=apart) if apart["workers"] else setting, policy=setting.critic)
 
 
 def model_flops(setting: Setting) -> float:
@@ -107,8 +107,11 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
         return computing, "matrix rate"
     microbatches = math.ceil(tokens / setting.ranks / setting.pack.tokens)
     gathers = 2 if passes > 1 else 1
-    moved = gathers * setting.bytes_each + (FLOAT if passes > 1 else 0)
-    moving = microbatches * moved * shape.parameters / (setting.device.link_rate * OF_LINKS)
+    moved: float = gathers * setting.bytes_each + (FLOAT if passes > 1 else 0)
+    moved *= microbatches * (setting.shards > 1)
+    if setting.shards < setting.ranks and passes > 1:  # between copies, once: reduced and broadcast again
+        moved += 2 * FLOAT / setting.shards
+    moving = moved * shape.parameters / (setting.device.link_rate * OF_LINKS)
     return (moving, "links between devices") if moving > computing else (computing, "matrix rate")
 
 
@@ -125,14 +128,14 @@ def _update(setting: Setting) -> PhaseTime:
         beside = config.train.passes * _pass_seconds(critic, passes=3 + checkpointing, head=head)[0]
         beside += setting.updates * _stepping(critic, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
-    moving = 2 * away * FLOAT * setting.trained_parameters() / setting.ranks / _host_rate(setting)
+    moving = 2 * away * FLOAT * setting.trained_parameters() / setting.shards / _host_rate(setting)
     total = config.train.passes * seconds + setting.updates * stepping + moving + beside
     return PhaseTime("update", total, bound if seconds > stepping + moving else "memory")
 
 
 def _stepping(setting: Setting, parameters: float) -> float:
     """Seconds of the optimizer's step."""
-    return parameters / setting.ranks * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
+    return parameters / setting.shards * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
 
 
 def _generate(setting: Setting) -> PhaseTime:
@@ -162,7 +165,7 @@ def _sync(setting: Setting) -> PhaseTime:
     if setting.adapter_apart:
         size = FLOAT * setting.trained_parameters()
     copying = 2 * size / (setting.device.read_rate * OF_READING)
-    if setting.ranks == 1:
+    if setting.shards == 1:
         return PhaseTime("sync", copying, "memory")
     moving = size / (setting.device.link_rate * OF_LINKS)
     return PhaseTime("sync", max(copying, moving), "links between devices" if moving > copying else "memory")

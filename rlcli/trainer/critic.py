@@ -28,8 +28,8 @@ class Critic:
     def load(self, chosen: SelectedSamples, seed: int) -> None:
         """Fetch the rows if they are not there already."""
         if self.own is not None:
-            plan = plan_step(chosen, self.config, len(self.own))
-            bins = [plan.of_rank(rank) for rank in range(len(self.own))]
+            plan = plan_step(chosen, self.config, self.own.data_ranks)
+            bins = [plan.of_rank(rank) for rank in range(self.own.data_ranks)]
             self.own.load(bins, step_work(plan, chosen, seed))
 
     def infer(self) -> None:

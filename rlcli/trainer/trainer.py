@@ -214,10 +214,10 @@ class Trainer:
             if self.has_engine:
                 self.engines.release_memory()
             chosen = select_batch(batch, self.algorithm, self.config, seed)
-            plan = plan_step(chosen, self.config, len(self.workers))
+            plan = plan_step(chosen, self.config, self.workers.data_ranks)
             self.guard.counted(number, chosen.left_out)
         with clock.phase("load"):
-            bins = [plan.of_rank(rank) for rank in range(len(self.workers))]
+            bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
             self.workers.load(bins, step_work(plan, chosen, seed))
             self.critic.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):

@@ -13,7 +13,7 @@ from rlcli.cluster.watchdog import progress
 from rlcli.config.schema import RunConfig
 from rlcli.workers.backend import MicroLoss
 from rlcli.workers.roles.batch import MicroBatch
-from rlcli.workers.roles.integrity import ReductionCheck, StepCheck
+from rlcli.workers.roles.integrity import CopyCheck, ReductionCheck, StepCheck
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class FsdpLoader:
     """Loads models sharded over `mesh`. dtype: of computation."""
 
     def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh) -> None:
-        self.config = config
+        self.config, self.mesh = config, mesh
         self.place = {"dtype": dtype, "device": device, "mesh": mesh}
 
     def __call__(
@@ -41,28 +41,29 @@ class FsdpLoader:
         config = self.config.model
         how = {**self.place, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
         if kind == "value":
-            return FsdpBackend(loading.load_value(path, **how), self.config)
-        return FsdpBackend(loading.load_policy(path, lora=lora, trainable=trained, **how), self.config, trained)
+            return FsdpBackend(loading.load_value(path, **how), self.config, self.mesh)
+        model = loading.load_policy(path, lora=lora, trainable=trained, **how)
+        return FsdpBackend(model, self.config, self.mesh, trained)
 
 
 class FsdpBackend:
-    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: without optimizer."""
+    """Implements `TrainingBackend` for `model`, a policy or value model over `mesh`. trained=False: no optimizer."""
 
-    def __init__(self, model: Any, config: RunConfig, trained: bool = True) -> None:
-        import torch.distributed as dist
-
+    def __init__(self, model: Any, config: RunConfig, mesh: DeviceMesh, trained: bool = True) -> None:
         from rlcli.model.optim import build_optimizer
 
         train = config.train
         self.model: PolicyModel = model  # or a value model, with the methods that both have
         self.max_grad_norm = train.max_grad_norm
         self.bad_grad_norm = config.fault_tolerance.bad_grad_norm or math.inf
-        self.data_ranks = dist.get_world_size()
+        self.data_ranks = mesh.size()
+        self.replicated = mesh.ndim > 1
         self.ranks = _all_ranks()
         if trained:
             betas = (train.beta1, train.beta2)
             self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
             self.reduction, self.stepped = ReductionCheck(model, self.data_ranks), StepCheck(model)
+            self.copies = CopyCheck(model, mesh)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,6 +104,8 @@ class FsdpBackend:
         sums: dict[str, Tensor] = {}
         for micro in micros:
             progress()
+            if self.replicated:  # copies sum their gradients once, with those of the last micro-batch
+                self.model.set_requires_all_reduce(micro is micros[-1])
             outputs = self.model(micro.packed, **forward)
             # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
             if micro.empty:
@@ -128,6 +131,7 @@ class FsdpBackend:
                 group["lr"] = lr
             self.stepped.before(lr)
             self.optimizer.step()
+            self.copies.check()
             sums |= self.stepped.after()
         self.optimizer.zero_grad(set_to_none=True)
         if bad:

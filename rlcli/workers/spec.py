@@ -45,6 +45,11 @@ class WorkerSpec:
             os.environ.setdefault("HF_TOKEN", self.hub_token)
 
     @property
+    def replicate(self) -> int:
+        """Copies of the trained models in this group: a critic in separate workers has one."""
+        return self.config.cluster.replicate if "policy" in self.roles else 1
+
+    @property
     def adapter_apart(self) -> bool:
         """Whether the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
 

@@ -17,6 +17,7 @@ from rlcli.cluster.process import memory, profiling, startup
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.importing import trust_imports
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import engine_named
@@ -109,6 +110,15 @@ class Worker(WeightSync):
         startup.done("joined")
         memory.start(self.device.type)
 
+    @property
+    def dims(self) -> ParallelDims:
+        return ParallelDims.of(self.world, self.spec.replicate)
+
+    @dispatch()
+    def data_rank(self) -> int:
+        """Which part of a step's rows this rank computes. The group asks once."""
+        return self.dims.data_rank(self.rank)
+
     @dispatch()
     def build(self, spec: WorkerSpec | None = None) -> None:
         """Build the roles: those that train first (their memory is known), then the engine, then the verifiers'
@@ -116,7 +126,6 @@ class Worker(WeightSync):
         must match the first one's: vLLM destroys torch's process groups when it closes."""
         import numpy as np
         import torch
-        from torch.distributed.device_mesh import init_device_mesh
         from transformers import AutoTokenizer
         from transformers.utils import logging
 
@@ -136,7 +145,7 @@ class Worker(WeightSync):
         with memory.base():
             if roles != {"engine"}:
                 import rlcli.model.io.loading  # noqa: F401
-        mesh = init_device_mesh(self.device.type, (self.world,))
+        mesh = self.dims.mesh(self.device.type)
         load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
             self.policy = PolicyRole(self.config, self.device, load)
@@ -188,9 +197,9 @@ class Worker(WeightSync):
         self._colocated.sleep()
         self.offload_manager.engine_takes_part(False)
 
-    @dispatch(send="scatter")
+    @dispatch(send="data")
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
-        """Fetch this rank's samples, [minibatch][micro-batch], from the shards and pack them."""
+        """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
         self.batch = TrainBatch(bins, step, self.device)
 
     @dispatch()

@@ -19,6 +19,7 @@ SETTINGS = {
     "tail": ["rollout.oversample=2"],
     "cut": ["train.truncated=mask"],
     "zero": ["train.truncated=zero_reward"],
+    "copies": ["cluster.replicate=2"],
 }
 """`--set` arguments that go with a harm."""
 
@@ -85,8 +86,8 @@ def _spoil_loss(worker: Any, *bad: int) -> None:
     update, objective = policy.update, policy._objective
 
     def spoilt(*args: Any) -> Any:
-        output, term, sums = objective(*args)
-        return output, term + math.nan, sums
+        term, sums = objective(*args)
+        return term + math.nan, sums
 
     def counted(*args: Any) -> dict[str, float]:
         policy._objective = spoilt if next(calls) in bad else objective

@@ -30,6 +30,8 @@ SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vap
 HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut", "grpo:zero"]
 """Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out, one
 that gives those that were cut off no reward."""
+COPIES = "ppo:copies"
+"""Each of two workers has a whole copy of policy and critic."""
 Steps = list[dict[str, Any]]
 
 
@@ -54,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two_workers(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    rows = train(tiny, sums, folder / "two", 2, [*(name for name in NAMES if name not in ADAPTED), *HARMED])
+    rows = train(tiny, sums, folder / "two", 2, [*(name for name in NAMES if name not in ADAPTED), *HARMED, COPIES])
     rows |= train(tiny, sums, folder / "adapted", 2, [*ADAPTED, *(f"{name}:stale" for name in ADAPTED)])
     print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
     for name, row in rows.items():
@@ -223,12 +225,12 @@ def one_worker(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]
     return train(tiny, sums, folder / "one", 1, SPLIT)
 
 
-@pytest.mark.parametrize("name", SPLIT)
-def test_the_number_of_ranks_changes_nothing(
+@pytest.mark.parametrize("name", [*SPLIT, COPIES])
+def test_neither_ranks_nor_copies_change_anything(
     one_worker: dict[str, dict[str, Any]], two_workers: dict[str, dict[str, Any]], name: str
 ) -> None:
     figures = ("reward/mean", "update/policy_loss", "update/grad_norm", "update/clip_high", "critic/loss")
-    for one, two in zip(one_worker[name]["steps"], two_workers[name]["steps"], strict=True):
+    for one, two in zip(one_worker[name.split(":")[0]]["steps"], two_workers[name]["steps"], strict=True):
         for figure in figures:
             assert (figure in one) == (figure in two)
             if figure in one:

@@ -37,11 +37,14 @@ def toy() -> type:
         def pid(self) -> int:
             return os.getpid()
 
-        @dispatch(send="scatter", collect="sum")
+        data_rank = dispatch()(lambda _: 0)
+        """All work on the same rows, as ranks of context or tensor parallelism do."""
+
+        @dispatch(send="data", collect="sum")
         def count(self, rows: list[int]) -> dict[str, float]:
             return {"rows": float(len(rows)), f"rank {self.rank}": 1.0}
 
-        @dispatch(send="scatter")
+        @dispatch(send="data")
         def both(self, own: str, all_alike: list[str]) -> list[str]:
             return [own, *all_alike]
 
@@ -132,8 +135,9 @@ def test_calls_are_dispatched_and_a_cluster_gets_its_places_back(cluster: str, t
     with ray_session(cluster, 2):
         workers = start_group(toy(), TWO, tmp_path)
         processes = [psutil.Process(pid) for pid in workers.pid()]
-        assert workers.count([[1, 2], [3]]) == {"rows": 3.0, "rank 0": 1.0, "rank 1": 1.0}
-        assert workers.both(["a", "b"], Shared(["c"])) == [["a", "c"], ["b", "c"]]
+        assert workers.data_ranks == 1
+        assert workers.count([[1, 2]]) == {"rows": 2.0, "rank 0": 1.0}
+        assert workers.both(["a"], Shared(["c"])) == [["a", "c"], ["a", "c"]]
         spelt = list(workers.spell(["ab", "xyz"]))
         assert [letter for rank, letter in spelt if rank == 1] == ["x", "y", "z"]
         assert len(spelt) == 5

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from rlcli.cluster.dispatch import add_up
 from rlcli.model.lora import LoraSpec
 from tests.export_fixtures import stored
 from tests.model_fixtures import Row, padded_log_probs, ragged_rows, save_tiny, tiny_config, tiny_lm
@@ -94,6 +95,53 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.stream_weights()}
 
 
+def copies(rank: int, world: int, base: str) -> dict[str, dict[str, Any]]:
+    """An update of one micro-batch and two of two in each way to divide the ranks, through the backend: by replicate ×
+    shard, what was reported, and the weights that an engine would get after the first update and the last."""
+    from types import SimpleNamespace
+
+    from rlcli.config.schema import RunConfig
+    from rlcli.model.packed import dummy, pack
+    from rlcli.model.parallel.dims import ParallelDims
+    from rlcli.workers.fsdp import FsdpLoader
+
+    config = RunConfig.model_validate({"train": {"max_grad_norm": 1e6, "beta2": 0.99, "weight_decay": 0.1}})
+    denominator = sum(len(tokens) - prompt for tokens, prompt in ROWS)
+    rows = ROWS[rank::world]
+
+    def micro(own: list[Row]) -> Any:
+        return SimpleNamespace(packed=pack(own, CPU) if own else dummy(CPU), empty=not own)
+
+    together, apart = [micro(rows)], [micro(rows[:2]), micro(rows[2:])]  # of four ranks, some have no third
+
+    def loss(_: Any, outputs: Any) -> Any:
+        term = (outputs.log_probs + 0.1 * outputs.entropy).sum() / denominator
+        return term, {"loss": term.detach().double()}
+
+    found = {}
+    for replicate in (number for number in (1, 2, 4) if world % number == 0):
+        dims = ParallelDims.of(world, replicate)
+        backend = FsdpLoader(config, torch.float32, CPU, dims.mesh("cpu"))("policy", base)
+        forward = {"temperature": 0.8, "want_entropy": True}
+        sums = [backend.update(together, loss, 1e-2, **forward)]
+        first = {name: tensor.clone() for name, tensor in backend.stream_weights()}
+        sums += [backend.update(apart, loss, 1e-2, **forward) for _ in range(2)]
+        weights = {name: tensor.clone() for name, tensor in backend.stream_weights()}
+        found[f"{dims.replicate} × {dims.shard}"] = {"sums": sums, "first": first, "weights": weights}
+    return found
+
+
+def four(rank: int, port: int, base: str, out: str) -> None:
+    from rlcli.model.parallel import fsdp
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
+    fsdp.WHOLE_BYTES = 0
+    torch.save(copies(rank, 4, base), Path(out) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -131,6 +179,7 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
         most = max(len(micro) for micro in split)
         mine = split[rank] + [[]] * (most - len(split[rank]))
         result["runs"].append({"steps": train(policy, mine, world), "weights": weights_of(policy)})
+    result["copies"] = copies(rank, world, base)
     result["after"] = log_probs(policy)
     result["after_no_grad"] = weights_of(policy)
     export(write_model, policy, folder / "full", base, base, torch.float32)
@@ -204,14 +253,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, A
         if world == 1:
             save_tiny(root / "untied", tie_word_embeddings=False)
             save_reward_model(root / "reward")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        mp.spawn(child, (world, port, str(base), str(out)), nprocs=world)
+        mp.spawn(child, (world, free_port(), str(base), str(out)), nprocs=world)
         results[world] = [
             {**torch.load(out / f"{rank}.pt", weights_only=False), "folder": out, "base": base} for rank in range(world)
         ]
     return results
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def assert_copies_alike(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    """ranks: what `copies` found on each. alone: on one rank."""
+    for way, first in ranks[0].items():
+        for number, step in enumerate(alone["sums"]):
+            found = add_up([rank[way]["sums"][number] for rank in ranks])
+            assert (found["loss"], found["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
+        for rank in ranks:
+            for name, weight in rank[way]["weights"].items():
+                assert torch.equal(weight, first["weights"][name]), (way, name)
+                assert (weight - alone["weights"][name]).norm() <= 1e-4 * alone["weights"][name].norm(), (way, name)
 
 
 def everyone(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -258,6 +322,22 @@ def test_any_split_over_ranks_and_micro_batches_trains_alike(runs: Any) -> None:
         for name, weight in run["weights"].items():
             # AdamW divides by the gradient's own size, so where that is near 0 rounding shows more than elsewhere.
             assert (weight - first["weights"][name]).norm() <= 1e-4 * first["weights"][name].norm(), name
+
+
+def test_copies_of_a_model_train_as_one_model_does(runs: Any) -> None:
+    ranks = [result["copies"] for result in runs[2]]
+    assert_copies_alike(ranks, runs[1][0]["copies"]["1 × 1"])
+    # In one micro-batch both ways add the same two gradients; with more, copies add up their own first.
+    sharded, copied = (ranks[0][way]["first"] for way in ("1 × 2", "2 × 1"))
+    assert all(torch.equal(sharded[name], copied[name]) for name in sharded)
+
+
+@pytest.mark.long
+def test_two_copies_on_two_ranks_each_train_as_one_model_does(runs: Any, tmp_path: Path) -> None:
+    mp.spawn(four, (free_port(), str(runs[1][0]["base"]), str(tmp_path)), nprocs=4)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(4)]
+    assert set(ranks[0]) == {"1 × 4", "2 × 2", "4 × 1"}
+    assert_copies_alike(ranks, runs[1][0]["copies"]["1 × 1"])
 
 
 def test_first_update_is_alike_to_float32_rounding(runs: Any) -> None:

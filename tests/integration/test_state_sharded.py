@@ -1,8 +1,9 @@
 """Saving and loading on real gloo groups of one process, this one, and of two, launched once for all tests; each waits
-for what the other saves."""
+for what the other saves. The two shard one model, and then hold a copy each."""
 
 from __future__ import annotations
 
+import itertools
 import resource
 import socket
 import time
@@ -26,6 +27,8 @@ LORA = LoraSpec(rank=3, alpha=8.0)
 """Three rows do not divide over two ranks, nor do the 101 of the vocabulary; of the critic's head one rank has none."""
 VOCABULARY = 101
 KINDS = ("lora", "with a critic")
+SHAPES = {"1x1": (1, 1), "1x2": (2, 1), "2x1": (2, 2)}
+"""replicate × shard: number of ranks, and of copies."""
 
 
 class Learning:
@@ -126,25 +129,28 @@ def fail_on_one(owners: Owners, folder: Path, rank: int) -> list[str]:
 
 
 def act(rank: int, world: int, port: int, base: str, folder: Path) -> None:
-    """What each rank of each group does; what comes of it lies in `world`-`rank`.pt."""
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """What each rank of each group does; what comes of it lies in `shape`-`rank`.pt."""
+    from rlcli.model.parallel.dims import ParallelDims
     from rlcli.workers.state_writer import StateWriter
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    mesh, writer = init_device_mesh("cpu", (world,)), StateWriter()
-    result: dict[str, Any] = {}
-    for kind in KINDS:
-        owners = build(kind, base, mesh)
-        steps(owners)
-        result[kind, "saved"] = save_and_go_on(owners, writer, folder / kind / str(world), rank)
+    writer = StateWriter()
+    own = {shape: copies for shape, (ranks, copies) in SHAPES.items() if ranks == world}
+    meshes = {shape: ParallelDims.of(world, copies).mesh("cpu") for shape, copies in own.items()}
+    results: dict[str, dict[Any, Any]] = {shape: {} for shape in own}
+    for shape, mesh in meshes.items():
+        for kind in KINDS:
+            owners = build(kind, base, mesh)
+            steps(owners)
+            results[shape][kind, "saved"] = save_and_go_on(owners, writer, folder / kind / shape, rank)
     if world == 2:
-        result["told"] = fail_on_one(owners, folder, rank)
-    for kind in KINDS:
-        for other in (1, 2):
-            until(folder / kind / str(other) / ".metadata")  # written last
-            result[kind, other] = load_and_go_on(kind, base, mesh, folder / kind / str(other))
-    torch.save(result, folder / f"{world}-{rank}.pt")
+        results["1x2"]["told"] = fail_on_one(owners, folder, rank)
+    for shape, mesh in meshes.items():
+        for kind, saver in itertools.product(KINDS, SHAPES):
+            until(folder / kind / saver / ".metadata")  # written last
+            results[shape][kind, saver] = load_and_go_on(kind, base, mesh, folder / kind / saver)
+    for shape, result in results.items():
+        torch.save(result, folder / f"{shape}-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -156,7 +162,8 @@ def until(path: Path) -> None:
         time.sleep(0.05)
 
 
-Results = dict[tuple[int, int], dict[Any, Any]]
+Results = dict[tuple[str, int], dict[Any, Any]]
+"""(shape, rank) → what happened there."""
 
 
 @pytest.fixture(scope="module")
@@ -174,16 +181,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     while not pair.join():
         pass
     return {
-        (world, rank): torch.load(out / f"{world}-{rank}.pt", weights_only=False)
-        for world, rank in ((1, 0), (2, 0), (2, 1))
+        (shape, rank): torch.load(out / f"{shape}-{rank}.pt", weights_only=False)
+        for shape, (ranks, _) in SHAPES.items()
+        for rank in range(ranks)
     }
 
 
-def pairs(results: Results, kind: str) -> Iterator[tuple[int, int, dict[str, Any], int, dict[str, Any]]]:
-    """(world, rank, what it did after loading, the world that had saved it, what that did after saving)."""
-    for (world, rank), result in results.items():
-        for saver in (1, 2):
-            yield world, rank, result[kind, saver], saver, results[saver, 0][kind, "saved"]
+def pairs(results: Results, kind: str) -> Iterator[tuple[str, int, dict[str, Any], str, dict[str, Any]]]:
+    """(shape, rank, what it did after loading, the shape that had saved it, what that did after saving)."""
+    for (shape, rank), result in results.items():
+        for saver in SHAPES:
+            yield shape, rank, result[kind, saver], saver, results[saver, 0][kind, "saved"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,8 +203,8 @@ def test_what_is_loaded_is_what_was_saved_on_whatever_number_of_ranks(results: R
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_goes_on_as_if_it_had_not_been_interrupted(results: Results, kind: str) -> None:
-    for world, _, loaded, saver, saved in pairs(results, kind):
-        if world == saver:
+    for shape, _, loaded, saver, saved in pairs(results, kind):
+        if shape == saver:
             assert loaded["losses"] == saved["losses"]
             assert all(torch.equal(loaded["after"][name], tensor) for name, tensor in saved["after"].items())
         else:
@@ -209,20 +217,33 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(results: Results, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_rank_resumes_its_random_state_and_a_new_one_keeps_its_seed(results: Results, kind: str) -> None:
     for _, rank, loaded, saver, _ in pairs(results, kind):
-        assert loaded["known"] == (rank < saver)
+        assert loaded["known"] == (rank < SHAPES[saver][0])
         if loaded["known"]:
             assert torch.equal(loaded["drawn"], results[saver, rank][kind, "saved"]["drawn"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rank_lists_what_it_wrote(results: Results, kind: str) -> None:
-    written = [set(results[2, rank][kind, "saved"]["files"]) for rank in (0, 1)]
-    assert written == [{"2/.metadata", "2/__0_0.distcp", "2/rank-0.pt"}, {"2/__1_0.distcp", "2/rank-1.pt"}]
+    for shape in ("1x2", "2x1"):
+        written = [set(results[shape, rank][kind, "saved"]["files"]) for rank in (0, 1)]
+        first = {f"{shape}/.metadata", f"{shape}/__0_0.distcp", f"{shape}/rank-0.pt"}
+        assert written == [first, {f"{shape}/__1_0.distcp", f"{shape}/rank-1.pt"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_write_each_tensor_once_and_share_the_work(results: Results, kind: str) -> None:
+    def sizes(shape: str) -> list[int]:
+        saved = [results[shape, rank][kind, "saved"]["files"] for rank in range(SHAPES[shape][0])]
+        return [sum(file["size"] for name, file in files.items() if name.endswith(".distcp")) for files in saved]
+
+    (alone,), copies = sizes("1x1"), sizes("2x1")
+    assert sum(copies) == pytest.approx(alone, rel=0.01)
+    assert max(copies) < 0.8 * alone
 
 
 def test_a_full_disk_of_one_rank_is_told_by_all_and_the_next_save_works(results: Results) -> None:
     for rank, files in ((0, 3), (1, 2)):
-        failed, worked = results[2, rank]["told"]
+        failed, worked = results["1x2", rank]["told"]
         assert failed.startswith("rank 1: cannot write the checkpoint ")
         assert "/full: File too large; make room there" in failed
         assert worked == f"{files} files"

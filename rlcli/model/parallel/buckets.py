@@ -1,4 +1,6 @@
-"""Gathers whole parameters from their FSDP2 shards, many in one collective, for the weight sync to the engine."""
+"""Gathers whole parameters from their FSDP2 shards, many in one collective, for the weight sync to the engine.
+
+Each copy of a replicated model (HSDP) gathers its own shards: nothing crosses between copies."""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def buckets(named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET
     """
     flying: _Gather | list[Named] | None = None
     for group in _grouped(named, dtype, most_bytes):
-        next_one = _Gather(group, dtype) if _is_divided(group[0][1]) else group
+        dim = _sharded_dim(group[0][1])
+        next_one = group if dim is None else _Gather(group, dim, dtype)
         if flying is not None:
             yield _landed(flying, dtype)
         flying = next_one
@@ -51,27 +54,27 @@ def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     tensor = tensor.detach().to(dtype)  # before gathering: half the traffic in bfloat16
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+    return tensor.full_tensor() if _divided_dims(tensor) else tensor.to_local()
 
 
 class _Gather:
-    """One collective in flight over sharded parameters.
+    """One collective in flight over parameters that are sharded over the mesh dimension `dim`.
 
     Of a tensor [n, …] FSDP2 gives each of W ranks ⌈n / W⌉ rows, and the last ones fewer or none. Here each sends ⌈n /
     W⌉ rows, with arbitrary values in missing ones: the concatenated parts of the ranks then begin with the tensor,
     followed by padding.
     """
 
-    def __init__(self, group: list[Named], dtype: torch.dtype) -> None:
+    def __init__(self, group: list[Named], dim: int, dtype: torch.dtype) -> None:
         self._shards = [(name, cast(DTensor, tensor.detach())) for name, tensor in group]
         mesh = self._shards[0][1].device_mesh
-        self._sizes = [_sent(shard) for _, shard in self._shards]
+        self._sizes = [_sent(shard, mesh.size(dim)) for _, shard in self._shards]
         self._own = torch.empty(sum(self._sizes), dtype=dtype, device=self._shards[0][1].to_local().device)
         for (_, shard), place in zip(self._shards, self._own.split(self._sizes), strict=True):
             local = shard.to_local()
             place[: local.numel()].view_as(local).copy_(local)
-        self._all = self._own.new_empty(mesh.size() * len(self._own))
-        self._work = _all_gather(self._all, self._own, group=mesh.get_group(), async_op=True)
+        self._all = self._own.new_empty(mesh.size(dim) * len(self._own))
+        self._work = _all_gather(self._all, self._own, group=mesh.get_group(dim), async_op=True)
 
     def whole(self) -> list[Named]:
         """Wait for it. Each tensor is a copy of part of the gathered buffer, or the whole buffer if it is alone."""
@@ -100,24 +103,28 @@ def _grouped(named: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Ite
 
 
 def _together(one: Tensor, other: Tensor) -> bool:
-    if not (_is_divided(one) and _is_divided(other)):
+    dim = _sharded_dim(one)
+    if dim is None or dim != _sharded_dim(other):
         return False
     return bool(cast(DTensor, one).device_mesh == cast(DTensor, other).device_mesh)
 
 
-def _is_divided(tensor: Tensor) -> bool:
-    """Whether FSDP2 has sharded it by rows over all ranks of its mesh. Others gather themselves."""
-    return (
-        isinstance(tensor, DTensor)
-        and tensor.device_mesh.ndim == 1
-        and tensor.device_mesh.size() > 1
-        and type(tensor.placements[0]) is Shard
-        and tensor.placements[0].dim == 0
-        and tensor.numel() > 0
-    )
+def _divided_dims(tensor: DTensor) -> list[int]:
+    """Mesh dimensions over which its elements are divided; over the others it is whole on every rank."""
+    placed = enumerate(tensor.placements)
+    return [dim for dim, placement in placed if tensor.device_mesh.size(dim) > 1 and not placement.is_replicate()]
 
 
-def _sent(shard: DTensor) -> int:
-    """Number of its elements that each rank sends."""
-    rows = -(-shard.shape[0] // shard.device_mesh.size())
-    return int(rows * shard.shape[1:].numel())
+def _sharded_dim(tensor: Tensor) -> int | None:
+    """The mesh dimension over which FSDP2 has sharded its rows; None if it has not. Others gather themselves."""
+    if not isinstance(tensor, DTensor) or not tensor.numel():
+        return None
+    dims = _divided_dims(tensor)
+    placements = [tensor.placements[dim] for dim in dims]
+    by_rows = [type(placement) is Shard and placement.dim == 0 for placement in placements]
+    return dims[0] if by_rows == [True] else None
+
+
+def _sent(shard: DTensor, ranks: int) -> int:
+    """Number of its elements that each of `ranks` ranks sends."""
+    return int(-(-shard.shape[0] // ranks) * shard.shape[1:].numel())

@@ -1,5 +1,5 @@
 """FSDP2: shards a model over the mesh, layer by layer unless it is small, and fills it from rank 0 (ZeRO-3, arXiv
-1910.02054)."""
+1910.02054). Over a mesh of two dimensions, `rlcli.model.parallel.dims`, it is replicated over the first one."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from rlcli.errors import RunFailed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from rlcli.model.packed import PackedBatch
 
@@ -30,6 +31,8 @@ LEAST_SHARE = 0.01
 """Share of the learning rate: a step of this size must be visible in a watched weight."""
 REDUCTION_TOLERANCE = 1e-3
 """Error of a reduced gradient ÷ the size of the workers' terms: both sums are in float32, of the same gradients."""
+NAMED = 3
+"""Most weights that a message names."""
 REPORT = "please report this with the run's config.toml"
 
 
@@ -155,6 +158,34 @@ class ReductionCheck:
             raise RunFailed(
                 f"gradients are not summed over the {self.world} workers: that of {self.name} is "
                 f"{float(reduced.norm()):.3g}, but the workers' own sum to {float(total[:-1].norm()):.3g}",
+                REPORT,
+            )
+
+
+class CopyCheck:
+    """Checks that all copies of a replicated model (HSDP) have the same trained weights, to the last bit: nothing else
+    makes them agree again once they differ. Reads each weight once, a small part of an optimizer step."""
+
+    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._group = mesh.get_group(0) if mesh.ndim > 1 else None
+
+    def check(self) -> None:
+        """Call after an optimizer step. Collective. Raises RunFailed on the ranks of all copies."""
+        import torch
+        import torch.distributed as dist
+
+        if self._group is None:
+            return
+        bits = torch.stack([_local(p.detach()).view(torch.int32).sum() for _, p in self._named])
+        bounds = torch.stack([bits, -bits])
+        dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=self._group)
+        differ = (bounds[0] != -bounds[1]).tolist()  # the largest is not the smallest
+        names = [name for (name, _), one in zip(self._named, differ, strict=True) if one]
+        if names:
+            raise RunFailed(
+                f"{len(names)} of {len(differ)} weights differ between the {self._group.size()} copies of the model "
+                f"(cluster.replicate) after an update: {', '.join(names[:NAMED])}",
                 REPORT,
             )
 

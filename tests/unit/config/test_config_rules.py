@@ -21,6 +21,7 @@ WRONG = [
     ("grpo", ["train.minibatches=5"], "32 / 5 = 6.4 is not whole; give a divisor of 32"),
     ("grpo", ["evaluation.samples=4"], "gives the same response 4 times"),
     ("grpo", ["rollout.tensor_parallel=2", "cluster.workers=3"], "3 / 2 = 1.5 is not whole; give a divisor of 3"),
+    ("grpo", ["cluster.replicate=2", "cluster.workers=3"], "cluster.replicate = 3 / 2 = 1.5 is not whole; give a"),
     (
         "grpo",
         ["rollout.workers=3", "rollout.tensor_parallel=2", "cluster.workers=2"],

@@ -60,7 +60,9 @@ def child(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
     grid = init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("ranks", "alone"))
-    results = {1: all_of(grid["alone"]), 2: all_of(grid["ranks"])}
+    one_copy = init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("replicate", "shard"))
+    results = {"alone": all_of(grid["alone"]), "ranks": all_of(grid["ranks"])}
+    results |= {"copies": all_of(grid), "one copy": all_of(one_copy)}
     torch.save(results, Path(out) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -74,10 +76,11 @@ def all_of(mesh: Any) -> dict[str, Any]:
     fully_shard(model, mesh=mesh)
     named = list(model.named_parameters())
     plain = torch.arange(6.0).reshape(2, 3)
+    copied = [Replicate()] * (mesh.ndim - 1)
     mixed = [
         named[0],
-        ("replicated", distribute_tensor(plain, mesh, [Replicate()])),
-        ("columns", distribute_tensor(plain, mesh, [Shard(1)])),
+        ("replicated", distribute_tensor(plain, mesh, [*copied, Replicate()])),
+        ("columns", distribute_tensor(plain, mesh, [*copied, Shard(1)])),
         ("plain", plain),
         *named[1:],
     ]
@@ -95,7 +98,7 @@ def all_of(mesh: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     out = tmp_path_factory.mktemp("buckets")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -108,9 +111,9 @@ def divided(result: dict[str, Any]) -> bool:
     return "gather" in result["one"]["events"]
 
 
-@pytest.fixture(params=[1, WORLD])
-def results(request: pytest.FixtureRequest, ranks: list[dict[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Of each rank, in groups of one or of two."""
+@pytest.fixture(params=["alone", "ranks", "copies", "one copy"])
+def results(request: pytest.FixtureRequest, ranks: list[dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each rank, in groups of one or of two, and with a mesh of two dimensions."""
     return [found[request.param] for found in ranks]
 
 
@@ -125,9 +128,10 @@ def test_every_rank_gets_the_bits_of_every_parameter_in_order(results: Any, name
 
 def test_a_collective_serves_many_parameters_and_one_rank_needs_none(ranks: Any) -> None:
     for rank in ranks:
-        assert rank[1]["one"]["events"].count("gather") == 0
-        assert rank[WORLD]["one"]["events"].count("gather") == 1
-        assert 1 < rank[WORLD]["float"]["events"].count("gather") < len(SHAPES)
+        for whole, divided_ in (("alone", "ranks"), ("copies", "one copy")):  # of two copies, each rank has one
+            assert rank[whole]["one"]["events"].count("gather") == 0
+            assert rank[divided_]["one"]["events"].count("gather") == 1
+            assert 1 < rank[divided_]["float"]["events"].count("gather") < len(SHAPES)
 
 
 def test_a_bucket_is_bounded_and_the_next_is_under_way_while_it_is_used(results: Any) -> None:

@@ -88,6 +88,28 @@ def test_more_ranks_hold_smaller_parts(shape: ModelShape) -> None:
     assert eight["optimizer"] == pytest.approx(2 * eight["weights"])
 
 
+def test_each_copy_is_sharded_over_its_own_workers(shape: ModelShape) -> None:
+    eight, copies = (setting(shape, "h100:8", f"cluster.replicate={count}") for count in (1, 2))
+    four = setting(shape, "h100:4")
+    parts, wanted = phases(copies)[-1].parts, phases(four)[-1].parts
+    assert {name: parts[name] for name in ("weights", "optimizer")} == {
+        name: wanted[name] for name in ("weights", "optimizer")
+    }
+    assert copies.pack == eight.pack, "rows are divided among all workers"
+    assert checkpoint_bytes(copies) == checkpoint_bytes(four)
+    assert host_bytes(copies) == host_bytes(four)
+    update = {
+        name: next(t for t in times(one) if t.name == "update").seconds
+        for name, one in (("four", four), ("copies", copies))
+    }
+    assert update["copies"] < update["four"]
+
+
+def test_a_run_that_does_not_fit_as_copies_is_told_of_one(shape: ModelShape) -> None:
+    fix = forecast(setting(shape, "h100:8", "cluster.replicate=8")).fixes[0]
+    assert fix.keys == {"cluster.replicate": 1}
+
+
 def test_lora_trains_an_adapter_and_keeps_the_base_in_bfloat16(shape: ModelShape) -> None:
     parts = phases(setting(shape, "h100:1", "lora.rank=16"))[-1].parts
     assert parts["weights"] == pytest.approx(2 * shape.parameters, rel=0.05)

@@ -16,6 +16,7 @@ import torch.multiprocessing as mp
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.workers.fsdp import FsdpBackend, _poisoned
 
 BOUND = 50.0
@@ -46,9 +47,10 @@ def child(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model, mesh=mesh)
     config = RunConfig.model_validate({"fault_tolerance": {"bad_grad_norm": BOUND}, "train": {"max_grad_norm": 1.0}})
-    backend = FsdpBackend(model, config)
+    backend = FsdpBackend(model, config, mesh)
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
 
     def weights() -> torch.Tensor:
@@ -69,8 +71,29 @@ def child(rank: int, folder: str) -> None:
     found = {name: update(name) for name in LOSSES} | {"sound again": update("sound")}
     found["empty rank"] = update("sound", empty=bool(rank))
     found["unreduced"] = {"error": unreduced(update)}
+    found["copies"] = copies(rank)
     torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+def copies(rank: int) -> dict[str, str]:
+    """What updates raise while each rank has a copy of the model: as it is, and after one copy has changed."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    model, mesh = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), ParallelDims.of(2, replicate=2).mesh("cpu")
+    fully_shard(model, mesh=mesh)
+    backend, errors = FsdpBackend(model, RunConfig(), mesh), {}
+    micros: Any = [SimpleNamespace(empty=False, packed=torch.full((3, 4), rank + shift)) for shift in (0.5, 1.5)]
+    for name in ("alike", "changed"):
+        if name == "changed" and rank:
+            model[1].weight.data.to_local()[0, 0] += 1e-3
+        try:
+            backend.update(micros, lambda _, outputs: (outputs[0].square().mean(), {}), 0.1)
+            errors[name] = ""
+        except RunFailed as error:
+            errors[name] = error.message
+    return errors
 
 
 def unreduced(update: Callable[[str], object]) -> str:
