@@ -47,6 +47,8 @@ CRITIC = (
 class Workers:
     """Stands in for a group of one: no tokens, just the numbers that a real one returns."""
 
+    data_ranks = 1
+
     def __len__(self) -> int:
         return 1
 
