@@ -12,19 +12,19 @@ INTERRUPTED = 130
 """Exit code after an interrupt, as in a shell after Ctrl-C."""
 RETRY = 75
 """Exit code of an attempt that failed for a cause outside the run: resuming from the last checkpoint may help."""
-TOLD = 76
+REPORTED = 76
 """Exit code of an attempt that failed and has printed why, instead of 1: with 1 Ray silently ends a driver that asks a
 dead raylet for something before a sentinel has seen it die."""
 
 _SUPERVISED, _GROUP, _RESTARTS = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS"
 
-_told = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS)}
+_inherited = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS)}
 """Removed from the environment: they are for this process, not for another rlcli started within the run, which would
 remove the run's own files."""
 _supervisor = os.getppid()
 
 
-def told(group: str, restarts: int) -> dict[str, str]:
+def child_environment(group: str, restarts: int) -> dict[str, str]:
     """The variables for an attempt. group: id in the names of its files outside the run folder. restarts: so far."""
     return {_SUPERVISED: "1", _GROUP: group, _RESTARTS: str(restarts)}
 
@@ -32,19 +32,19 @@ def told(group: str, restarts: int) -> dict[str, str]:
 def is_supervised() -> bool:
     """Whether a supervisor waits for this process, reports how it ended, and may restart it. False if the supervisor
     was killed."""
-    return bool(_told[_SUPERVISED]) and os.getppid() == _supervisor
+    return bool(_inherited[_SUPERVISED]) and os.getppid() == _supervisor
 
 
 def is_restart() -> bool:
     """Whether this attempt follows a failed one: resources that it needs may not be back yet."""
-    return _told[_RESTARTS] not in ("", "0")
+    return _inherited[_RESTARTS] not in ("", "0")
 
 
 @functools.cache
 def group_id() -> str:
     """Eight hexadecimal digits for the names of files of this process and its workers in /dev/shm and /tmp: chosen by
     the supervisor, so that it can remove those of a killed attempt; else new ones."""
-    return _told[_GROUP] or uuid.uuid4().hex[:8]
+    return _inherited[_GROUP] or uuid.uuid4().hex[:8]
 
 
 def remove_leftovers(group: str) -> None:

@@ -105,12 +105,12 @@ def check_torch() -> Finding:
     """torch imports, and sees the GPUs that the driver sees."""
     if missing("torch"):
         return _absent("torch")
-    found, said = probe(
+    found, detail = probe(
         "import torch; c = torch.cuda; report(version=torch.__version__, cuda=torch.version.cuda, gpus=["
         "[c.get_device_name(i), c.get_device_properties(i).total_memory] for i in range(c.device_count())])"
     )
     if found is None:
-        return Finding("torch", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")
+        return Finding("torch", Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
     shown = found["version"] + (f", CUDA {found['cuda']}" if found["cuda"] else ", CPU build")
     if found["gpus"]:
         gpus = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
@@ -128,27 +128,29 @@ def check_transformers() -> Finding:
     """Model classes import. A bare `import transformers` passes even if a broken torchvision breaks them."""
     if missing("transformers", "torch"):
         return _absent("transformers")
-    found, said = probe(
+    found, detail = probe(
         "import transformers; from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM; "
         "report(version=transformers.__version__)"
     )
     if found is not None:
         return Finding("transformers", Status.PASS, f"{found['version']}, model classes import")
-    if "torchvision" in said:
+    if "torchvision" in detail:
         hint = (
             "pip uninstall torchvision torchaudio torchcodec (their builds do not match this torch; nothing uses them)"
         )
-        return Finding("transformers", Status.FAIL, f"blocked by a broken torchvision: {said}", hint)
-    return Finding("transformers", Status.FAIL, f"model classes do not import: {said}", f"install it again: {INSTALL}")
+        return Finding("transformers", Status.FAIL, f"blocked by a broken torchvision: {detail}", hint)
+    return Finding(
+        "transformers", Status.FAIL, f"model classes do not import: {detail}", f"install it again: {INSTALL}"
+    )
 
 
 def check_vllm() -> Finding:
     """vLLM imports, in a supported release."""
     if missing("vllm"):
         return Finding("vllm", Status.WARN, "not installed: only rollout.engine = transformers", INSTALL)
-    found, said = probe("import vllm; from vllm import LLM; report(version=vllm.__version__)")
+    found, detail = probe("import vllm; from vllm import LLM; report(version=vllm.__version__)")
     if found is None:
-        return Finding("vllm", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")
+        return Finding("vllm", Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
     low, high = (".".join(str(part) for part in bound) for bound in VLLM_RANGE)
     numbers = re.match(r"(\d+)\.(\d+)", found["version"])
     if numbers and VLLM_RANGE[0] <= (int(numbers[1]), int(numbers[2])) < VLLM_RANGE[1]:
@@ -160,9 +162,9 @@ def check_ray() -> Finding:
     """Ray imports."""
     if missing("ray"):
         return _absent("ray")
-    found, said = probe("import ray; report(version=ray.__version__)")
+    found, detail = probe("import ray; report(version=ray.__version__)")
     if found is None:
-        return Finding("ray", Status.FAIL, f"does not import: {said}", f"install it again: {INSTALL}")
+        return Finding("ray", Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
     return Finding("ray", Status.PASS, found["version"])
 
 
@@ -248,13 +250,13 @@ def check_hub() -> Finding:
     hint = "unset it" if offline else "check the network, or HF_ENDPOINT and the proxy; local paths work without"
     if offline:
         return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", hint)
-    found, said = probe(
+    found, detail = probe(
         "from huggingface_hub import constants; from huggingface_hub.utils import get_session; "
         "r = get_session().head(constants.ENDPOINT, timeout=3); report(url=constants.ENDPOINT, status=r.status_code)",
         timeout_s=15,
     )
     if found is None:
-        return Finding("hub", Status.WARN, f"cannot be reached: {said}", hint)
+        return Finding("hub", Status.WARN, f"cannot be reached: {detail}", hint)
     if found["status"] >= 400:
         return Finding("hub", Status.WARN, f"{found['url']} answers {found['status']}", hint)
     return Finding("hub", Status.PASS, f"{found['url']} answers")
@@ -273,10 +275,10 @@ def check_loopback(host: str = "127.0.0.1") -> Finding:
 def probe(code: str, timeout_s: float = 180.0) -> tuple[dict[str, Any] | None, str]:
     """Run `code` in a separate Python; returns what it passes to `report(…)`, or None and its last line of error."""
     prelude = "import json\ndef report(**found): print('\\n' + json.dumps(found))\n"
-    exit_code, printed, said = _run([sys.executable, "-c", prelude + code], timeout_s)
+    exit_code, printed, detail = _run([sys.executable, "-c", prelude + code], timeout_s)
     if exit_code == 0 and printed.strip():
         return json.loads(printed.strip().splitlines()[-1]), ""
-    return None, said
+    return None, detail
 
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
@@ -292,7 +294,7 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
     )
     _running.add(process.pid)
     try:
-        printed, said = process.communicate(timeout=timeout_s)
+        printed, detail = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return -signal.SIGKILL, "", f"no answer within {timeout_s:g} s"
     finally:
@@ -302,7 +304,7 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
             process.communicate()
     if process.returncode < 0:
         return process.returncode, printed, f"killed by {signal.Signals(-process.returncode).name}"
-    lines = said.strip().splitlines()
+    lines = detail.strip().splitlines()
     return process.returncode, printed, lines[-1] if lines else f"exit code {process.returncode}"
 
 

@@ -86,10 +86,10 @@ def histogram(latency: Latency) -> str:
     for place, count in enumerate(latency.counts):
         # At least one pixel: a single slow verification must stay visible.
         tall = max(1.0, 140.0 * count / most) if count else 0.0
-        said = f"{count:,} took {_time(latency.bounds[place])} to {_time(latency.bounds[place + 1])}"
+        shown = f"{count:,} took {_time(latency.bounds[place])} to {_time(latency.bounds[place + 1])}"
         drawn.append(
             f'<rect x="{place * bar + 1:.1f}" y="{floor - tall:.1f}" width="{max(1.0, bar - 2):.1f}" '
-            f'height="{tall:.1f}" rx="2"><title>{said}</title></rect>'
+            f'height="{tall:.1f}" rx="2"><title>{shown}</title></rect>'
         )
     for place, bound in enumerate(latency.bounds):
         if round(bound / 10 ** round(log10(bound)), 6) == 1:  # a power of ten
@@ -164,11 +164,11 @@ def _evenly(surprises: Sequence[Surprise]) -> list[Surprise]:
 def _surprise(one: Surprise) -> str:
     state = "grave" if one.group.grave else "mild"
     facts = [("ground truth", one.ground_truth), ("extracted", one.extracted), ("detail", one.detail)]
-    said = "".join(f"<dt>{name}</dt><dd><code>{text(value)}</code></dd>" for name, value in facts if value)
+    shown = "".join(f"<dt>{name}</dt><dd><code>{text(value)}</code></dd>" for name, value in facts if value)
     return (
         f'<details class="{state}"><summary><b>row {one.row}</b> {text(one.group)}: {text(one.kind)}'
         f"<span>{one.score:g} · {text(one.outcome)}</span></summary>"
-        f"<dl><dt>verifier</dt><dd><code>{text(one.verifier)}</code></dd>{said}</dl>"
+        f"<dl><dt>verifier</dt><dd><code>{text(one.verifier)}</code></dd>{shown}</dl>"
         f"<pre>{text(one.response_end)}</pre></details>"
     )
 

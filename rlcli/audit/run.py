@@ -226,12 +226,12 @@ class _Audit:
     def _golds(self) -> Iterator[_Asked]:
         for number, (one, request) in enumerate(zip(self.subjects, self.requests, strict=True)):
             response = request.extra_info.get("response")
-            told = [(RESPONSE, response)] if isinstance(response, str) and response.strip() else []
+            given = [(RESPONSE, response)] if isinstance(response, str) and response.strip() else []
             statement = self._statement(number, one, request)
-            told += [(STATEMENT, statement)] if statement else []
-            if not told:
+            given += [(STATEMENT, statement)] if statement else []
+            if not given:
                 self.untried.append(number)
-            for kind, text in told:
+            for kind, text in given:
                 yield _Asked(number, one, Probe(Group.GOLD, kind, text), replace(request, completion=text))
 
     def _statement(self, number: int, one: Subject, request: VerifyRequest) -> str | None:

@@ -16,7 +16,7 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
-from rlcli.attempt import INTERRUPTED, RETRY, TOLD, is_supervised
+from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, is_supervised
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
@@ -87,11 +87,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 sys.excepthook(type(error), error, error.__traceback__)
                 return 1  # through `leave`, not the interpreter's exit: this error is printed
             raise
-        mendable = _mendable(error)
-        _say("error:", *str(mendable or _defect(error)).split())
-        return mendable.exit_code if mendable else 1
+        failure = _user_error(error)
+        _print("error:", *str(failure or _defect(error)).split())
+        return failure.exit_code if failure else 1
     if done == INTERRUPTED and not is_supervised():
-        _say("interrupted")
+        _print("interrupted")
     return done if isinstance(done, int) else 0
 
 
@@ -114,12 +114,12 @@ def write_utf8() -> None:
                 os.environ["PYTHONUTF8"] = "1"
 
 
-def _say(*words: str) -> None:
+def _print(*words: str) -> None:
     with contextlib.suppress(OSError):  # The reader (a pager, `tee`) has exited; the exit code remains.
         print(redacted(" ".join(words)), file=sys.stderr)
 
 
-def _mendable(error: Exception) -> RlcliError | None:
+def _user_error(error: Exception) -> RlcliError | None:
     if isinstance(error, TyperException):
         context = getattr(error, "ctx", None)
         return RlcliError(error.format_message().rstrip("."), f"see {context.command_path if context else 'rlcli'} -h")
@@ -140,8 +140,8 @@ def _bad_path(error: Exception) -> RlcliError | None:
 
 
 def _defect(error: Exception) -> str:
-    said = f"{type(error).__name__}: {error}".rstrip(": ")
-    return f"{said}; run again with --debug for the traceback"
+    message = f"{type(error).__name__}: {error}".rstrip(": ")
+    return f"{message}; run again with --debug for the traceback"
 
 
 def leave(code: int) -> NoReturn:
@@ -152,5 +152,5 @@ def leave(code: int) -> NoReturn:
             atexit._run_exitfuncs()
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        os._exit(TOLD if code == 1 else code)
+        os._exit(REPORTED if code == 1 else code)
     sys.exit(code)

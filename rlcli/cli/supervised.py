@@ -29,15 +29,15 @@ def supervised(folder_of: Callable[[Options], Path | None]) -> Callable[[Callabl
             alone = words is None or is_supervised() or options.get("dry_run")
             if alone or not words or (folder := folder_of(options)) is None:
                 return command(*args, **options)
-            goes_on = "out" not in options or bool(options.get("resume"))
+            resumes = "out" not in options or bool(options.get("resume"))
             debug = ["--debug"] if "--debug" in words else []
             name, *rest = (word for word in words if word != "--debug")
-            out = [] if goes_on or options["out"] else ["--out", str(folder)]
+            out = [] if resumes or options["out"] else ["--out", str(folder)]
             first = _rlcli(name, *out, *rest, *debug)
             again = first  # its changes may not be in the folder yet; applying them twice changes nothing
-            if not goes_on:
+            if not resumes:
                 again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
-            raise typer.Exit(supervise(folder, first, again, goes_on=goes_on))
+            raise typer.Exit(supervise(folder, first, again, resumes=resumes))
 
         return run
 

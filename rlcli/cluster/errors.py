@@ -64,9 +64,9 @@ def lost_a_gpu(error: BaseException) -> bool:
 
 def out_of_memory(rank: int, method: str, error: BaseException) -> RunFailed:
     """Not retried: it would happen again."""
-    said = str(error).strip().splitlines()
+    lines = str(error).strip().splitlines()
     return RunFailed(
-        f"worker {rank} ran out of memory in {method}: {said[0] if said else type(error).__name__}",
+        f"worker {rank} ran out of memory in {method}: {lines[0] if lines else type(error).__name__}",
         helps(method),
         who=f"worker {rank}",
     )

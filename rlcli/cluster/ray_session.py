@@ -200,8 +200,8 @@ def _join(address: str) -> None:
         why = error.__cause__ or error
         if isinstance(why, ray.exceptions.AuthenticationError):
             hint = "set its token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token"
-        said = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
-        raise SetupError(f"no Ray cluster answers at {address}: {said}", hint) from error
+        reason = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
+        raise SetupError(f"no Ray cluster answers at {address}: {reason}", hint) from error
 
 
 @contextlib.contextmanager
@@ -227,8 +227,8 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
                     _temp_dir=folder,
                 )
         except Exception as error:  # Ray has no class for a daemon that died while starting
-            said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-            raise RunFailed(f"Ray did not start: {said}", retry=True) from error
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+            raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
         reaper.watch()
         sentinel = RayMonitor(_daemons(), on_lost)
         yield

@@ -99,8 +99,8 @@ def stop() -> None:
 
 def progress() -> None:
     """Record progress. Cheap; no effect outside `watched` and in processes that are not watched."""
-    for hear in listeners:
-        hear()
+    for listener in listeners:
+        listener()
     if _watch is not None:
         _watch.progress()
 
@@ -209,7 +209,7 @@ class StallDetector:
         self._counts = [-1] * len(self._paths)
         self._looked = time.monotonic()
 
-    def heard(self, rank: int) -> None:
+    def progressed(self, rank: int) -> None:
         self._silent[rank] = 0.0
 
     def stalled(self, waiting: Collection[int]) -> dict[int, Note | None]:

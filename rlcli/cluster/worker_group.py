@@ -144,7 +144,7 @@ class WorkerGroup:
                 except StopIteration:
                     waiting.remove(stream)
                     continue
-                patience.heard(rank_of[stream])
+                patience.progressed(rank_of[stream])
             yield from self._values(name, items).values()
             self._watch(name, patience, [rank_of[stream] for stream in waiting])
 
@@ -158,14 +158,14 @@ class WorkerGroup:
         if not stalled:
             return
         for_s = f"makes no progress in {name} for {patience.stall_s:g} s"
-        said = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
+        parts = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
         if all(note and note.waits for note in stalled.values()):
-            said.append("all wait in a collective, for each other or for a worker that is done")
+            parts.append("all wait in a collective, for each other or for a worker that is done")
         notes = {rank: read_note(self._notes[rank]) for rank in waiting if rank not in stalled}
-        said += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
+        parts += [f"worker {rank} waits for it" for rank, note in sorted(notes.items()) if note and note.waits]
         logs = ", ".join(str(self._log(rank)) for rank in sorted(stalled))
         hint = f"see its log {logs}, and its full stack in .stack beside it"
-        raise RunFailed("; ".join(said), hint, retry=True, who=", ".join(f"worker {rank}" for rank in sorted(stalled)))
+        raise RunFailed("; ".join(parts), hint, retry=True, who=", ".join(f"worker {rank}" for rank in sorted(stalled)))
 
     def _standstill(self, rank: int, note: Note | None) -> str:
         if note is not None and note.threads:
@@ -199,8 +199,8 @@ class WorkerGroup:
                 raise error.cause from None
             raise self._failed(name, rank, error.cause) from error
         except ray.exceptions.RayError as error:  # for example an object that was lost with its machine
-            said = f"worker {rank} failed in {name}: {type(error).__name__}: {errors.last_line(error)}"
-            raise RunFailed(said, retry=True, who=f"worker {rank}") from error
+            parts = f"worker {rank} failed in {name}: {type(error).__name__}: {errors.last_line(error)}"
+            raise RunFailed(parts, retry=True, who=f"worker {rank}") from error
 
     def _failed(self, name: str, rank: int, cause: BaseException) -> RunFailed:
         if errors.ran_out_of_memory(cause):

@@ -156,12 +156,12 @@ class Samples(Sequence[Sample]):
 
     def verdict(self, place: int) -> Verdict:
         """A sample's verdict."""
-        told = {name: float(column[place]) for name, column in self.parts.items()}
+        values = {name: float(column[place]) for name, column in self.parts.items()}
         return Verdict(
             score=float(self.score[place]),
             outcome=OUTCOMES[self.outcome[place]],
             answer=self.answer[place],
-            parts={name: value for name, value in told.items() if value == value},  # NaN: no such part
+            parts={name: value for name, value in values.items() if value == value},  # NaN: no such part
             detail=self.detail[place],
             latency_s=float(self.latency_s[place]),
         )

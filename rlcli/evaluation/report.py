@@ -288,7 +288,7 @@ def _categories(
     are left out."""
     import numpy as np
 
-    told = [name for name in ("pass@1", f"pass@{most}", f"maj@{most}", f"mean@{most}", "greedy") if name in values]
+    shown = [name for name in ("pass@1", f"pass@{most}", f"maj@{most}", f"mean@{most}", "greedy") if name in values]
     found: dict[str, dict[str, Category]] = {}
     for field in ("data_source", "ability", *by):
         labels = labels_of(prompts, field)
@@ -306,7 +306,7 @@ def _categories(
                 int(sizes[place]),
                 {
                     name: interval(values[name][those], bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
-                    for name in dict.fromkeys(told)
+                    for name in dict.fromkeys(shown)
                 },
                 lengths.mean,
                 lengths.truncated,

@@ -16,7 +16,7 @@ from typing import Any
 from rlcli import __version__
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError, RunFailed
-from rlcli.export.source import Origin, Say, find_origin, is_run, newest_in
+from rlcli.export.source import Notify, Origin, find_origin, is_run, newest_in
 from rlcli.export.types import Export, Options, manifest_digest, shown
 from rlcli.files import by_umask
 from rlcli.hub import offline_unless_reachable
@@ -26,7 +26,7 @@ RECORD = "rlcli_export.json"
 """The record file in every exported folder: which checkpoint, how it was exported, and what was verified."""
 
 
-def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase: Say, on_note: Say) -> Export:
+def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase: Notify, on_note: Notify) -> Export:
     """Write the checkpoint's model to the folder `out`, which appears complete and verified, or not at all.
 
     force: replace an existing export. RlcliError if `out` exists, or holds a source of this export, or if the
@@ -106,7 +106,7 @@ def _appearing(out: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def model_folder(path: str, on_note: Say, critic: bool = False) -> str:
+def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
     """What transformers and vLLM can load for `path`: a hub id or a Hugging Face folder unchanged; for a checkpoint, or
     a run's folder (its newest undamaged checkpoint), an export in the run's folder, made once and then reused.
 
@@ -143,7 +143,7 @@ def model_folder(path: str, on_note: Say, critic: bool = False) -> str:
     return str(out)
 
 
-def with_model_folders(config: RunConfig, on_note: Say) -> RunConfig:
+def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
     """`config` with the results of `model_folder` as model.path and critic.path."""
     found = {
         "model": model_folder(config.model.path, on_note) if config.model.path else "",

@@ -142,11 +142,11 @@ def _changed(config: RunConfig) -> str:
 
 def _data(config: RunConfig) -> str:
     sets = config.data.sets
-    told = [_made(Path(one.path)) for one in sets]
+    sections = [_made(Path(one.path)) for one in sets]
     if len(sets) > 1:
         titles = [Path(one.path).name + (f" (weight {one.weight:g})" if one.weight else "") for one in sets]
-        told = [f"### {title}\n\n{own}" for title, own in zip(titles, told, strict=True)]
-    return "\n\n".join(["## Data", *told]) if told else ""
+        sections = [f"### {title}\n\n{own}" for title, own in zip(titles, sections, strict=True)]
+    return "\n\n".join(["## Data", *sections]) if sections else ""
 
 
 def _made(path: Path) -> str:

@@ -12,7 +12,7 @@ from rlcli.runs.checkpoint import CONFIG, Checkpoint, Checkpoints, is_checkpoint
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.records import evaluations_of
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Origin:
         return str(self.checkpoint.state.get("dtype", "float32")) if given == "auto" else given
 
 
-def find_origin(source: Path, step: str, on_note: Say) -> Origin:
+def find_origin(source: Path, step: str, on_note: Notify) -> Origin:
     """The checkpoint that `source` (a run folder or a checkpoint) refers to. step: a number, `best` (by evaluation
     pass@1) or empty for the newest undamaged one. RlcliError if there is none, CheckpointError if it is damaged."""
     if is_checkpoint(source):
@@ -69,7 +69,7 @@ def _located(resolved: Resolved, run: Path | None) -> Resolved:
     return replace(resolved, config=config)
 
 
-def _of_run(run: Path, step: str, on_note: Say) -> Checkpoint:
+def _of_run(run: Path, step: str, on_note: Notify) -> Checkpoint:
     root = Checkpoints(run / "checkpoints", keep=1)
     if not step:
         newest = root.newest(on_note)

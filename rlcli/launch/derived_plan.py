@@ -179,11 +179,11 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> lis
         *_ending_rows(prepared),
     ]
     if rollout.oversample > 1:
-        begun = math.ceil(round(rollout.prompts_per_step * rollout.oversample, 6))
+        started = math.ceil(round(rollout.prompts_per_step * rollout.oversample, 6))
         rows.append(
             (
                 "long tail",
-                f"{begun} prompts start, the step ends when {rollout.prompts_per_step} are finished; the others "
+                f"{started} prompts start, the step ends when {rollout.prompts_per_step} are finished; the others "
                 "continue in the next",
             )
         )

@@ -104,8 +104,8 @@ def own_device(config: RunConfig) -> Device:
         )
     asked = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
-        name, _, mebibytes = said.partition("\n")[0].rpartition(",")
+        output = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
+        name, _, mebibytes = output.partition("\n")[0].rpartition(",")
         return of_machine(name.strip(), float(mebibytes) * (1 << 20))
     except (OSError, subprocess.SubprocessError, ValueError) as error:  # «[N/A]» if the memory is the host's
         raise SetupError(
@@ -144,7 +144,7 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
         sections.setdefault(section, {})[name] = value
     found = forecast(setting.with_keys(**sections))
     if not found.fits:
-        raise ConfigError(f"{AUTO}: {shortfall(found.setting)}", _first_mend(found))
+        raise ConfigError(f"{AUTO}: {shortfall(found.setting)}", _first_fix(found))
     peak = found.peak
     for key, value in chosen.items():
         why = f"the largest useful size: {peak.name} then takes {peak.total / GIB:.1f}"
@@ -163,7 +163,7 @@ def _set_by_user(origin: str) -> bool:
     return origin.startswith(("--set", "flag"))
 
 
-def _first_mend(found: Forecast) -> str:
+def _first_fix(found: Forecast) -> str:
     if not found.fixes:
         return "choose a smaller model or more devices; rlcli plan shows what uses memory"
     hint = found.fixes[0]

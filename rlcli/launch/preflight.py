@@ -325,7 +325,7 @@ def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) 
 
     per_token = int(read_shape(config.model.path).kv_bytes_per_token(4 if dtype == "float32" else 2))
     engines = config.engine_workers // rollout.tensor_parallel
-    begun = math.ceil(rollout.prompts_per_step * rollout.oversample)
-    samples = max(begun * rollout.samples_per_prompt // engines, 1)
+    started = math.ceil(rollout.prompts_per_step * rollout.oversample)
+    samples = max(started * rollout.samples_per_prompt // engines, 1)
     blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)
     return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))

@@ -25,17 +25,17 @@ class StartReport:
 
     def __init__(self, folder: RunFolder, groups: Sequence[WorkerGroup]) -> None:
         self._folder, self._groups = folder, groups
-        self._generating = self._told = False
+        self._generating = self._reported = False
 
     def phase(self, name: str, step: int) -> None:
-        if self._told:
+        if self._reported:
             return
         if not self._generating:
             if name in ("generate", "evaluate"):
                 startup.done("synced")
                 self._generating = True
         elif name in IDLE:
-            self._told = True
+            self._reported = True
             workers = [moments for group in self._groups for moments in group.startup_moments()]
             self._folder.event("startup", step=step, done_after_s=timeline(_began(), startup.moments(), workers))
 
@@ -60,4 +60,4 @@ def _began() -> float:
 
     process = psutil.Process()
     parent = process.parent() if is_supervised() else None
-    return process_time.born(parent or process)
+    return process_time.started_at(parent or process)

@@ -167,6 +167,6 @@ def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float])
         return rewards[:, None], [1.0]
     parts = torch.stack(list(known.values()), dim=1)
     weights = [part_weights.get(name, 1.0) for name in known]
-    told = torch.where(parts.isnan().all(dim=1), 0.0, torch.tensor(samples.score))
-    parts, rest = parts.nan_to_num(nan=0.0), rewards - told
+    scored = torch.where(parts.isnan().all(dim=1), 0.0, torch.tensor(samples.score))
+    parts, rest = parts.nan_to_num(nan=0.0), rewards - scored
     return (torch.cat([parts, rest[:, None]], dim=1), [*weights, 1.0]) if rest.any() else (parts, weights)

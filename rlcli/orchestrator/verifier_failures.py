@@ -54,10 +54,10 @@ class Failures:
         if outcome not in (Outcome.CRASH, Outcome.TIMEOUT):
             return
         self.counts[outcome] += 1
-        said = f"{prompt.id}, {prompt.verifier}: «{verdict.detail}»"
-        told = self.examples.setdefault(outcome, [])
-        if len(told) < EXAMPLES and said not in told:
-            told.append(said)
+        example = f"{prompt.id}, {prompt.verifier}: «{verdict.detail}»"
+        found = self.examples.setdefault(outcome, [])
+        if len(found) < EXAMPLES and example not in found:
+            found.append(example)
 
     def add_samples(self, prompts: Sequence[Prompt], samples: Samples) -> None:
         """prompts: indexed by `Sample.prompt`."""

@@ -66,13 +66,13 @@ def parse_gpus(text: str) -> tuple[Device, int]:
     >>> [(device.name, count) for device, count in map(parse_gpus, ("h100:8", "8x80GB", "cpu"))]
     [('h100', 8), ('80GB', 8), ('cpu', 1)]
     """
-    said = text.strip().lower()
-    if found := _SIZED.fullmatch(said):
+    given = text.strip().lower()
+    if found := _SIZED.fullmatch(given):
         count, size, unit = int(found[1] or 1), float(found[2]), found[3]
         _check_count(text, count)
         # A card of 80 GB has 79.6 GiB or more for its processes: vendors count in GiB.
         return Device(f"{found[2]}{unit.upper()}", size * GIB * (1.0 if unit == "gib" else 0.995)), count
-    if found := _NAMED.fullmatch(said):
+    if found := _NAMED.fullmatch(given):
         name, count = found[1], int(found[2] or 1)
         _check_count(text, count)
         if name == "cpu":

@@ -76,8 +76,8 @@ def activations(setting: Setting) -> float:
     """The larger of a prefill and of sampling for all concurrent requests."""
     shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
     on_cpu = setting.device.is_cpu
-    begun = math.ceil(rollout.prompts_per_step * rollout.oversample)
-    samples = math.ceil(begun * rollout.samples_per_prompt / setting.engines)
+    started = math.ceil(rollout.prompts_per_step * rollout.oversample)
+    samples = math.ceil(started * rollout.samples_per_prompt / setting.engines)
     asked = min(rollout.max_concurrent, samples)
     most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
     tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most

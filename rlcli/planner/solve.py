@@ -159,13 +159,13 @@ def fixes(setting: Setting) -> list[Fix]:
     if setting.shards < setting.ranks:
         one = {"cluster": {"replicate": 1}}
         tried += [(one, "one copy, sharded over all workers"), (one | recompute, "one copy; recomputes each layer")]
-    within = [found for change, cost in tried if (found := _mend(setting, change, cost))]
+    within = [found for change, cost in tried if (found := _fix(setting, change, cost))]
     within.sort(key=lambda hint: hint.seconds)
     beyond: list[Fix | None] = []
     adapter = recompute if setting.config.lora.rank else recompute | {"lora": {"rank": 32}}
     alone = "trains only an adapter" if adapter != recompute else "recomputes each layer"
     if adapter != recompute:
-        beyond.append(_mend(setting, adapter, alone))
+        beyond.append(_fix(setting, adapter, alone))
     if on_gpu:
         beyond.append(_shared_engine(setting, recompute, "recomputes each layer"))
         if not any(beyond) and adapter != recompute:
@@ -174,7 +174,7 @@ def fixes(setting: Setting) -> list[Fix]:
     return within + [hint for hint in beyond if hint]
 
 
-def _mend(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Fix | None:
+def _fix(setting: Setting, change: dict[str, dict[str, Any]], cost: str) -> Fix | None:
     found = solved(setting.with_keys(**change))
     if found is None:
         return None
@@ -198,7 +198,7 @@ def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Fix | 
     workers = setting.ranks
     for _ in range(6):
         workers *= 2
-        found = _mend(setting, change | {"cluster": {"workers": workers}}, f"{workers} devices")
+        found = _fix(setting, change | {"cluster": {"workers": workers}}, f"{workers} devices")
         if found is not None:
             return found
     return None
@@ -210,7 +210,7 @@ def _shared_engine(setting: Setting, change: dict[str, dict[str, Any]], cost: st
     while shared <= setting.config.engine_workers:
         if setting.policy.heads % shared == 0 and setting.config.engine_workers % shared == 0:
             own = change | {"rollout": {"tensor_parallel": shared}}
-            found = _mend(setting, own, f"{cost}; {shared} devices share an engine")
+            found = _fix(setting, own, f"{cost}; {shared} devices share an engine")
             if found is not None:
                 return found
         shared *= 2

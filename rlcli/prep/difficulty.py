@@ -58,7 +58,7 @@ def write_kept(file: Path, target: Path, rates: Mapping[int, float], keep: Keep,
     kept = [row for row, rate in sorted(rates.items()) if rate in keep]
     if not kept:
         raise DataError(
-            f"no prompt of {file} has a pass rate from {keep.low:g} to {keep.high:g} ({told(rates)})",
+            f"no prompt of {file} has a pass rate from {keep.low:g} to {keep.high:g} ({described(rates)})",
             "widen --keep, or use data or a model that fit each other better",
         )
     table = pyarrow.parquet.ParquetFile(file).read().take(kept)
@@ -89,9 +89,9 @@ def histogram(rates: Mapping[int, float], samples: int) -> dict[str, int]:
     return {f"{number}/{bins}": count for number, count in enumerate(counted)}
 
 
-def told(rates: Mapping[int, float]) -> str:
+def described(rates: Mapping[int, float]) -> str:
     """
-    >>> told({0: 0.0, 1: 1.0, 2: 0.5})
+    >>> described({0: 0.0, 1: 1.0, 2: 0.5})
     '1 never solved, 1 sometimes, 1 always'
     """
     never, always = (sum(rate == end for rate in rates.values()) for end in (0.0, 1.0))

@@ -35,8 +35,8 @@ def checked(rows: Rows, skip_bad: bool, on_progress: OnProgress) -> StepOutcome:
     with_gold = [row for row in every if golds[row.prompt.verifier]]
     for row, problem in zip(with_gold, _problems(with_gold, golds, on_progress), strict=True):
         if problem:
-            said = f"the verifier '{row.prompt.verifier}' rejects the row's own answer {row.prompt.ground_truth!r:.80}"
-            bad[id(row)] = DataError(f"{row.where}: {said}: {problem}", "fix that row of the source")
+            why = f"the verifier '{row.prompt.verifier}' rejects the row's own answer {row.prompt.ground_truth!r:.80}"
+            bad[id(row)] = DataError(f"{row.where}: {why}: {problem}", "fix that row of the source")
     if bad and not skip_bad:
         first = next(iter(bad.values()))
         more = f" (and {len(bad) - 1} more rows)" if len(bad) > 1 else ""

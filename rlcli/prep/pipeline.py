@@ -78,7 +78,7 @@ def prepare(
         for split, some in rows.items():
             if not some:
                 raise DataError(
-                    f"{converter.name}: no row of the {split} split is left ({_told(done, split)})",
+                    f"{converter.name}: no row of the {split} split is left ({_described(done, split)})",
                     "relax the filters, or take one split with --split",
                 )
     return Prepared({split: [row.prompt for row in some] for split, some in rows.items()}, done, origins)
@@ -160,9 +160,9 @@ def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: s
         raise located(raw.where, error) from error
 
 
-def _told(done: list[Step], split: str) -> str:
+def _described(done: list[Step], split: str) -> str:
     """
-    >>> _told([Step("read", {"train": 9}), Step("length", {"train": 0})], "train")
+    >>> _described([Step("read", {"train": 9}), Step("length", {"train": 0})], "train")
     'read: 9, length: 0'
     """
     return ", ".join(f"{step.name}: {step.rows[split]}" for step in done)

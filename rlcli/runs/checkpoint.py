@@ -79,7 +79,7 @@ class Checkpoints:
         self.keep = keep
         self.keep_best = keep_best
         self.keep_every = keep_every
-        self._begun: set[int] = set()
+        self._unfinished: set[int] = set()
 
     def path(self, step: int) -> Path:
         return self.root / f"step-{step:06d}"
@@ -95,7 +95,7 @@ class Checkpoints:
             partial.mkdir()
         except OSError as error:
             raise _cannot_write(partial, error) from error
-        self._begun.add(step)
+        self._unfinished.add(step)
         return partial
 
     def commit(
@@ -133,7 +133,7 @@ class Checkpoints:
             sync_folder(self.root)
         except OSError as error:
             raise _cannot_write(partial, error) from error
-        self._begun.discard(step)
+        self._unfinished.discard(step)
         # The checkpoint is complete: errors from here on (such as a file system without links) are retried at the next.
         with contextlib.suppress(OSError, CheckpointError):
             self._link(target)
@@ -143,7 +143,7 @@ class Checkpoints:
 
     def abandon(self, step: int) -> None:
         """Remove a checkpoint that could not be completed; never fails."""
-        self._begun.discard(step)
+        self._unfinished.discard(step)
         with contextlib.suppress(OSError):
             _remove(self._partial(step))
 
@@ -173,7 +173,7 @@ class Checkpoints:
     def remove_leftovers(self) -> None:
         """Remove leftovers of killed runs. Only for the run that owns the folder: otherwise another run may be writing
         there."""
-        busy = {self._partial(step) for step in self._begun}
+        busy = {self._partial(step) for step in self._unfinished}
         for path in (*self.root.glob(".step-*.partial"), *self.root.glob(".step-*.old")):
             if path not in busy:
                 # A folder that a worker still writes to, after another failed, is removed at the next begin.

@@ -281,7 +281,7 @@ def _hold(path: Path, force: bool) -> int:
     if held and LOCK not in held:
         raise RlcliError(f"run folder {path} has files that are not a run's", "give another folder with --out")
     lock = _lock(path)
-    if _begun(path) and not force:
+    if _has_results(path) and not force:
         os.close(lock)
         raise RlcliError(
             f"run folder {path} already holds a run",
@@ -290,7 +290,7 @@ def _hold(path: Path, force: bool) -> int:
     return lock
 
 
-def _begun(path: Path) -> bool:
+def _has_results(path: Path) -> bool:
     """Whether the folder has results of a run. A run that failed to start has none."""
     rooms = (path / name for name in ("samples", "evaluations", "checkpoints"))
     return (path / METRICS).exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)

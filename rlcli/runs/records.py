@@ -46,12 +46,12 @@ def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
     happened. sampled: a later step whose samples exist already, and stay. Raises RunFailed if that cannot be done."""
     with _changing(run):
         _write_metrics(run, [line for line in _read_metrics(run) if line["step"] <= step])
-        told = evaluated_steps(run)
+        evaluated = evaluated_steps(run)
         for room in ("samples", "evaluations"):
             for of, path in _of_steps(run / room):
                 # After an interrupted evaluation, another number of workers would not overwrite all files.
                 last = max(step, sampled) if room == "samples" else step
-                if of > last or (room == "evaluations" and of not in told):
+                if of > last or (room == "evaluations" and of not in evaluated):
                     _remove(path)
             for path in (run / room).glob(".step-*.tmp"):  # unfinished writes of a killed run
                 path.unlink()

@@ -51,8 +51,8 @@ class Sandbox(ABC):
         """Run one program. Raises `SetupError` when that fails."""
         ended = self.start(_HELLO, Limits(wall_s=30.0)).wait()
         if ended.status != 0 or ended.stdout != b"hello":
-            said = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-            raise SetupError(f"{self.name}: a trial ended with status {ended.status}: {' '.join(said)}")
+            last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise SetupError(f"{self.name}: a trial ended with status {ended.status}: {' '.join(last)}")
 
 
 def interpreter() -> list[str]:

@@ -60,8 +60,8 @@ def bubblewrap(path: str | None) -> Bubblewrap:
     """The backend with the program at `path`, tested. Raises `SetupError`; None: not installed."""
     if path is None:
         raise SetupError("bwrap is not installed", _INSTALL)
-    offered = set(re.findall(r"--[a-z0-9-]+", _said(path, "--help")))
-    version = _said(path, "--version").removeprefix("bubblewrap").strip()
+    offered = set(re.findall(r"--[a-z0-9-]+", _output_of(path, "--help")))
+    version = _output_of(path, "--version").removeprefix("bubblewrap").strip()
     failures = []
     for optional in _variants(offered):
         options = (path, *_options(optional))
@@ -110,7 +110,7 @@ def working_directory() -> str:
     return "/box" if any(path.startswith("/tmp/") for path in places.libraries()) else "/tmp"
 
 
-def _said(path: str, option: str) -> str:
+def _output_of(path: str, option: str) -> str:
     try:
         run = subprocess.run([path, option], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:

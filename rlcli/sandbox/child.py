@@ -78,7 +78,7 @@ class Child:
         self._launch = launch
         self._limits = limits
         self._lock, self._waiting = threading.Lock(), threading.Lock()
-        self._begun = threading.Event()
+        self._started = threading.Event()
         self._killed_for: Excess = ""
         self._killed = False
         self._pidfd = self._parent = -1
@@ -94,7 +94,7 @@ class Child:
             _living.discard(self)
             launch.close()
             raise SetupError(f"the sandbox did not start: {error}") from None
-        self._begun.wait()
+        self._started.wait()
         if self._failure is not None:
             self._thread.join()
             raise self._failure
@@ -189,7 +189,7 @@ class Child:
                 self._failure = error
                 return
             finally:
-                self._begun.set()
+                self._started.set()
             self._watch()
             self._status = self._launch.status(process.wait())
         finally:
@@ -230,9 +230,9 @@ class Child:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         order = marshal.dumps(dict(self._launch.order))
         ours.sendall(struct.pack("<I", len(order)) + order)
-        said, ancillary, _, _ = ours.recvmsg(1000, socket.CMSG_SPACE(12))
-        if said != b"ready":
-            raise OSError(said.decode(errors="replace"))
+        report, ancillary, _, _ = ours.recvmsg(1000, socket.CMSG_SPACE(12))
+        if report != b"ready":
+            raise OSError(report.decode(errors="replace"))
         # The id, translated by the kernel to the owner's namespace.
         self.pid = next(struct.unpack("iII", data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS)
         self._pidfd = os.pidfd_open(self.pid)
@@ -247,24 +247,24 @@ class Child:
         os.set_blocking(self.stderr.fileno(), False)
         last = (self.stderr.read(_READ_BYTES) or b"").decode(errors="replace").strip().splitlines()[-1:]
         self._close_pipes()
-        said = str(error) if isinstance(error, OSError) and error.errno is None else ""
-        return SetupError(f"the sandbox did not start: {said or ''.join(last) or repr(error)}")
+        report = str(error) if isinstance(error, OSError) and error.errno is None else ""
+        return SetupError(f"the sandbox did not start: {report or ''.join(last) or repr(error)}")
 
     def _watch(self) -> None:
         """Return when the program has ended; kill it if it exceeds a limit."""
-        begun, begun_cpu = time.monotonic(), cpu_seconds(self.pid)
+        started, started_cpu = time.monotonic(), cpu_seconds(self.pid)
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        look_at_disk = begun
+        look_at_disk = started
         while True:
-            left = self._limits.wall_s - (time.monotonic() - begun)
+            left = self._limits.wall_s - (time.monotonic() - started)
             if poll.poll(max(0.0, min(TICK_S, left)) * 1000):
                 break
             now = time.monotonic()
-            self.cpu_s = max(self.cpu_s, cpu_seconds(self.pid) - begun_cpu)
+            self.cpu_s = max(self.cpu_s, cpu_seconds(self.pid) - started_cpu)
             if self.cpu_s >= self._limits.cpu_s:
                 self._kill("cpu")
-            elif now - begun >= self._limits.wall_s:
+            elif now - started >= self._limits.wall_s:
                 self._kill("time")
             elif self._exceeds_memory():
                 self._kill("memory")
@@ -277,7 +277,7 @@ class Child:
                 self._end()  # the kill may have been requested before the process existed
                 poll.poll()
                 break
-        self._seconds = time.monotonic() - begun
+        self._seconds = time.monotonic() - started
 
     def _exceeds_memory(self) -> bool:
         try:

@@ -35,7 +35,7 @@ from rlcli.sandbox.limits import Limits
 
 MAX_REPLY_BYTES = 16 << 20
 
-_MEND = "start it, or unset RLCLI_SANDBOX to use this machine's sandbox"
+_HINT = "start it, or unset RLCLI_SANDBOX to use this machine's sandbox"
 _MODULES = ("boot", "calls", "candidate", "judgement", "process", "program", "remote", "tester", "wire")
 _PACKAGES = ("rlcli/__init__.py", "rlcli/sandbox/__init__.py", "rlcli/sandbox/judge/__init__.py")
 
@@ -107,11 +107,11 @@ class FusionJudge:
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{self._url}: HTTP {error.code} {error.reason}") from None
         except (OSError, ValueError) as error:
-            raise SetupError(f"RLCLI_SANDBOX: no SandboxFusion server at {self._url}: {error}", _MEND) from None
+            raise SetupError(f"RLCLI_SANDBOX: no SandboxFusion server at {self._url}: {error}", _HINT) from None
         ran = reply.get("run_result") if isinstance(reply, dict) else None
         if not isinstance(ran, dict) or reply.get("status") == "SandboxError" or ran.get("status") == "Error":
-            said = reply.get("message") if isinstance(reply, dict) else reply
-            raise RuntimeError(f"{self._url}: the sandbox failed: {str(said)[:300]}")
+            message = reply.get("message") if isinstance(reply, dict) else reply
+            raise RuntimeError(f"{self._url}: the sandbox failed: {str(message)[:300]}")
         return {"status": "", "stdout": "", "stderr": "", "return_code": 0, **ran}
 
 

@@ -102,17 +102,17 @@ def verify_rows(
 
 def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:
     """An output row: the input and its verdict."""
-    said: dict[str, Any] = {
+    result: dict[str, Any] = {
         "score": verdict.score,
         "outcome": str(verdict.outcome),
         "extracted": verdict.answer,
         "seconds": round(verdict.latency_s, 6),
     }
     if verdict.parts:
-        said["parts"] = dict(verdict.parts)
+        result["parts"] = dict(verdict.parts)
     if verdict.detail:
-        said["detail"] = verdict.detail
-    return {**row.fields, **said}
+        result["detail"] = verdict.detail
+    return {**row.fields, **result}
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class StopOnSignal:
         self.requested = False
         self.armed = False
         self._on_request = on_request
-        self._heard_at = float("-inf")
+        self._last_signal_at = float("-inf")
         self._before: dict[signal.Signals, object] = {}
         self._terminals: list[int] = []
 
@@ -50,8 +50,8 @@ class StopOnSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             self._leave_the_terminal()
-        last, self._heard_at = self._heard_at, time.monotonic()
-        if self._heard_at - last < REPEAT_S:
+        last, self._last_signal_at = self._last_signal_at, time.monotonic()
+        if self._last_signal_at - last < REPEAT_S:
             return
         if self.requested or not self.armed:
             raise KeyboardInterrupt

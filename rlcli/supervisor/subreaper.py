@@ -44,7 +44,7 @@ class Children:
     def __init__(self, grace_s: float) -> None:
         self.asked = 0
         self._grace_s = grace_s
-        self._heard_at = float("-inf")
+        self._last_signal_at = float("-inf")
         self._leave_by = float("inf")
         self._signals = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGTSTP}
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
@@ -108,19 +108,19 @@ class Children:
 
     def _listen(self, seconds: float, child: int = 0) -> None:
         """Wait for a signal, and forward it to `child`."""
-        heard = signal.sigtimedwait(self._signals, seconds)
-        if heard is None or heard.si_signo == signal.SIGCHLD:
+        received = signal.sigtimedwait(self._signals, seconds)
+        if received is None or received.si_signo == signal.SIGCHLD:
             return
         with contextlib.suppress(ProcessLookupError):
-            if heard.si_signo == signal.SIGTSTP:
+            if received.si_signo == signal.SIGTSTP:
                 self._stop_with(child)
-            elif time.monotonic() - self._heard_at >= REPEAT_S:
-                self._heard_at = time.monotonic()
+            elif time.monotonic() - self._last_signal_at >= REPEAT_S:
+                self._last_signal_at = time.monotonic()
                 self.asked += 1
                 if self.asked == 2:
                     self._leave_by = time.monotonic() + LEAVE_S
                 if child:
-                    os.kill(child, heard.si_signo)
+                    os.kill(child, received.si_signo)
 
     def _stop_with(self, child: int) -> None:
         if child:

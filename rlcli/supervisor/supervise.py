@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlcli.attempt import INTERRUPTED, RETRY, TOLD, remove_leftovers, told
+from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, child_environment, remove_leftovers
 from rlcli.errors import RunFailed
 from rlcli.runs.folder import add_event
 from rlcli.supervisor.failure import Failure, go_on, last_failure, note_failure
@@ -23,7 +23,7 @@ GRACE_S = 5.0
 PATIENCE_S, MOST_PATIENCE_S = 1.0, 60.0
 """Pause before the first restart, and the longest pause: each is twice as long as the previous one."""
 SILENT = 1
-"""Exit code of a child that a library has ended; own failures exit with TOLD."""
+"""Exit code of a child that a library has ended; own failures exit with REPORTED."""
 LEAVING = {-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP}
 """Exit codes of a child that was signalled before it handled signals."""
 
@@ -33,7 +33,7 @@ def supervise(
     first: Sequence[str],
     again: Sequence[str],
     *,
-    goes_on: bool = False,
+    resumes: bool = False,
     patience_s: float = PATIENCE_S,
     grace_s: float = GRACE_S,
 ) -> int:
@@ -43,7 +43,7 @@ def supervise(
     Only restarts without progress count: a failure after a newer checkpoint than at any earlier failure resets the
     count. A run that fails at the same step each time is given up.
 
-    goes_on: `first` too resumes a run in the folder.
+    resumes: `first` too resumes a run in the folder.
     Raises `RunFailed` with what failed, where, and how to resume, when there are no more attempts.
     """
     from rlcli.supervisor.subreaper import Children  # imports psutil
@@ -52,25 +52,25 @@ def supervise(
     with Children(grace_s) as children:
         while True:
             since, group = time.time(), uuid.uuid4().hex[:8]
-            status = children.run(words, {**os.environ, **told(group, restarts)})
+            status = children.run(words, {**os.environ, **child_environment(group, restarts)})
             remove_leftovers(group)
-            if status == TOLD:
+            if status == REPORTED:
                 return 1
             if status >= 0 and status not in (RETRY, SILENT):
                 return status
             _show_cursor()
             if children.asked > 1 or (children.asked and status in LEAVING):
                 return INTERRUPTED
-            begun = goes_on or _stamp(folder) not in (None, before)  # None: --force had removed it
-            failure = _failure(folder if begun else None, status, since)
+            started = resumes or _stamp(folder) not in (None, before)  # None: --force had removed it
+            failure = _failure(folder if started else None, status, since)
             # RETRY: if two threads recorded a failure, the one that exited decides.
-            retry = begun and (failure.retry or status == RETRY) and not children.asked
+            retry = started and (failure.retry or status == RETRY) and not children.asked
             most = _max_restarts(folder) if retry else 0
             if retry and (newest := last_checkpoint(folder)) > reached:
                 restarts, reached = 0, newest
             if restarts >= most:
-                raise _gave_up(failure, restarts, folder if begun else None)
-            restarts, words, goes_on = restarts + 1, again, True
+                raise _gave_up(failure, restarts, folder if started else None)
+            restarts, words, resumes = restarts + 1, again, True
             _announce(failure, folder, restarts, most)
             children.pause(min(MOST_PATIENCE_S, patience_s * 2.0 ** (restarts - 1)))
             if children.asked:
@@ -117,7 +117,7 @@ def _announce(failure: Failure, folder: Path, restart: int, most: int) -> None:
     step = last_checkpoint(folder)
     from_where = f"step {step}" if step else "the start"
     add_event(folder, "restarted", restart=restart, of=most, step=step)
-    _say(f"{failure.where}{failure.message}: restart {restart} of {most} from {from_where}")
+    _print(f"{failure.where}{failure.message}: restart {restart} of {most} from {from_where}")
 
 
 def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
@@ -141,6 +141,6 @@ def _show_cursor() -> None:
             print("\x1b[?25h", file=sys.stderr, flush=True)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with contextlib.suppress(OSError):  # the terminal is gone
         print(" ".join(text.split()), file=sys.stderr, flush=True)

@@ -71,13 +71,13 @@ def reward_metrics(samples: Samples) -> dict[str, float]:
     starts = np.flatnonzero(np.diff(samples.prompt[by_group], prepend=-1))
     ordered = rewards[by_group]
     equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
-    told = {name: values[~np.isnan(values)] for name, values in sorted(samples.parts.items())}
+    named = {name: values[~np.isnan(values)] for name, values in sorted(samples.parts.items())}
     return {
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
         "reward/equal_groups": float(equal.mean()),
         **({"reward/truncated": float(rewards[samples.truncated].mean())} if samples.truncated.any() else {}),
-        **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in told.items() if len(values)},
+        **{f"reward/part/{name}": math.fsum(values) / len(values) for name, values in named.items() if len(values)},
     }
 
 

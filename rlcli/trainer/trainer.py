@@ -436,8 +436,8 @@ class Trainer:
         """Report the current phase: to the view, in the run folder and to the listeners."""
         self.view.phase(name)
         self.folder.at(step, name)
-        for hear in self.listeners:
-            hear(name, step)
+        for listener in self.listeners:
+            listener(name, step)
 
     def texts(self) -> list[SampleText]:
         """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""

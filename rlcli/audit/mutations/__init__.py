@@ -19,8 +19,8 @@ def probes(case: Case, kind: str) -> Iterator[Probe]:
     if kind in whole:
         yield from whole[kind](case)
     elif kind != WITHOUT_ANSWER:
-        told = {"number": _number, "latex": _latex, "choice": _choice, "text": _text}
-        yield from told[kind or _kind_of(case.answer)](case)
+        stated = {"number": _number, "latex": _latex, "choice": _choice, "text": _text}
+        yield from stated[kind or _kind_of(case.answer)](case)
 
 
 def _kind_of(answer: str) -> str:
@@ -85,6 +85,6 @@ def _text(case: Case) -> Iterator[Probe]:
 
 
 def _stated(case: Case, group: Group, kind: str, text: str) -> Iterator[Probe]:
-    told = case.state(text)
-    if told and text != case.answer:
-        yield Probe(group, kind, told)
+    stated = case.state(text)
+    if stated and text != case.answer:
+        yield Probe(group, kind, stated)

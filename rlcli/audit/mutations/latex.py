@@ -64,8 +64,8 @@ def wrong(answer: str) -> Iterator[Named]:
         letter = "ABCDEFGHIJ"[("ABCDEFGHIJ".index(choice[1]) + 1) % 4]
         yield "another option", answer.replace(f"({choice[1]})", f"({letter})")
         return
-    for told in (_words, _lists, _scalars, _matrices):
-        yield from told(answer)
+    for forms in (_words, _lists, _scalars, _matrices):
+        yield from forms(answer)
 
 
 def tricks(answer: str) -> Iterator[Named]:

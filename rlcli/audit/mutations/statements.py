@@ -51,9 +51,9 @@ def near_misses(case: Case, wrongs: Sequence[Named]) -> Iterator[Probe]:
     """Wrong answers, the right one retracted for a wrong one, and no answer."""
     right = case.request.completion
     for kind, text in wrongs:
-        told = case.state(text)
-        if told:
-            yield Probe(Group.NEAR_MISS, kind, told)
+        stated = case.state(text)
+        if stated:
+            yield Probe(Group.NEAR_MISS, kind, stated)
     yield Probe(Group.NEAR_MISS, "empty response", "")
     empty = case.state("")
     if empty:
@@ -74,9 +74,9 @@ def hedges(case: Case, wrong: str, joint: str) -> Iterator[Probe]:
         ("right or wrong", f"{case.answer}{joint}{wrong}"),
         ("wrong or right", f"{wrong}{joint}{case.answer}"),
     ):
-        told = case.state(text)
-        if told:
-            yield Probe(Group.HEDGE, kind, told)
+        stated = case.state(text)
+        if stated:
+            yield Probe(Group.HEDGE, kind, stated)
     if mistaken:
         yield Probe(Group.HEDGE, "several statements", f"{mistaken}\n\nOr else:\n\n{right}")
     yield Probe(Group.HEDGE, "retracted without another", f"{right}\n\nNo, that is wrong. I do not know the answer.")
@@ -95,9 +95,9 @@ def exploits(case: Case, wrong: str | None, tricks: Sequence[Named], *, numeric:
         answers += [("not a number", "nan"), ("infinity", "inf"), ("huge number", "9" * 5000)]
         answers += [("power tower", "9^{9^{9^{9^{9}}}}"), ("huge factorial", "99999999!")]
     for kind, text in answers:
-        told = case.state(text)
-        if told and text != case.answer:
-            yield Probe(Group.EXPLOIT, kind, told)
+        stated = case.state(text)
+        if stated and text != case.answer:
+            yield Probe(Group.EXPLOIT, kind, stated)
     mistaken = wrong and case.state(wrong)
     if mistaken:
         yield from _hidden(case, mistaken)

@@ -92,7 +92,7 @@ def filter_prompts(
     if as_json:
         emit_json({"data": file, "out": target, **record, "evaluation": report.as_dict()})
         return
-    _tell(counted, target)
+    _report(counted, target)
 
 
 def _refuse(file: Path, target: Path) -> None:
@@ -124,7 +124,7 @@ def _draw(bins: dict[str, int], prompts: int) -> None:
         plain(f"  {name:>{widest}} {count:6d} {bar}".rstrip())
 
 
-def _tell(counted: dict[str, int], target: Path) -> None:
+def _report(counted: dict[str, int], target: Path) -> None:
     too_long = f", {counted['too_long']} too long" if counted["too_long"] else ""
     plain(
         f"kept {counted['kept']} of {counted['rows']} in {target} "

@@ -227,7 +227,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
         return
     for split, path in written.items():
         console.plain(f"{split}: {len(made.splits[split])} rows in {path}")
-    _tell(made)
+    _report(made)
     if older:
         console.plain(f"left as before in {out}: {', '.join(older)}")
     _show(example)
@@ -273,7 +273,7 @@ def _given(settings: ConvertOptions | Plan) -> dict[str, Any]:
     }
 
 
-def _tell(made: Prepared) -> None:
+def _report(made: Prepared) -> None:
     """Print the rows that each step left out."""
     for step in made.steps:
         for why, count in step.removed.items():

@@ -59,13 +59,13 @@ def show_one(
     from rlcli.prep.converters import converter_named
 
     if name.endswith(".parquet") or Path(name).exists():
-        shown, tell = _file(Path(name)), _tell_file
+        shown, report = _file(Path(name)), _report_file
     else:
-        shown, tell = _describe(name, converter_named(name)), _tell_dataset
+        shown, report = _describe(name, converter_named(name)), _report_dataset
     if as_json:
         console.emit_json(shown)
     else:
-        tell(shown)
+        report(shown)
 
 
 def _describe(name: str, converter: Converter) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _describe(name: str, converter: Converter) -> dict[str, Any]:
     }
 
 
-def _tell_dataset(shown: dict[str, Any]) -> None:
+def _report_dataset(shown: dict[str, Any]) -> None:
     console.plain(f"{shown['name']}: {shown['summary']}")
     rows = [(key, shown[key]) for key in ("source", "verifier", "reference", "package") if shown[key]]
     console.show(console.table(["", "what"], rows))
@@ -116,7 +116,7 @@ def _file(path: Path) -> dict[str, Any]:
     }
 
 
-def _tell_file(shown: dict[str, Any]) -> None:
+def _report_file(shown: dict[str, Any]) -> None:
     from rlcli.tracking.console import printable
 
     def cell(value: object) -> str:

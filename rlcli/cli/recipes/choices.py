@@ -48,13 +48,13 @@ def choices(key: str) -> list[Choice]:
 
     steered = _numbers_of(kl_controller)
     taking = [
-        Choice(f"{kind.partition('.')[2]} = {name}", _told(options), options)
+        Choice(f"{kind.partition('.')[2]} = {name}", _listed(options), options)
         for kind in MODULES
         for name, _ in _functions(kind)
         if (options := {o: d for o, d in _options(kind, name).items() if number in ("", o)})
     ]
     if number in ("", *steered):
-        taking.append(Choice("kl_target, any", _told(steered), steered))
+        taking.append(Choice("kl_target, any", _listed(steered), steered))
     if not taking:
         known = {name for kind in MODULES for one, _ in _functions(kind) for name in _options(kind, one)} | {*steered}
         raise ConfigError(f"no function takes the number '{number}'", near(number, known))
@@ -93,7 +93,7 @@ def _numbers_of(*functions: Callable[..., Any]) -> dict[str, float | None]:
     return numbers
 
 
-def _told(options: Mapping[str, float | None]) -> str:
+def _listed(options: Mapping[str, float | None]) -> str:
     return ", ".join(
         f"{name} must be given" if default is None else f"{name} = {default:g}" for name, default in options.items()
     )

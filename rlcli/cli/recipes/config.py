@@ -62,7 +62,7 @@ def import_config(
         lines = [line for line in found.lines if line.kind == kind]
         if lines:
             console.plain(f"{heading}:")
-            console.plain("".join(f"  {_told(line, found)}\n" for line in lines))
+            console.plain("".join(f"  {_described(line, found)}\n" for line in lines))
     console.plain(f"wrote {out}; try it: rlcli train {out} --dry-run" if out else found.toml.rstrip())
 
 
@@ -91,7 +91,7 @@ def _json(found: Imported) -> dict[str, object]:
     return about | lines | {"recipe": found.settings, "toml": found.toml}
 
 
-def _told(line: Line, found: Imported) -> str:
+def _described(line: Line, found: Imported) -> str:
     from rlcli.config.importing import NAMES
     from rlcli.config.load import to_toml
 

@@ -167,12 +167,12 @@ def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str]:
     from rlcli.runs.listing import number
 
     facts = {name: value for name, value in event.items() if name not in ("time", "event", "path")}
-    said = facts.pop("message", None) or facts.pop("headline", None)
+    summary = facts.pop("message", None) or facts.pop("headline", None)
     rest = ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict | list))
     return (
         _time(number(event.get("time"))),
         str(event.get("event")),
-        f"{said} ({rest})" if said and rest else str(said or rest),
+        f"{summary} ({rest})" if summary and rest else str(summary or rest),
     )
 
 

@@ -44,7 +44,7 @@ def quickstart(
     from rlcli.tracking.console import View
 
     started = time.monotonic()
-    say = stderr().print
+    report = stderr().print
     target = out or default_out("quickstart")
     flags: dict[str, object] = {
         "train.steps": steps,
@@ -55,13 +55,13 @@ def quickstart(
     }
     check_machine(resolve("quickstart", flags).config)
     RunFolder.check(target)
-    say("[1/4] data: sums of two numbers below 100")
+    report("[1/4] data: sums of two numbers below 100")
     data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
-    say("[2/4] warm start: supervised learning on worked and on guessed answers")
+    report("[2/4] warm start: supervised learning on worked and on guessed answers")
     warm = _warm_start(cache or cache_folder(), data, seed)
-    say(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
+    report(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
     flags |= {"model.path": str(warm.path), "data.path": str(data), "evaluation.data": str(data)}
-    say("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
+    report("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
     resolved = resolve("quickstart", flags)
     with View() as view:
         view.phase("check model and data")
@@ -72,7 +72,7 @@ def quickstart(
         result = train_in_folder(resolved, prepared, target, view)
     result |= {"seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
     result["total_s"] = round(time.monotonic() - started, 1)
-    say("[4/4] result")
+    report("[4/4] result")
     _show(result, target, data, as_json)
     if result["stopped"]:
         raise typer.Exit(130)

@@ -115,10 +115,10 @@ def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
             shown.append(one)
     console.plain("\nnot as expected:")
     for one in shown:
-        said = printable(f"{one.score:g} {one.outcome} {one.extracted or ''}".strip()[:LINE_CHARS]).replace("\n", " ")
+        found = printable(f"{one.score:g} {one.outcome} {one.extracted or ''}".strip()[:LINE_CHARS]).replace("\n", " ")
         truth = printable(one.ground_truth[:LINE_CHARS]).replace("\n", "⏎")
         ending = printable(one.response_end[-LINE_CHARS:]).replace("\n", "⏎")
-        console.plain(f"  row {one.row}, {one.group}, {one.kind}: {said}")
+        console.plain(f"  row {one.row}, {one.group}, {one.kind}: {found}")
         console.plain(f"    truth {truth}, response …{ending}")
         if one.detail:
             console.plain(f"    {printable(one.detail[: 2 * LINE_CHARS])}".replace("\n", " "))

@@ -76,14 +76,14 @@ def run_verifier(
                 summary.add(verdict)
                 if write:
                     write(as_fields(row, verdict))
-    said = _as_dict(summary, skipped)
+    totals = _as_dict(summary, skipped)
     if as_json:
         asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
-        console.emit_json({**asked, **said})
+        console.emit_json({**asked, **totals})
     else:
-        _print(said)
+        _print(totals)
     if summary.failures:
-        failed = " and ".join(f"{said['outcomes'][how]} {how}" for how in FAILED if how in said["outcomes"])
+        failed = " and ".join(f"{totals['outcomes'][how]} {how}" for how in FAILED if how in totals["outcomes"])
         typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
     if summary.outcomes.get(Outcome.CRASH) == summary.rows:
         raise RunFailed(
@@ -110,12 +110,12 @@ def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
     }
 
 
-def _print(said: dict[str, Any]) -> None:
-    total = said["rows"]
+def _print(totals: dict[str, Any]) -> None:
+    total = totals["rows"]
     rows: list[tuple[str, str]] = [("rows", f"{total:,}")]
-    rows += [("skipped lines", f"{said['skipped']:,}")] if said["skipped"] else []
-    rows += [("mean score", f"{said['mean_score']:.4f}")]
-    rows += [(f"mean of {part}", f"{mean:.4f}") for part, mean in said["parts"].items()]
-    rows += [(outcome, f"{count:,} ({count / total:.1%})") for outcome, count in said["outcomes"].items()]
-    rows += [(f"seconds, {name}", f"{seconds:.4f}") for name, seconds in said["seconds"].items()]
+    rows += [("skipped lines", f"{totals['skipped']:,}")] if totals["skipped"] else []
+    rows += [("mean score", f"{totals['mean_score']:.4f}")]
+    rows += [(f"mean of {part}", f"{mean:.4f}") for part, mean in totals["parts"].items()]
+    rows += [(outcome, f"{count:,} ({count / total:.1%})") for outcome, count in totals["outcomes"].items()]
+    rows += [(f"seconds, {name}", f"{seconds:.4f}") for name, seconds in totals["seconds"].items()]
     console.stderr().print(console.table(["measure", "value"], rows))

@@ -242,8 +242,8 @@ def largest(ranks: Iterable[Peaks]) -> dict[str, float]:
 
 def _status() -> dict[str, int]:
     """By field, in bytes. 0 for fields that this kernel does not report: gVisor has no RssShmem and no VmHWM."""
-    told = {name: int(value) << 10 for name, value in _FIELD.findall(_STATUS.read_text())}
-    return dict.fromkeys(("VmHWM", "VmRSS", "RssShmem"), 0) | told
+    found = {name: int(value) << 10 for name, value in _FIELD.findall(_STATUS.read_text())}
+    return dict.fromkeys(("VmHWM", "VmRSS", "RssShmem"), 0) | found
 
 
 def _can_reset() -> bool:

@@ -25,6 +25,6 @@ def since_boot_s(process: psutil.Process) -> float:
     return int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
-def born(process: psutil.Process) -> float:
+def started_at(process: psutil.Process) -> float:
     """Start time of `process`, in seconds since 1970, to a hundredth."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot_s(process)

@@ -27,4 +27,4 @@ def moments() -> dict[str, float]:
     """Event → its time, in seconds since 1970."""
     import psutil
 
-    return {"process": process_time.born(psutil.Process()), **_moments}
+    return {"process": process_time.started_at(psutil.Process()), **_moments}

@@ -91,8 +91,8 @@ def content_of(prompts: Sequence[Prompt]) -> str:
         return ""
     rows = hashlib.blake2b(prompts.places.tobytes(), digest_size=16).hexdigest()
     origin = prompts.origin
-    told = (prompts.first, origin.split, str(origin.expression), *([origin.label] if origin.label else []))
-    return _hashed(content, rows, repr(told)) if prompts.is_current() else ""
+    facts = (prompts.first, origin.split, str(origin.expression), *([origin.label] if origin.label else []))
+    return _hashed(content, rows, repr(facts)) if prompts.is_current() else ""
 
 
 def _key(content: str, prompts: Sequence[Prompt], tokenizer: Any, limits: tuple[int, str, int]) -> str:

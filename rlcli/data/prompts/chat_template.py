@@ -159,14 +159,14 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
     For a template that writes nothing after the message (GLM) it is the token that opens the next turn.
     """
-    said = [{"role": "user", "content": PROBE.format(0, 2)}, {"role": "assistant", "content": PROBE.format(1, 2)}]
+    exchange = [{"role": "user", "content": PROBE.format(0, 2)}, {"role": "assistant", "content": PROBE.format(1, 2)}]
     asked = {"role": "user", "content": PROBE.format(2, 2)}
-    for messages in (said, [*said, asked]):
+    for messages in (exchange, [*exchange, asked]):
         try:
             text = render(tokenizer, messages, opened=False)
         except ModelError:  # it does not support assistant messages, or a second question
             continue
-        _, found, tail = text.rpartition(said[1]["content"])
+        _, found, tail = text.rpartition(exchange[1]["content"])
         tail = tail.partition(asked["content"])[0]
         if found and tail.strip():
             return _first_marker(tokenizer, tail)

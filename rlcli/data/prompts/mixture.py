@@ -92,7 +92,7 @@ class MixedCursor:
         was = (state.get("sets"), state.get("weights"), state.get("unit"))
         if was != (self.names, self.weights, self.unit):
             raise DataError(
-                f"data: the run began with {_told(*was)} and now has {_told(self.names, self.weights, self.unit)}",
+                f"data: the run began with {_shown(*was)} and now has {_shown(self.names, self.weights, self.unit)}",
                 RESUME,
             )
         found = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
@@ -108,8 +108,8 @@ class MixedCursor:
         groups = self.finished[place] or sum(self.finished)
         tokens = self.tokens[place] if self.finished[place] else sum(self.tokens)
         mean = tokens / groups if groups else 1.0
-        begun = self.drawn[place] - self.finished[place]
-        return (self.tokens[place] + (begun + 0.5) * mean) / self.weights[place]
+        unfinished = self.drawn[place] - self.finished[place]
+        return (self.tokens[place] + (unfinished + 0.5) * mean) / self.weights[place]
 
 
 def cursor_of(
@@ -129,7 +129,7 @@ def resumed(cursor: PromptCursor | MixedCursor, state: Mapping[str, Any], count:
         return cursor.restored(state)
     if "sets" in state:
         raise DataError(
-            f"data: the run began with {_told(state['sets'], state['weights'], state['unit'])} and now has no weights",
+            f"data: the run began with {_shown(state['sets'], state['weights'], state['unit'])} and now has no weights",
             RESUME,
         )
     return PromptCursor.restore(state, count)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def shares(weights: Sequence[float]) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def _told(names: Sequence[str] | None, weights: Sequence[float] | None, unit: str | None) -> str:
+def _shown(names: Sequence[str] | None, weights: Sequence[float] | None, unit: str | None) -> str:
     if not names or not weights:
         return "no weights"
     return ", ".join(f"{name}:{weight:g}" for name, weight in zip(names, weights, strict=True)) + f" by {unit}"

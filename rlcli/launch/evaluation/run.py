@@ -338,9 +338,9 @@ class _Notes:
 
     def __init__(self, on_note: Callable[[str], None]) -> None:
         self._on_note = on_note
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def __call__(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._printed:
+            self._printed.add(text)
             self._on_note(text)

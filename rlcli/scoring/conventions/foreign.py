@@ -187,8 +187,8 @@ async def _in_either_shape(call: Callable[[bool], Awaitable[Any]], messages_firs
             return await call(not messages_first)
         except _SHAPE_ERRORS as other:
             shapes = ("messages", "text") if messages_first else ("text", "messages")
-            told = [f"given {shape}, {type(e).__name__}: {e}" for shape, e in zip(shapes, (error, other), strict=True)]
-            raise TypeError("; ".join(told)) from error
+            tries = [f"given {shape}, {type(e).__name__}: {e}" for shape, e in zip(shapes, (error, other), strict=True)]
+            raise TypeError("; ".join(tries)) from error
 
 
 def _verdict(score: Any) -> Verdict:

@@ -69,7 +69,7 @@ class ForkServer:
 
     def __init__(self, sandbox: str = "", log: Path | None = None) -> None:
         self._lock = threading.Lock()
-        self._door = threading.Lock()  # held to change the process, or to close
+        self._changing = threading.Lock()  # held to change the process, or to close
         self._closed = False
         self._loaded: dict[str, Facts] = {}
         self._loads: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ class ForkServer:
 
     def close(self) -> None:
         """End the fork server and all its workers, even if they are busy."""
-        with self._door:
+        with self._changing:
             ended, self._closed = self._closed, True
         self._hang_up()
         try:
@@ -151,7 +151,7 @@ class ForkServer:
         control.settimeout(ANSWER_TIMEOUT_S)
         path = json.dumps([str(folder) for folder in sys.path])
         arguments = [sys.executable, "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
-        with self._door, theirs:
+        with self._changing, theirs:
             try:
                 if self._closed:
                     raise VerifierError("the scoring pool is closed")

@@ -42,30 +42,30 @@ class Output:
 
     def _drain(self, read: int) -> None:
         left = LOG_BYTES if self._log else TERMINAL_BYTES
-        begun = b""
+        partial = b""
         while data := os.read(read, 1 << 16):
             if left <= 0:
                 continue
             # Whole lines, so that no secret is split.
-            lines, newline, begun = (begun + data).rpartition(b"\n")
-            if len(begun) > LONGEST_LINE:
-                lines, newline, begun = lines + newline + begun, b"", b""
-            left = self._say(lines + newline, left)
-        self._say(begun, left)
+            lines, newline, partial = (partial + data).rpartition(b"\n")
+            if len(partial) > LONGEST_LINE:
+                lines, newline, partial = lines + newline + partial, b"", b""
+            left = self._pass_on(lines + newline, left)
+        self._pass_on(partial, left)
         os.close(read)
 
-    def _say(self, text: bytes, left: int) -> int:
+    def _pass_on(self, text: bytes, left: int) -> int:
         """Write as much as the limit allows, without secrets; returns the bytes left of the limit."""
-        said = redacted(text.decode(errors="backslashreplace")).encode(errors="backslashreplace")
-        if left > 0 and said:
+        redacted_text = redacted(text.decode(errors="backslashreplace")).encode(errors="backslashreplace")
+        if left > 0 and redacted_text:
             with contextlib.suppress(OSError):
-                self._write(said if len(said) < left else said[:left] + _DROPPED)
-        return left - len(said)
+                self._write(redacted_text if len(redacted_text) < left else redacted_text[:left] + _DROPPED)
+        return left - len(redacted_text)
 
-    def _write(self, said: bytes) -> None:
+    def _write(self, redacted_text: bytes) -> None:
         if self._log is None:
-            sys.stderr.write(said.decode(errors="replace"))
+            sys.stderr.write(redacted_text.decode(errors="replace"))
             sys.stderr.flush()
             return
         with self._log.open("ab") as file:
-            file.write(said)
+            file.write(redacted_text)

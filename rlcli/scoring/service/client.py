@@ -166,16 +166,16 @@ class ScoringService:
                     self._known.discard(one.frame[3])
                     self._send(one)
         else:
-            number, *said = given
+            number, *values = given
             with self._lock:
                 one = self._asked.pop(number, None)
             self._deaths = 0
             if one is None:
                 return  # it was sent again, so two verdicts arrived
             if what == "error":
-                one.scored.set_exception(VerifierError(*said))
+                one.scored.set_exception(VerifierError(*values))
                 return
-            checksum, text, score, outcome, answer, parts, detail, latency_s = said
+            checksum, text, score, outcome, answer, parts, detail, latency_s = values
             verdict = Verdict(score, Outcome(outcome), answer, parts, detail, latency_s)
             one.scored.set_result(Scored(text, verdict, checksum))
 

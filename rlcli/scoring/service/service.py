@@ -262,8 +262,8 @@ class _Client:
             hint = error.hint if isinstance(error, RlcliError) else ""
             self._out.put(("error", number, getattr(error, "message", repr(error)), hint))
             return
-        said = (found.score, str(found.outcome), found.answer, dict(found.parts), found.detail, found.latency_s)
-        self._out.put(("verdict", number, checksum, text, *said))
+        values = (found.score, str(found.outcome), found.answer, dict(found.parts), found.detail, found.latency_s)
+        self._out.put(("verdict", number, checksum, text, *values))
 
     def _write(self) -> None:
         with self._connection, contextlib.suppress(OSError):

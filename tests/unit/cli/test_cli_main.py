@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlcli import __version__
-from rlcli.attempt import TOLD
+from rlcli.attempt import REPORTED
 from rlcli.cli import app as door
 from rlcli.cli.group import COMMANDS, imported
 from rlcli.errors import ConfigError, RunFailed
@@ -192,7 +192,7 @@ def test_to_a_supervisor_too_and_then_its_end_is_that_of_one_who_has_told(
     monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
     with pytest.raises(SystemExit):  # the one thing that ends where nothing is ended
         door.leave(door.run(["boom", "--debug"]))
-    assert ends == [TOLD]
+    assert ends == [REPORTED]
     assert "ConfigError: train.lr = -1" in capsys.readouterr().err
 
 

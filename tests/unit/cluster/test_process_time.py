@@ -16,7 +16,7 @@ def test_a_process_began_when_it_was_started() -> None:
     before = time.time()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         after = time.time()
-        assert before - 0.02 <= process_time.born(psutil.Process(child.pid)) <= after + 0.02
+        assert before - 0.02 <= process_time.started_at(psutil.Process(child.pid)) <= after + 0.02
         assert child.stdin is not None
         child.stdin.close()
 

@@ -235,7 +235,7 @@ def test_what_is_heard_is_progress_and_without_a_bound_there_is_none(
     for _ in range(40):
         assert not patience.stalled([0, 1, 2])
         for rank in range(3):
-            patience.heard(rank)
+            patience.progressed(rank)
     assert first_stall(StallDetector(paths, None, 30.0), [0, 1, 2]) == (100, [])
 
 
