@@ -186,10 +186,10 @@ def source_metrics(batch: Collected) -> dict[str, float]:
         "rollout/rounds": float(batch.rounds),
         "rollout/generated": float(batch.generated),
         "rollout/dropped_groups": float(batch.dropped),
-        "rollout/kept_over_groups": float(batch.carried_over),
+        "rollout/carried_over_groups": float(batch.carried_over),
         "rollout/stale": float(batch.stale),
         "rollout/aborted": float(batch.aborted),
-        "rollout/carried": float(batch.carried),
+        "rollout/resumed": float(batch.carried),
         **({"reward/generated": batch.generated_score} if batch.generated else {}),
     }
 
@@ -237,7 +237,7 @@ def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, 
     return {
         **skipped,
         "critic/loss": sums["loss"] / max(sums["responses"], 1.0),
-        "critic/agrees": sums["agree"] / max(sums["responses"], 1.0),
+        "critic/accuracy": sums["agree"] / max(sums["responses"], 1.0),
         "critic/grad_norm": sums["grad_norm"] / len(done),
     }
 

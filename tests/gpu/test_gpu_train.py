@@ -104,7 +104,7 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(tiny: Path, sums: Path, tmp_
         *("--set", "rollout.max_response_tokens=256"),
     )
     assert steps[0]["rollout/aborted"] > 0
-    assert sum(line["rollout/carried"] for line in steps) > 0
+    assert sum(line["rollout/resumed"] for line in steps) > 0
     for line in steps:
         assert line["canary/max_abs_diff"] < CANARY
         assert abs(line["mismatch/kl"]) < 0.1

@@ -160,8 +160,8 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[
     assert not run["failed"]
     first, second = run["steps"]
     assert first["rollout/aborted"] > 0
-    assert (first["rollout/carried"], first["rollout/stale"]) == (0, 0)
-    assert second["rollout/stale"] >= second["rollout/carried"] > 0
+    assert (first["rollout/resumed"], first["rollout/stale"]) == (0, 0)
+    assert second["rollout/stale"] >= second["rollout/resumed"] > 0
     assert second["canary/max_abs_diff"] < 1e-3
     rows = [
         row
