@@ -68,7 +68,7 @@ class Algorithm:
     kl_in_reward: bool
     entropy: EntropyController
     nll_coef: float
-    mismatch_alarm: float
+    mismatch_warning: float
     selects_pairs: bool
 
     @property

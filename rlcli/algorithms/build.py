@@ -72,7 +72,7 @@ def build_algorithm(
     entropy_target: float | None = None,
     nll_coef: float = 0.0,
     correction: str = "token_tis",
-    mismatch_alarm: float = 0.05,
+    mismatch_warning: float = 0.05,
     tried: bool = True,
 ) -> Algorithm:
     """Build an algorithm from the configuration's `algorithm` section. tried: also call the functions on a few tokens;
@@ -100,7 +100,7 @@ def build_algorithm(
         kl_in_reward=kl_in == "reward" and kl_coef > 0,
         entropy=EntropyController(entropy_coef, entropy_target),
         nll_coef=nll_coef,
-        mismatch_alarm=mismatch_alarm,
+        mismatch_warning=mismatch_warning,
         selects_pairs=selection.rules(select).makes_pairs,
     )
     chosen = {"advantage": advantage, "loss": loss, "select": select, "aggregation": aggregation}

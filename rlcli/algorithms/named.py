@@ -86,7 +86,7 @@ class Named(Generic[F]):
     def rules(self, name: str) -> Rules:
         """The rules of the function called `name`. Raises `UnknownName`."""
         self.get(name)
-        return self._rules[name]
+        return self._rules.get(name, Rules())
 
     def names(self) -> list[str]:
         """All names, sorted, including those of installed packages."""

@@ -9,6 +9,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -70,6 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         start_in_utf8()
         write_utf8()
         redact_output()
+        warnings.formatwarning = _format_warning
     try:
         # Not standalone: Typer would print its errors in boxes, and import rich for them.
         done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
@@ -93,6 +95,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if done == INTERRUPTED and not is_supervised():
         _print("interrupted")
     return done if isinstance(done, int) else 0
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning for the user in one line; others, of libraries, with their place."""
+    place = "" if category.__module__.startswith("rlcli.") else f"{filename}:{lineno}: {category.__name__}: "
+    return f"{place or 'warning: '}{message}\n"
 
 
 def start_in_utf8() -> None:

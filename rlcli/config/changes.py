@@ -41,7 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "rollout.gpu_memory_utilization": ROUNDING,
     "rollout.canary_tolerance": NOTHING,
     "rollout.quantization": SAMPLED,
-    "algorithm.mismatch_alarm": NOTHING,
+    "algorithm.mismatch_warning": NOTHING,
     "verifier.deadline_s": VERDICTS,
     "verifier.processes": NOTHING,
     "verifier.max_crash_rate": NOTHING,

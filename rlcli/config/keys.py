@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
@@ -15,6 +16,14 @@ from rlcli.errors import ConfigError
 TABLE = "a table of numbers"
 UNSET = "unset"
 """How a recipe or `--set` writes a missing value: TOML has no null."""
+
+
+class RenamedKey(FutureWarning):
+    """A key was given under its old name."""
+
+
+RENAMED = {"algorithm.mismatch_alarm": "algorithm.mismatch_warning"}
+"""Old key → new key. An old one works for one release, with a warning."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,15 @@ def keys() -> dict[str, Key]:
         for name, schema in properties.items():
             found[f"{section}.{name}"] = _key(f"{section}.{name}", schema)
     return found
+
+
+def current(name: str, origin: str) -> str:
+    """The current name of a key; warns if `name`, of `origin`, is an old one."""
+    if name not in RENAMED:
+        return name
+    text = f"the key {name} ({origin}) is now called {RENAMED[name]}; the next release refuses the old name"
+    warnings.warn(text, RenamedKey, stacklevel=2)
+    return RENAMED[name]
 
 
 def find(name: str) -> Key | None:

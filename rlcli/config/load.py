@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.keys import UNSET, Key, describe, find, keys, unknown_key
+from rlcli.config.keys import UNSET, Key, current, describe, find, keys, unknown_key
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.rules import broken
 from rlcli.config.schema import RunConfig
@@ -71,8 +71,9 @@ def layered(
 ) -> tuple[Recipe, dict[str, Any], dict[str, str]]:
     """The recipe, and value and origin of each key that a layer of `resolve` sets, before any rule is checked."""
     loaded = load(recipe)
-    values = dict[str, Any](loaded.values)
-    origins = {key: f"recipe {name}" for key, name in loaded.origins.items()}
+    names = {key: current(key, f"recipe {origin}") for key, origin in loaded.origins.items()}
+    values = {names[key]: value for key, value in loaded.values.items()}
+    origins = {names[key]: f"recipe {origin}" for key, origin in loaded.origins.items()}
     for key, value in (flags or {}).items():
         if value is not None:
             values[key], origins[key] = value, f"flag {FLAGS.get(key, key)}"
@@ -106,7 +107,7 @@ def dump_toml(resolved: Resolved) -> str:
 
 def _parse_set(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
-    name, value = name.strip(), value.strip()
+    name, value = current(name.strip(), "--set"), value.strip()
     if not equals or not name:
         raise ConfigError(f"--set '{text}' is not key=value", "write, for example, --set train.lr=2e-6")
     key = find(name)

@@ -225,7 +225,7 @@ class Algorithm(Section):
         description="How the difference between engine and trainer is corrected; join several with *, as in "
         "token_tis * off_policy_mask.",
     )
-    mismatch_alarm: Annotated[float, Field(gt=0.0)] = Field(
+    mismatch_warning: Annotated[float, Field(gt=0.0)] = Field(
         default=0.05, description="KL of engine to trainer above which a warning is logged."
     )
 

@@ -72,7 +72,7 @@ class Forecast:
             "update_flops": model_flops(setting),
             "disk_bytes": self.disk,
             "full_responses_at_once": full_responses(setting) if setting.has_engine else None,
-            "mends": [{"set": hint.keys, "cost": hint.cost, "seconds": hint.seconds or None} for hint in self.fixes],
+            "hints": [{"set": hint.keys, "cost": hint.cost, "seconds": hint.seconds or None} for hint in self.fixes],
         }
 
 

@@ -1,7 +1,7 @@
 """Invariants checked at every step, whatever the data and the model: a violation stops the run.
 
 The controller compares what the workers report with its plan. The comparisons are exact, or exact up to rounding;
-what may have a harmless reason is an alarm instead (`rlcli.trainer.alarms`).
+what may have a harmless reason is a warning instead (`rlcli.trainer.warnings`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import evaluations_of, rewards_of, rewind
 from rlcli.tracking import Trackers
 from rlcli.tracking.console import SampleText, View
-from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.engines import Engines
@@ -49,6 +48,7 @@ from rlcli.trainer.metrics import (
     update_metrics,
 )
 from rlcli.trainer.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
+from rlcli.trainer.warnings import Warnings
 from rlcli.workers.pools import Groups
 
 PROBE_TOKENS = 64
@@ -117,8 +117,8 @@ class Trainer:
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.checkpointer = Checkpointer(checkpoints, folder, groups.policy, groups.critic, view.note)
-        self.alarms = Alarms(
-            self.algorithm.mismatch_alarm,
+        self.warnings = Warnings(
+            self.algorithm.mismatch_warning,
             config.rollout.top_p,
             view.note,
             folder.event,
@@ -238,7 +238,7 @@ class Trainer:
         with clock.phase("sync"):
             canary = self.sync_weights()
         measured = self.measure(batch, chosen, plan, updates) | lr | canary | self.memory()
-        self.alarms.check_sync(number, measured)
+        self.warnings.check_sync(number, measured)
         return measured | time_metrics(clock, batch, plan)
 
     def update(self, number: int, plan: Plan, chosen: SelectedSamples) -> tuple[Updates, dict[str, float]]:
@@ -293,7 +293,7 @@ class Trainer:
             self.algorithm.kl.update(metrics["update/kl"], len(chosen.samples))
         if "update/entropy" in metrics:
             self.algorithm.entropy.update(metrics["update/entropy"], len(chosen.samples))
-        self.alarms.check(self.done + 1, metrics)
+        self.warnings.check(self.done + 1, metrics)
         return metrics
 
     def sync_weights(self) -> dict[str, float]:
@@ -360,7 +360,7 @@ class Trainer:
         return {
             "step": self.done,
             "version": self.version,
-            "alarms": self.alarms.state(),
+            "warnings": self.warnings.state(),
             "cursor": dict(self.source.cursor.state()),
             "kl": self.algorithm.kl.state(),
             "entropy": self.algorithm.entropy.state(),
@@ -395,7 +395,8 @@ class Trainer:
         self.algorithm.kl.restore(state["kl"])
         self.algorithm.entropy.restore(state["entropy"])
         self.guard.restore(state["bad_updates"])
-        self.alarms.restore(state.get("alarms", {}))  # older checkpoints lack it
+        # "alarms": in checkpoints of before; older ones have neither.
+        self.warnings.restore(state.get("warnings", state.get("alarms", {})))
         self.invariants.forget()
         self.done = checkpoint.step
         self.version = state["version"] - 1  # the sync that follows was counted already

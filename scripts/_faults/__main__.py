@@ -110,7 +110,7 @@ def _judge(row: Row) -> bool:
 
 def _show(row: Row) -> None:
     what = {fault.name: fault.what for fault in FAULTS}.get(row["name"], "no fault")
-    how = f"{row['check']}, step {row['step']}, {'stopped' if row['stopped'] else 'alarm'}" if row["check"] else "–"
+    how = f"{row['check']}, step {row['step']}, {'stopped' if row['stopped'] else 'warning'}" if row["check"] else "–"
     print(f"{row['name']:<24} {what:<52} {how:<40} {row['seconds']:5.1f} s", flush=True)
     print(f"{'':<24} {row['text'][:160]}", flush=True) if row["text"] else None
 

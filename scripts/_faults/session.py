@@ -130,11 +130,11 @@ def _heal(worker: Any) -> None:
 
 def caught(folder: Path, failed: str) -> tuple[str, int, str]:
     """Which check reported something first, at which step, and what it said; nothing where none did."""
-    alarms = [event for event in events_of(folder) if event["event"] == "alarm"]
+    warnings = [event for event in events_of(folder) if event["event"] == "warning"]
     done = [line["step"] for line in metrics_of(folder)]
     step = max(done, default=0) + 1
-    if alarms and (not failed or alarms[0]["step"] < step):
-        return alarms[0]["name"], alarms[0]["step"], alarms[0]["text"]
+    if warnings and (not failed or warnings[0]["step"] < step):
+        return warnings[0]["name"], warnings[0]["step"], warnings[0]["text"]
     return _named(failed, step) if failed else ("", 0, "")
 
 
@@ -143,11 +143,11 @@ def _named(failed: str, step: int) -> tuple[str, int, str]:
 
 
 def went(folder: Path) -> dict[str, Any]:
-    """How far a run came, and every alarm that it raised."""
+    """How far a run came, and every warning that it raised."""
     rewards = [line["reward/mean"] for line in metrics_of(folder) if "reward/mean" in line]
-    alarms = [f"{event['name']} at {event['step']}" for event in events_of(folder) if event["event"] == "alarm"]
+    warnings = [f"{event['name']} at {event['step']}" for event in events_of(folder) if event["event"] == "warning"]
     last = sum(rewards[-10:]) / max(1, len(rewards[-10:]))
-    return {"steps": len(rewards), "reward": [rewards[0] if rewards else None, last], "alarms": alarms}
+    return {"steps": len(rewards), "reward": [rewards[0] if rewards else None, last], "warnings": warnings}
 
 
 def main(work: Path, layout: str, steps: int, names: list[str]) -> None:

@@ -205,7 +205,7 @@ def test_what_is_cut_off_earns_nothing_and_no_check_takes_that_for_a_fault(
 
     run, out = two_workers["grpo:zero"], folder / "two" / "grpo:zero"
     assert not run["failed"]
-    assert not [event for event in events_of(out) if event["event"] == "alarm"]
+    assert not [event for event in events_of(out) if event["event"] == "warning"]
     assert sum(step["update/count"] for step in run["steps"]) >= 1
     given = []
     for step in run["steps"]:

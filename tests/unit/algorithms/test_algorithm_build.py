@@ -115,10 +115,10 @@ def test_advantages_are_known_before_tokens_when_rewards_alone_make_them() -> No
 
 
 def test_coefficients_are_handed_to_their_controllers() -> None:
-    algorithm = build(kl_coef=0.1, kl_target=0.05, entropy_coef=0.01, entropy_target=0.2, mismatch_alarm=0.3)
+    algorithm = build(kl_coef=0.1, kl_target=0.05, entropy_coef=0.01, entropy_target=0.2, mismatch_warning=0.3)
     assert (algorithm.kl.coef, algorithm.kl.target) == (0.1, 0.05)
     assert (algorithm.entropy.coef, algorithm.entropy.target) == (0.01, 0.2)
-    assert algorithm.mismatch_alarm == 0.3
+    assert algorithm.mismatch_warning == 0.3
 
 
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.3]), torch.tensor([0, 1, 0, 1, 0])

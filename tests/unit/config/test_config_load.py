@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlcli.config.keys import describe, keys
+from rlcli.config.keys import RENAMED, RenamedKey, describe, keys
 from rlcli.config.load import dump_toml, resolve
 from rlcli.errors import ConfigError
 
@@ -215,3 +217,26 @@ def test_the_numbers_of_a_function_are_keys_of_their_own() -> None:
 def test_a_table_of_numbers_takes_numbers(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve("grpo", {}, [text])
+
+
+def test_a_renamed_key_works_with_a_warning_in_every_layer(tmp_path: Path) -> None:
+    recipe = tmp_path / "old.toml"
+    recipe.write_text('[recipe]\nname = "old"\nbase = "grpo"\n\n[algorithm]\nmismatch_alarm = 0.2\n')
+    with pytest.warns(RenamedKey, match=r"mismatch_alarm \(recipe old\) is now called algorithm.mismatch_warning"):
+        resolved = resolve(str(recipe))
+    assert resolved.config.algorithm.mismatch_warning == 0.2
+    assert resolved.origins["algorithm.mismatch_warning"] == "recipe old"
+    with pytest.warns(RenamedKey, match=r"mismatch_alarm \(--set\) is now called"):
+        resolved = resolve(str(recipe), {}, ["algorithm.mismatch_alarm=0.3"])
+    assert resolved.config.algorithm.mismatch_warning == 0.3
+    assert set(RENAMED.values()) <= keys().keys()
+
+
+def test_the_warning_of_a_renamed_key_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlcli.cli.main", "recipes", "show", "grpo", "--resolved"]
+    done = subprocess.run([*command, "--set", "algorithm.mismatch_alarm=0.3"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == (
+        "warning: the key algorithm.mismatch_alarm (--set) is now called algorithm.mismatch_warning; the next release "
+        "refuses the old name\n"
+    )

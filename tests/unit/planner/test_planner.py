@@ -301,7 +301,7 @@ def test_what_does_not_fit_is_told_as_it_is(qwen: Path, capsys: pytest.CaptureFi
     assert main([*words, "rollout.kv_cache_mb=100", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert "kv_cache_mb" in said["shortfall"]
-    assert [hint["set"] for hint in said["mends"]] == [{"rollout.kv_cache_mb": 112}]  # 2 · 28 · 512 · 2 B · 2,048
+    assert [hint["set"] for hint in said["hints"]] == [{"rollout.kv_cache_mb": 112}]  # 2 · 28 · 512 · 2 B · 2,048
 
 
 def test_a_critic_on_workers_of_its_own_is_no_burden_of_the_policy_s(shape: ModelShape) -> None:

@@ -209,12 +209,12 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         config=RunConfig(),
         algorithm=algorithm,
         guard=SimpleNamespace(restore=lambda counts: None),
-        alarms=SimpleNamespace(restore=lambda state: None),
+        warnings=SimpleNamespace(restore=lambda state: None),
         invariants=SimpleNamespace(forget=lambda: None),
     )
     checkpoint = Checkpoint(folder.checkpoints / "step-000002", 2)
     told = {"cursor": cursor.state(), "kl": algorithm.kl.state(), "entropy": algorithm.entropy.state()}
-    told |= {"waiting": [], "bad_updates": {}, "alarms": {}, "version": 3, "dtype": "bfloat16"}
+    told |= {"waiting": [], "bad_updates": {}, "warnings": {}, "version": 3, "dtype": "bfloat16"}
     vars(checkpoint)["state"] = told | {"probe": {"tokens": [1, 2], "log_probs": [-1.2]}}
     if sound:
         Trainer.load(trainer, checkpoint)

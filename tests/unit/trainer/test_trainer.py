@@ -24,9 +24,9 @@ from rlcli.orchestrator.dispatcher import collect
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.alarms import Alarms
 from rlcli.trainer.metrics import Clock, Updates, reward_metrics, sample_metrics, time_metrics, update_metrics
 from rlcli.trainer.trainer import Trainer
+from rlcli.trainer.warnings import Warnings
 from rlcli.types import Outcome, Prompt, Sample, Verdict
 from tests.trainers import PROMPTS, trainer_of
 
@@ -320,13 +320,13 @@ def test_an_engines_drift_is_reported_but_not_an_older_policys(samples: Sequence
     for behind, notes in ((0, 1), (1, 0)):
         heard: list[str] = []
         trainer = trainer_of(tmp_path / str(behind), MagicMock())
-        trainer.alarms = Alarms(0.2, 1.0, heard.append, MagicMock(), prompts=1, samples=4, lr=1e-6)
+        trainer.warnings = Warnings(0.2, 1.0, heard.append, MagicMock(), prompts=1, samples=4, lr=1e-6)
         trainer.version = 2 + behind  # the samples are of version 1, and the sync after the step has counted on
         batch = Collected(Samples.of(samples), [], 0.0, 0.0)
         for _ in range(2):
             metrics = trainer.measure(batch, chosen, planned(samples, [1.0] * 4), updates)
             assert metrics["mismatch/kl"] == 0.3
-        assert sum("alarm mismatch" in note for note in heard) == notes
+        assert sum("warning mismatch" in note for note in heard) == notes
 
 
 def test_a_run_folder_that_workers_do_not_share_is_refused(tmp_path: Path) -> None:

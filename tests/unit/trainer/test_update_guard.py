@@ -243,7 +243,7 @@ def test_a_run_that_left_out_every_update_fails(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
         for step in (1, 2):
             folder.append_metrics({"step": step, "update/count": 0.0})
-        check_trained(folder.path)  # equal rewards leave nothing to learn, which an alarm reports
+        check_trained(folder.path)  # equal rewards leave nothing to learn, which a warning reports
         folder.event("bad_update", step=1, model="policy")
         check_trained(folder.path)
         folder.event("step_skipped", step=2)

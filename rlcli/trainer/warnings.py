@@ -1,7 +1,7 @@
-"""Warnings (alarms), checked after every step by name. They do not stop the run.
+"""Warnings, checked after every step by name. They do not stop the run.
 
-Each alarm is one function from a step's metrics to a text, or None. The text is printed in the terminal and written to
-events.jsonl as the event `alarm` with its name. docs/checks.md lists them.
+Each warning is one function from a step's metrics to a text, or None. The text is printed in the terminal and written
+to events.jsonl as the event `warning` with its name. docs/checks.md lists them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ IDLE_STEPS = 3
 FIRST_STEPS = 3
 """Number of first steps in which some response must have ended, and the policy moved away from its reference."""
 REPEAT_EVERY = 50
-"""Number of steps until the same alarm is reported again."""
+"""Number of steps until the same warning is reported again."""
 FEW_GROUPS, GROUPS = 24, 256
 """Groups in a row without a learning signal before the run warns. The first number applies where groups should teach
 something, the second where their rewards are equal: a task that is too hard, or nearly solved, has many such groups."""
@@ -48,22 +48,22 @@ REMEMBERED = (
     *("reward_sum", "best_reward", "last_reward", "rewards_differed"),
     *("responses", "failed", "overran", "cut_off", "cut_off_reward"),
 )
-"""State that `Alarms` keeps between steps and in checkpoints."""
+"""State that `Warnings` keeps between steps and in checkpoints."""
 
 Metrics = Mapping[str, float]
 
 
-class Alarms:
+class Warnings:
     """Checks the metrics of each step and reports problems.
 
-    mismatch_alarm: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
+    mismatch_warning: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
     and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. given: the dataset gives the
     responses, all of them right. Its state goes into checkpoints (`state`).
     """
 
     def __init__(
         self,
-        mismatch_alarm: float,
+        mismatch_warning: float,
         top_p: float,
         note: Callable[[str], None],
         event: Callable[..., Any],
@@ -73,7 +73,7 @@ class Alarms:
         lr: float,
         given: bool = False,
     ) -> None:
-        self.mismatch_alarm, self.note, self.event = mismatch_alarm, note, event
+        self.mismatch_warning, self.note, self.event = mismatch_warning, note, event
         self.prompts, self.samples, self.lr, self.given = prompts, samples, lr, given
         # Top-p sampling with p < 1 alone causes a KL of up to −ln p.
         self.by_design = -math.log(top_p)
@@ -92,7 +92,7 @@ class Alarms:
         self.steps += 1
         self.endless_steps += metrics["response_tokens/truncated"] == 1.0
         self._count(metrics)
-        for name, find in _ALARMS.items():
+        for name, find in _CHECKS.items():
             self._report(step, name, find(self, metrics))
         if not math.isnan(metrics["reward/mean"]):
             self.reward_sum += metrics["reward/mean"]
@@ -121,8 +121,8 @@ class Alarms:
     def _report(self, step: int, name: str, text: str | None) -> None:
         if text and step >= self._reported.get(name, -REPEAT_EVERY) + REPEAT_EVERY:
             self._reported[name] = step
-            self.note(f"alarm {name}: {text}")
-            self.event("alarm", step=step, name=name, text=text)
+            self.note(f"warning {name}: {text}")
+            self.event("warning", step=step, name=name, text=text)
 
     def state(self) -> dict[str, Any]:
         """For `restore`, in a checkpoint."""
@@ -155,7 +155,7 @@ class Alarms:
         """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design."""
         # Log-probs in another order have the same mean, and so the same `kl`: k3 compares each token.
         mismatch = max(metrics.get("mismatch/kl", 0.0), metrics.get("mismatch/k3", 0.0))
-        if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_alarm:
+        if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_warning:
             self.mismatch_steps = 0
             return None
         self.mismatch_steps += 1
@@ -163,7 +163,7 @@ class Alarms:
             return None
         return (
             f"engine and trainer disagree: mismatch/kl or mismatch/k3 = {mismatch:.3g} is above "
-            f"algorithm.mismatch_alarm = {self.mismatch_alarm:g}; check mismatch/outliers and model.dtype"
+            f"algorithm.mismatch_warning = {self.mismatch_warning:g}; check mismatch/outliers and model.dtype"
         )
 
     def _constant_reward(self, metrics: Metrics) -> str | None:
@@ -268,16 +268,16 @@ class Alarms:
         )
 
 
-_ALARMS: dict[str, Callable[[Alarms, Metrics], str | None]] = {
-    "constant_reward": Alarms._constant_reward,
-    "no_gradient": Alarms._no_gradient,
-    "mismatch": Alarms._mismatch,
-    "verifier_failures": Alarms._verifier_failures,
-    "verifier_overruns": Alarms._verifier_overruns,
-    "reference_is_policy": Alarms._reference_is_policy,
-    "no_response_ends": Alarms._no_response_ends,
-    "truncated_rewarded": Alarms._truncated_rewarded,
-    "loss_scale": Alarms._loss_scale,
+_CHECKS: dict[str, Callable[[Warnings, Metrics], str | None]] = {
+    "constant_reward": Warnings._constant_reward,
+    "no_gradient": Warnings._no_gradient,
+    "mismatch": Warnings._mismatch,
+    "verifier_failures": Warnings._verifier_failures,
+    "verifier_overruns": Warnings._verifier_overruns,
+    "reference_is_policy": Warnings._reference_is_policy,
+    "no_response_ends": Warnings._no_response_ends,
+    "truncated_rewarded": Warnings._truncated_rewarded,
+    "loss_scale": Warnings._loss_scale,
 }
-NAMES = (*_ALARMS, "weights_unchanged")
-"""Names of all alarms, as in docs/checks.md."""
+NAMES = (*_CHECKS, "weights_unchanged")
+"""Names of all warnings, as in docs/checks.md."""

@@ -1,4 +1,4 @@
-"""Each alarm is raised by the metrics of its fault, by name, and by nothing else."""
+"""Each warning is raised by the metrics of its fault, by name, and by nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlcli.model.optim import lr_at
-from rlcli.trainer.alarms import NAMES, REPEAT_EVERY, Alarms
+from rlcli.trainer.warnings import NAMES, REPEAT_EVERY, Warnings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "checks.md"
 
@@ -42,19 +42,19 @@ EQUAL = {"reward/std": 0.0, "reward/equal_groups": 1.0}
 
 
 class Run:
-    """The alarms of a run, and what they reported: (step, name). So many prompts a step, and samples a prompt."""
+    """The warnings of a run, and what they reported: (step, name). So many prompts a step, and samples a prompt."""
 
     def __init__(self, prompts: int = 32, samples: int = 8, *, lr: float = 1e-6, given: bool = False) -> None:
         self.notes: list[str] = []
         self.events: list[tuple[int, str]] = []
-        self.alarms = Alarms(
+        self.warnings = Warnings(
             0.05, 1.0, self.notes.append, self._event, prompts=prompts, samples=samples, lr=lr, given=given
         )
         self.lr, self.step = lr, 0
 
     def _event(self, kind: str, *, step: int, name: str, text: str) -> None:
-        assert kind == "alarm"
-        assert self.notes[-1] == f"alarm {name}: {text}"
+        assert kind == "warning"
+        assert self.notes[-1] == f"warning {name}: {text}"
         self.events.append((step, name))
 
     def steps(self, count: int, **changed: Any) -> list[tuple[int, str]]:
@@ -63,12 +63,12 @@ class Run:
         for _ in range(count):
             self.step += 1
             metrics = SOUND | {"update/lr": self.lr} | changed
-            self.alarms.check(self.step, metrics)
-            self.alarms.check_sync(self.step, metrics)
+            self.warnings.check(self.step, metrics)
+            self.warnings.check_sync(self.step, metrics)
         return self.events[before:]
 
 
-def test_a_sound_run_raises_no_alarm() -> None:
+def test_a_sound_run_raises_no_warning() -> None:
     assert Run().steps(200) == []
 
 
@@ -107,13 +107,13 @@ def test_updates_that_change_nothing_are_warned_of(metrics: dict[str, float], wa
         ("loss_scale", 2, {"update/loss_scale": -1.0, "update/clip_high": 0.1}),
     ],
 )
-def test_an_alarm_names_its_fault(name: str, at: int, fault: dict[str, float]) -> None:
+def test_a_warning_names_its_fault(name: str, at: int, fault: dict[str, float]) -> None:
     run = Run()
     assert run.steps(10, **fault)[:1] == [(at, name)]
     assert {found for _, found in run.events} == {name}
 
 
-def test_every_alarm_is_documented() -> None:
+def test_every_warning_is_documented() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(), re.MULTILINE)
     assert set(NAMES) <= set(rows)
 
@@ -133,7 +133,7 @@ def test_one_step_of_few_tokens_may_look_like_a_mismatch_or_a_wrong_scale() -> N
         assert run.steps(1, **{"mismatch/k3": 0.2, "update/loss_scale": 1.2}) + run.steps(1) == []
 
 
-def test_a_task_that_is_solved_raises_no_alarm() -> None:
+def test_a_task_that_is_solved_raises_no_warning() -> None:
     run = Run()
     run.steps(20)
     solved = EQUAL | IDLE | {"reward/mean": 1.0, "outcome/ok": 1.0}
@@ -154,7 +154,7 @@ def test_a_step_without_a_sample_that_counts_is_no_constant_reward() -> None:
     assert run.steps(3, **{"reward/std": 0.0}) == [(8, "constant_reward")]
 
 
-def test_an_idle_step_now_and_then_raises_no_alarm() -> None:
+def test_an_idle_step_now_and_then_raises_no_warning() -> None:
     run = Run()
     assert [*run.steps(2, **IDLE), *run.steps(1), *run.steps(2, **IDLE)] == []
     assert run.steps(3, **IDLE) == [(6, "no_gradient")]
@@ -162,16 +162,16 @@ def test_an_idle_step_now_and_then_raises_no_alarm() -> None:
     run.steps(REPEAT_EVERY, **IDLE | {"mismatch/corrected": 1.0})
     assert "algorithm.correction cuts every token" in run.notes[-1]
     run.steps(1, **IDLE | {"critic/grad_norm": 1.0})  # a critic that learns alone
-    assert run.alarms.idle_steps == 0
+    assert run.warnings.idle_steps == 0
 
 
-def test_a_resumed_run_raises_the_alarms_of_one_that_was_not_stopped() -> None:
+def test_a_resumed_run_raises_the_warnings_of_one_that_was_not_stopped() -> None:
     for fault in ({"response_tokens/truncated": 1.0, "reward/truncated": 0.0}, {"outcome/timeout": 0.02}, IDLE):
         whole, first, second = Run(), Run(), Run()
         begun = whole.steps(2, **fault)
         expected = begun + whole.steps(10, **{"outcome/timeout": 0.2})
         first.steps(2, **fault)
-        second.alarms.restore(json.loads(json.dumps(first.alarms.state())))
+        second.warnings.restore(json.loads(json.dumps(first.warnings.state())))
         second.step = 2
         assert first.events + second.steps(10, **{"outcome/timeout": 0.2}) == expected
 
@@ -222,7 +222,7 @@ def stream(
         (1.0, 0.0, 0.0),  # solved: see below
     ],
 )
-def test_sound_runs_of_any_size_raise_no_alarm(prompts: int, right: float, cut: float, failed: float) -> None:
+def test_sound_runs_of_any_size_raise_no_warning(prompts: int, right: float, cut: float, failed: float) -> None:
     for seed in range(1 + 8 // prompts):
         rng, run = random.Random(seed), Run(prompts)
         if right == 1.0:
