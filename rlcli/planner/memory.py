@@ -10,20 +10,6 @@ from rlcli.planner.engine import asleep_bytes, engine_parts
 from rlcli.planner.heap import wasted
 from rlcli.planner.setting import Setting
 
-MIB, GIB = 1 << 20, 1 << 30
-
-CPU_BASE_WITH_ENGINE, CPU_BASE = 636 * MIB, 515 * MIB
-"""Resident before the first weight: Python, torch 2.13, transformers 5.17, Ray 2.60 and, with an engine, vLLM 0.32.
-With an engine: the middle of two machines, which had 32 MiB more and less; without: one of them. Other versions differ;
-a run reports its own value as `memory/base_gb`."""
-
-CPU_FIRST_USE_WITH_ENGINE, CPU_FIRST_USE = 115 * MIB, 25 * MIB
-"""Memory added on first use, by the end of the first step: more of the libraries' code, and their buffers. Measured
-with a model of 0.5M parameters, whose own share is negligible."""
-
-GPU_CONTEXT, NCCL = 600 * MIB, 400 * MIB
-"""On a GPU before the first weight: the CUDA context with cuBLAS's workspace, and with several ranks NCCL's buffers."""
-
 ADAM_MOMENTS = 2
 
 COMING_AND_GOING = {
@@ -125,16 +111,18 @@ def _phase(name: str, *parts: Parts) -> PhaseMemory:
 
 def base_bytes(setting: Setting, with_engine: bool) -> float:
     """Memory of a process before the first weight."""
+    assumed = setting.device.constants
     if setting.device.is_cpu:
-        return CPU_BASE_WITH_ENGINE if with_engine else CPU_BASE
-    return GPU_CONTEXT + (NCCL if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
+        return assumed.base_with_engine if with_engine else assumed.base
+    return assumed.context + (assumed.nccl if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
 
 
 def first_use_bytes(setting: Setting, with_engine: bool) -> float:
     """Memory added on first use on CPUs; on GPUs it is host memory and does not count."""
     if not setting.device.is_cpu:
         return 0.0
-    return CPU_FIRST_USE_WITH_ENGINE if with_engine else CPU_FIRST_USE
+    assumed = setting.device.constants
+    return assumed.first_use_with_engine if with_engine else assumed.first_use
 
 
 def _trainer(setting: Setting, doing: str) -> Parts:
@@ -191,7 +179,8 @@ def _engine_beside(setting: Setting) -> Parts:
 
 def host_bytes(setting: Setting) -> float:
     """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
-    base = CPU_BASE_WITH_ENGINE if setting.engine_here else CPU_BASE
+    assumed = setting.device.constants
+    base = assumed.base_with_engine if setting.engine_here else assumed.base
     kept = passes.offloaded_activations(setting)
     sleeping = setting.policy.parameters * setting.bytes_each if setting.adapter_apart and setting.engine_here else 0
     return base + _sent_away(setting) + kept + sleeping + checkpoint_bytes(setting) / setting.shards

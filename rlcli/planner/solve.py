@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.config.schema import RunConfig
+from rlcli.planner.calibration import MIB
 from rlcli.planner.device import GIB
-from rlcli.planner.engine import MIB, full_responses, kv_per_token
+from rlcli.planner.engine import full_responses, kv_per_token
 from rlcli.planner.memory import PhaseMemory, critic_worker, engine_worker, phases
 from rlcli.planner.setting import Setting
 from rlcli.planner.timing import step_seconds, times

@@ -1,7 +1,8 @@
 """Estimate the seconds of a step by phase, for full-length responses: operations and bytes divided by device rates.
 
-The device's figures are peaks; the shares below are the fractions reached. They are round numbers from what good
-implementations report, not measurements of yours: expect the order of magnitude, and trust comparisons more.
+The device's figures are peaks; its constants say how many times as long real work takes. Unless they were measured
+(`rlcli plan --calibrate`) they are round numbers from what good implementations report: expect the order of magnitude,
+and trust comparisons more.
 """
 
 from __future__ import annotations
@@ -14,13 +15,6 @@ from rlcli.planner.engine import full_responses, kv_per_token, weights
 from rlcli.planner.memory import checkpoint_bytes
 from rlcli.planner.setting import Setting
 
-OF_FLOPS = 0.45
-"""Reached share of the matrix rate, in training and prefill."""
-OF_READING = 0.6
-"""Reached share of the memory rate, in decoding and in the optimizer's step."""
-OF_LINKS = 0.6
-DECODE_STEP_S = 0.002
-"""Overhead of each decoding step: scheduling and sampling; tenfold on CPUs and without CUDA graphs."""
 ADAM_TRAFFIC = 7 * FLOAT
 """Bytes per parameter that a step reads and writes: weight, gradient and two moments."""
 
@@ -102,7 +96,8 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
     tokens, places, responses = _step_tokens(setting)
     layers = 2 * shape.matrix_parameters * tokens + _attention(setting, places)
     flops = passes * layers + head * 2 * shape.embedding_parameters * responses
-    computing = flops / setting.ranks / (setting.device.flops * OF_FLOPS)
+    over = setting.device.constants
+    computing = flops / setting.ranks / setting.device.flops * over.over_flops
     if setting.ranks == 1:
         return computing, "matrix rate"
     microbatches = math.ceil(tokens / setting.ranks / setting.pack.tokens)
@@ -111,7 +106,7 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
     moved *= microbatches * (setting.shards > 1)
     if setting.shards < setting.ranks and passes > 1:  # between copies, once: reduced and broadcast again
         moved += 2 * FLOAT / setting.shards
-    moving = moved * shape.parameters / (setting.device.link_rate * OF_LINKS)
+    moving = moved * shape.parameters / setting.device.link_rate * over.over_links
     return (moving, "links between devices") if moving > computing else (computing, "matrix rate")
 
 
@@ -135,7 +130,8 @@ def _update(setting: Setting) -> PhaseTime:
 
 def _stepping(setting: Setting, parameters: float) -> float:
     """Seconds of the optimizer's step."""
-    return parameters / setting.shards * ADAM_TRAFFIC / (setting.device.read_rate * OF_READING)
+    device = setting.device
+    return parameters / setting.shards * ADAM_TRAFFIC / device.read_rate * device.constants.over_reading
 
 
 def _generate(setting: Setting) -> PhaseTime:
@@ -148,12 +144,13 @@ def _generate(setting: Setting) -> PhaseTime:
     at_once = max(1.0, min(each, rollout.max_concurrent, full_responses(setting)))
     steps = each / at_once * rollout.max_response_tokens
     length = setting.prompt_tokens + rollout.max_response_tokens / 2
-    reading = (weights(setting) + at_once * length * kv_per_token(setting)) / (device.read_rate * OF_READING)
+    over = device.constants
+    reading = (weights(setting) + at_once * length * kv_per_token(setting)) / device.read_rate * over.over_reading
     per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / shared
-    computing = at_once * per_token / (device.flops * OF_FLOPS)
-    waiting = DECODE_STEP_S * (10 if device.is_cpu or rollout.enforce_eager else 1)
+    computing = at_once * per_token / device.flops * over.over_flops
+    waiting = over.decode_step_s * (10 if device.is_cpu or rollout.enforce_eager else 1)
     prompts = rollout.prompts_per_step / setting.engines * setting.prompt_tokens
-    prefill = prompts * per_token / (device.flops * OF_FLOPS)
+    prefill = prompts * per_token / device.flops * over.over_flops
     longest = max((reading, "memory"), (computing, "matrix rate"))
     bound = longest[1] if longest[0] > waiting else "scheduling"
     bound += "; beside the rest" * config.async_.staleness
@@ -164,12 +161,14 @@ def _sync(setting: Setting) -> PhaseTime:
     size = setting.bytes_each * setting.policy.parameters
     if setting.adapter_apart:
         size = FLOAT * setting.trained_parameters()
-    copying = 2 * size / (setting.device.read_rate * OF_READING)
+    over = setting.device.constants
+    copying = 2 * size / setting.device.read_rate * over.over_reading
     if setting.shards == 1:
         return PhaseTime("sync", copying, "memory")
-    moving = size / (setting.device.link_rate * OF_LINKS)
+    moving = size / setting.device.link_rate * over.over_links
     return PhaseTime("sync", max(copying, moving), "links between devices" if moving > copying else "memory")
 
 
 def _host_rate(setting: Setting) -> float:
-    return (setting.device.read_rate * OF_READING / 2) if setting.device.is_cpu else setting.device.host_rate * OF_LINKS
+    device, over = setting.device, setting.device.constants
+    return device.read_rate / over.over_reading / 2 if device.is_cpu else device.host_rate / over.over_links

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from compare import differences
+from compare import NEW, differences
 from resolved import resolved_recipes
 from training import trained
 from tree import Tree
@@ -65,9 +65,15 @@ def main() -> int:
             if options.record:
                 print(f"{part}: {len(found[part])} recorded, {took}", flush=True)
                 continue
-            lines = differences(record.get(part, {}), found[part])
+            lines, new = differences(record.get(part, {}), found[part])
             differ += len(lines)
-            print(f"{part}: {len(found[part])} compared, {len(lines)} differences, {took}", flush=True)
+            # A key or metric that there was none of before changes nothing that was computed then.
+            names = (
+                f" ({len(new)} new: {', '.join(sorted({line.split(' › ')[-1].removesuffix(NEW) for line in new})[:5])})"
+                if new
+                else ""
+            )
+            print(f"{part}: {len(found[part])} compared, {len(lines)} differences{names}, {took}", flush=True)
             print("".join(f"  {line}\n" for line in lines[:MOST_SHOWN]), end="", flush=True)
     if options.record:
         options.record.write_text(json.dumps(found, separators=(",", ":")) + "\n")

@@ -10,6 +10,7 @@ from typing import Any
 from tree import ROOT
 
 RENAMES = Path("docs") / "notes" / "renames.md"
+NEW = " is new"
 
 
 def renamed(file: Path = ROOT / RENAMES) -> dict[str, str]:
@@ -19,9 +20,10 @@ def renamed(file: Path = ROOT / RENAMES) -> dict[str, str]:
     return dict(re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", file.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def differences(before: Any, after: Any) -> list[str]:
-    """One line for each value that differs, with the way to it."""
-    return list(_differences(before, after, "", renamed()))
+def differences(before: Any, after: Any) -> tuple[list[str], list[str]]:
+    """One line for each value that differs or is gone, and one for each that is new, with the way to it."""
+    found = list(_differences(before, after, "", renamed()))
+    return [line for line in found if not line.endswith(NEW)], [line for line in found if line.endswith(NEW)]
 
 
 def _differences(before: Any, after: Any, where: str, names: dict[str, str]) -> Iterator[str]:
@@ -32,7 +34,7 @@ def _differences(before: Any, after: Any, where: str, names: dict[str, str]) -> 
             if name not in after:
                 yield f"{place} is gone"
             elif name not in before:
-                yield f"{place} is new"
+                yield f"{place}{NEW}"
             else:
                 yield from _differences(before[name], after[name], place, names)
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

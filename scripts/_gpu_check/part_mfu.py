@@ -79,11 +79,10 @@ def shape_of_model(model: str) -> Any:
 def peak_flops(check: Check, model: str) -> tuple[float, str]:
     """Dense bfloat16 operations a second of this GPU by its name (rlcli.planner.device.TABLE, from data sheets); of the
     CPU what a matrix product reaches. And the device's name."""
-    from rlcli.planner.calibration import calibrated
-    from rlcli.planner.device import cpu, of_machine
+    from rlcli.planner.device import cpu, of_machine, with_rates
 
     if check.rehearse:
-        return calibrated(cpu(), shape_of_model(model)).flops, "CPU, measured with a product of the model's widths"
+        return with_rates(cpu(), shape_of_model(model)).flops, "CPU, measured with a product of the model's widths"
     asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", visible())
     name = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
     device = of_machine(name, 0.0)

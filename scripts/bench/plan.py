@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,12 +22,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 from _common import write_json
 from rich.console import Console
 from rich.table import Table
 
-from rlcli.launch.memory_auto import planned
+from rlcli.errors import SetupError
+from rlcli.launch.planning.calibrate import measured, trained
 
 SIZES = {
     "1m": {"hidden": 128, "layers": 4, "heads": 4, "kv-heads": 2},
@@ -43,11 +40,6 @@ SIZES = {
     "80m": {"hidden": 896, "layers": 7, "heads": 14, "kv-heads": 2},
     "100m": {"hidden": 1024, "layers": 6, "heads": 16, "kv-heads": 4},
 }
-COMMON = [
-    *("data.max_prompt_tokens=24", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=8"),
-    *("rollout.max_response_tokens=104", "train.tokens_per_microbatch=4096", "train.lr=1e-5", "checkpoint.every=1"),
-    *("checkpoint.keep=1", "train.steps=3", "cluster.device=cpu"),
-]
 FEW = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=4", "checkpoint.every=0"]
 CASES: dict[str, tuple[str, str, list[str]]] = {
     "1m-full": ("1m", "grpo", []),
@@ -79,120 +71,25 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "100m-checkpointing": ("100m", "grpo", [*FEW, "model.gradient_checkpointing=true"]),
 }
 GIB = 1 << 30
-ENDING_S = 20.0
-"""That a run which is stopped has to end its processes."""
-REWARD = """
-import hashlib
-
-from rlcli.types import Outcome, Verdict
-
-
-def verify(request):
-    score = hashlib.sha256(request.completion.encode()).digest()[0] % 2
-    return Verdict(score=float(score), outcome=Outcome.OK if score else Outcome.WRONG, answer="")
-
-
-def gold(request):
-    return "x"
-"""
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    """The metrics of each step."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def measured(folder: Path) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Phase → the largest GiB over all steps; and the same of each step."""
-    steps = [
-        {
-            name.removeprefix("memory/").removesuffix("_gb"): value
-            for name, value in record.items()
-            if name.startswith("memory/")
-        }
-        for record in records(folder)
-    ]
-    return {phase: max(step.get(phase, 0.0) for step in steps) for step in steps for phase in step}, steps
-
-
-def never_end(model: Path) -> None:
-    """Change the embedding, which is the head too, so that the end is not drawn: one number stands out in every row, so
-    too in what the last layer gives, and in that of the end is its opposite."""
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(model / "model.safetensors")
-    embedding = weights["model.embed_tokens.weight"]
-    embedding[:, 0] = 16.0
-    embedding[json.loads((model / "config.json").read_text())["eos_token_id"], 0] = -16.0
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
 
 
 def run_case(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
     """Predict and run one case. Its record has `failed`, in words, in place of figures where the run did not end well
     within `limit_s` seconds."""
     size, recipe, own = CASES[name]
-    model = folder / size
-    if not model.exists():
-        sizes = [word for key, value in SIZES[size].items() for word in (f"--{key}", str(value))]
-        rlcli("tiny-model", "--out", str(model), *sizes)
-        never_end(model)
-    data, verifier = folder / "data", folder / "reward.py"
-    if not data.exists():
-        rlcli("prep", "arithmetic", "--out", str(data))
-        verifier.write_text(REWARD)
-    sets = [*COMMON, *own, f"verifier.name={verifier}:verify"]
-    flags = {"model.path": str(model), "data.path": str(data)}
-    found, _ = planned(recipe, flags, sets, "", lambda note: None)
-    predicted = {phase.name: phase for phase in found.memory}
-    out = folder / name
-    words = [word for text in sets for word in ("--set", text)]
     begun = time.monotonic()
     try:
-        paths = ("--model", str(model), "--data", str(data), "--out", str(out))
-        rlcli("train", recipe, *paths, *words, limit_s=limit_s)
-    except RuntimeError as error:
-        return {"case": name, "failed": str(error)}
-    seconds = time.monotonic() - begun
-    real, steps = measured(out)
-    if any(step["response_tokens/truncated"] < 1 for step in records(out)):
-        return {"case": name, "failed": "a response ended before it was to"}
+        found, steps = trained(folder, name, SIZES[size], recipe, [*own, "cluster.device=cpu"], limit_s)
+    except SetupError as error:
+        return {"case": name, "failed": error.message}
+    predicted, real = {phase.name: phase for phase in found.memory}, measured(steps)
     rows = {
-        phase: {"predicted": predicted[phase].total / GIB, "measured": real[phase], "parts": predicted[phase].parts}
-        for phase in predicted
-        if phase in real
+        phase: {"predicted": of.total / GIB, "measured": real[f"memory/{phase}"] / GIB, "parts": of.parts}
+        for phase, of in predicted.items()
+        if f"memory/{phase}" in real
     }
-    base = {"predicted": predicted["update"].parts["base"] / GIB, "measured": real["base"]}
-    return {"case": name, "seconds": seconds, "base": base, "phases": rows, "steps": steps}
-
-
-def rlcli(*words: str, limit_s: float = 120.0) -> None:
-    """Run a command of rlcli. Raises RuntimeError where it fails or takes longer than `limit_s` seconds, by when all
-    that it had started is ended."""
-    command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words]
-    with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(
-            command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=said, stderr=said, start_new_session=True
-        )
-        try:
-            child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"rlcli {words[0]} was not done after {limit_s:g} s") from None
-        finally:
-            if child.returncode is None:  # on Ctrl-C too, which this session's processes do not get
-                _end(child)
-        if child.returncode:
-            said.seek(0)
-            raise RuntimeError(f"rlcli {words[0]} ended with {child.returncode}: {said.read()[-2000:]}")
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """First so that it ends its own processes, then all of them that are left."""
-    family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-    child.send_signal(signal.SIGINT)
-    _, left = psutil.wait_procs(family, timeout=ENDING_S)
-    for process in left:
-        process.kill()
-    child.wait()
+    base = {"predicted": predicted["update"].parts["base"] / GIB, "measured": real["memory/base"] / GIB}
+    return {"case": name, "seconds": time.monotonic() - begun, "base": base, "phases": rows, "steps": steps}
 
 
 def show(records: list[dict[str, Any]]) -> None:

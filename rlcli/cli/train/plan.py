@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,9 @@ COLOURS = ("cyan", "blue", "magenta", "green", "yellow", "red", "bright_cyan", "
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.", show_default=False)
+    ] = "",
     model: Annotated[
         str | None, typer.Option(help="Folder or hub id of the model; a folder needs only config.json.")
     ] = None,
@@ -42,6 +45,9 @@ def plan(
     workers: Annotated[int | None, typer.Option(help="Workers that train (default: all of --gpus).")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
     sets: Sets = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure the planner's constants on this machine, in a few minutes.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; memory in GiB.")] = False,
 ) -> None:
     """Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.
@@ -53,11 +59,21 @@ def plan(
       rlcli plan grpo --model ./my-model --data data/gsm8k --gpus 2x24GB --set lora.rank=32
 
       rlcli plan ppo --model ./my-model --gpus cpu --json
+
+      rlcli plan --calibrate
     """
+    from rlcli.errors import ConfigError
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
-    from rlcli.launch.memory_auto import planned
+    if calibrate:
+        if recipe or model or data or gpus or workers or steps or sets:
+            raise ConfigError("--calibrate measures this machine, not a run", "give it alone, or with --json")
+        _calibrate(as_json)
+        return
+    if not recipe:
+        raise ConfigError("rlcli plan needs a recipe", "for example: rlcli plan grpo --model ./my-model")
+    from rlcli.launch.planning.memory_auto import planned
 
     flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
     notes: list[str] = []
@@ -66,6 +82,35 @@ def plan(
         emit_json(found.as_dict() | {"plan": dict(rows), "notes": notes})
         return
     show_plan(found, rows, notes)
+
+
+def _calibrate(as_json: bool) -> None:
+    from rlcli.cli.console import stderr
+    from rlcli.launch.planning.calibrate import calibrate
+
+    began = time.monotonic()
+
+    def on_case(number: int, total: int) -> None:
+        spent = time.monotonic() - began
+        left = f", about {_seconds(spent / number * (total - number))} left" if number else ""
+        stderr().print(f"training {number + 1} of {total}{left}")
+
+    found = calibrate(on_case)
+    if as_json:
+        names = ("case", "figure", "before", "after", "measured")
+        rows = [dict(zip(names, row, strict=True)) for row in found.rows]
+        emit_json({"file": found.file, "constants": found.constants, "figures": rows})
+        return
+    shown = [
+        (
+            number + 1,
+            what,
+            *(f"{value / GIB:.2f} GiB" if what.startswith("memory") else _seconds(value) for value in figures),
+        )
+        for number, what, *figures in found.rows
+    ]
+    show(table(["case", "figure", "predicted before", "now", "measured"], shown))
+    plain(f"kept in {found.file}; plans on this machine use it until its packages change")
 
 
 def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[str]) -> None:
@@ -88,6 +133,10 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
         )
     )
     _verdict(found)
+    measured = found.setting.device.constants.measured
+    plain(
+        f"constants measured on {measured}" if measured else "constants assumed: rlcli plan --calibrate measures them"
+    )
     for note in notes:
         plain(f"note: {note}")
 

@@ -128,7 +128,7 @@ def check_run(
         check_data(resumed, prepared.prompts.fingerprint())
     chosen: list[tuple[str, str]] = []
     if auto_memory:
-        from rlcli.launch.memory_auto import with_auto_memory
+        from rlcli.launch.planning.memory_auto import with_auto_memory
 
         resolved, prepared, chosen = with_auto_memory(resolved, prepared)
     plan = derived_plan(prepared) + chosen

@@ -136,7 +136,7 @@ def train(
 
 def _resolved(recipe: str, flags: Mapping[str, object], sets: Sequence[str], *, auto_memory: bool) -> Resolved:
     if auto_memory:
-        from rlcli.launch.memory_auto import resolve_auto
+        from rlcli.launch.planning.memory_auto import resolve_auto
 
         return resolve_auto(recipe, flags, sets)
     from rlcli.config.load import resolve

@@ -64,7 +64,7 @@ def test_the_machine_s_gpu_is_found_in_the_table(name: str, known: str) -> None:
 
 
 def test_a_gpu_that_tells_no_memory_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlcli.launch.memory_auto import own_device
+    from rlcli.launch.planning.memory_auto import own_device
 
     program = tmp_path / "nvidia-smi"
     program.write_text('#!/bin/sh\n[ "$1" = -L ] && echo "GPU 0: NVIDIA GB10" || echo "NVIDIA GB10, [N/A]"\n')
@@ -426,7 +426,7 @@ def test_memory_auto_chooses_what_is_not_set_and_says_so(
 
 
 def test_memory_auto_raises_a_micro_batch_that_is_shorter_than_a_sample(qwen: Path) -> None:
-    from rlcli.launch.memory_auto import resolve_auto
+    from rlcli.launch.planning.memory_auto import resolve_auto
 
     long = ["rollout.max_response_tokens=16384"]
     found = resolve_auto("grpo", {"model.path": str(qwen)}, long)
@@ -440,7 +440,7 @@ def test_memory_auto_raises_a_micro_batch_that_is_shorter_than_a_sample(qwen: Pa
 def test_what_memory_auto_chose_is_kept_in_the_run_s_configuration(tiny_run: list[str], tmp_path: Path) -> None:
     from rlcli.config.changes import read_run_config
     from rlcli.config.load import dump_toml
-    from rlcli.launch.memory_auto import with_auto_memory
+    from rlcli.launch.planning.memory_auto import with_auto_memory
     from rlcli.launch.preflight import prepare
 
     flags = {"model.path": tiny_run[1], "data.path": tiny_run[3], "cluster.device": "cpu"}

@@ -26,8 +26,7 @@ from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
 from rlcli.launch.preflight import Prepared, check_device, kv_cache_bytes
 from rlcli.model.io.config import check_place
-from rlcli.planner.calibration import calibrated
-from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus
+from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus, with_rates
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import ModelShape, read_shape
@@ -65,7 +64,7 @@ def planned(
     cache = kv_cache_bytes(config, kind, _dtype(config, kind), _max_length(config))
     setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
     check_algorithm(config, setting.algorithm)
-    setting = replace(setting, device=calibrated(device, shape))
+    setting = replace(setting, device=with_rates(device, shape))
     if prompts is None:
         on_note("without --data: every prompt counted as data.max_prompt_tokens long")
     return forecast(setting), _rows(setting, kind, prompts)

@@ -1,0 +1,1 @@
+"""`rlcli plan` and `--memory auto`: a run as the planner predicts it, and the constants of those predictions."""
