@@ -118,12 +118,12 @@ class WorkerGroup:
         results: dict[int, Any] = {}
         rank_of = {call: rank for rank, call in enumerate(calls)}
         waiting = list(calls)
-        patience = self._patience(name)
+        stalls = self._stall_detector(name)
         while waiting:
-            ready = _ready(waiting, patience.every)
+            ready = _ready(waiting, stalls.every)
             results |= self._values(name, [(rank_of[call], call) for call in ready])
             waiting = [call for call in waiting if rank_of[call] not in results]
-            self._watch(name, patience, [rank_of[call] for call in waiting])
+            self._watch(name, stalls, [rank_of[call] for call in waiting])
         if len(calls) == len(self):
             self._unseen_s = float("inf")  # All have answered: a file that is not visible is on another disk.
         return [results[rank] for rank in range(len(calls))]
@@ -135,29 +135,29 @@ class WorkerGroup:
         ]
         rank_of = {stream: rank for rank, stream in enumerate(streams)}
         waiting = list(streams)
-        patience = self._patience(name)
+        stalls = self._stall_detector(name)
         while waiting:
             items = []
-            for stream in _ready(waiting, patience.every):
+            for stream in _ready(waiting, stalls.every):
                 try:
                     items.append((rank_of[stream], next(stream)))
                 except StopIteration:
                     waiting.remove(stream)
                     continue
-                patience.progressed(rank_of[stream])
+                stalls.progressed(rank_of[stream])
             yield from self._values(name, items).values()
-            self._watch(name, patience, [rank_of[stream] for stream in waiting])
+            self._watch(name, stalls, [rank_of[stream] for stream in waiting])
 
-    def _patience(self, name: str) -> StallDetector:
+    def _stall_detector(self, name: str) -> StallDetector:
         stall_s = None if self._stall_s is None else bound(name, self._stall_s)
         return StallDetector(self._notes, stall_s, self._unseen_s)
 
-    def _watch(self, name: str, patience: StallDetector, waiting: list[int]) -> None:
+    def _watch(self, name: str, stalls: StallDetector, waiting: list[int]) -> None:
         """Raise if ranks that are waited for make no progress."""
-        stalled = patience.stalled(waiting)
+        stalled = stalls.stalled(waiting)
         if not stalled:
             return
-        for_s = f"makes no progress in {name} for {patience.stall_s:g} s"
+        for_s = f"makes no progress in {name} for {stalls.stall_s:g} s"
         parts = [f"worker {rank} {for_s}: {self._standstill(rank, note)}" for rank, note in sorted(stalled.items())]
         if all(note and note.waits for note in stalled.values()):
             parts.append("all wait in a collective, for each other or for a worker that is done")

@@ -146,19 +146,19 @@ def plan_batches(
     for number in range(minibatches if share else longer):
         end = start + share + (number < longer)
         samples = [sample for group in batches[start:end] for sample in group]
-        dealt = min(
+        assigned = min(
             (
-                _dealt(units, size, tokens_per_microbatch, ranks)
+                _assigned(units, size, tokens_per_microbatch, ranks)
                 for units in _units(samples, size, active, pairs, tokens_per_microbatch)
             ),
-            key=_Dealt.pace,
+            key=_Assignment.pace,
         )
         planned.append(
             MiniBatch(
-                ranks=tuple(map(tuple, dealt.bins)),
-                rank_tokens=tuple(map(sum, dealt.tokens)),
-                slowest=dealt.slowest(),
-                work=sum(map(sum, dealt.work)),
+                ranks=tuple(map(tuple, assigned.bins)),
+                rank_tokens=tuple(map(sum, assigned.tokens)),
+                slowest=assigned.slowest(),
+                work=sum(map(sum, assigned.work)),
                 tokens=sum(drawn_tokens[sample] for sample in samples),
                 sequences=len(samples),
                 groups=end - start,
@@ -259,7 +259,7 @@ def _shares(group: Sequence[int], size: _Sizes, budget: int) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class _Dealt:
+class _Assignment:
     """Bins, their tokens and their work, each [rank][micro-batch]."""
 
     bins: list[list[Bin]]
@@ -275,7 +275,7 @@ class _Dealt:
         return self.slowest() + MICROBATCH * len(self.work[0])
 
 
-def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> _Dealt:
+def _assigned(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) -> _Assignment:
     """Micro-batches for each rank, of indivisible units."""
     measured = [size(unit) for unit in units]
     sizes, work = [tokens for tokens, _ in measured], [work for _, work in measured]
@@ -286,7 +286,7 @@ def _dealt(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int) ->
 
     rows = min((_rows(bins, sizes, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
     rows.sort(key=lambda row: -max([sum([sizes[unit] for unit in bin]) for bin in row]))
-    return _deal(
+    return _assign(
         [[sorted([sample for unit in bin for sample in units[unit]]) for bin in row] for row in rows], size, ranks
     )
 
@@ -365,15 +365,15 @@ def _rows(bins: Sequence[list[int]], sizes: Sequence[int], work: Sequence[int], 
     return [ordered[start : start + ranks] for start in range(0, len(ordered), ranks)]
 
 
-def _deal(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> _Dealt:
+def _assign(rows: Sequence[Sequence[list[int]]], size: _Sizes, ranks: int) -> _Assignment:
     """Assign, in each micro-batch, the larger bins to the ranks that have less so far."""
     done = [(0, rank) for rank in range(ranks)]
-    dealt = _Dealt([[] for _ in range(ranks)], [[] for _ in range(ranks)], [[] for _ in range(ranks)])
+    assigned = _Assignment([[] for _ in range(ranks)], [[] for _ in range(ranks)], [[] for _ in range(ranks)])
     for row in rows:
         largest_first = sorted([(-work, bin, tokens) for bin in row for tokens, work in [size(bin)]])
         for (had, rank), (less, bin, tokens) in zip(sorted(done), largest_first, strict=True):
-            dealt.bins[rank].append(tuple(bin))
-            dealt.tokens[rank].append(tokens)
-            dealt.work[rank].append(-less)
+            assigned.bins[rank].append(tuple(bin))
+            assigned.tokens[rank].append(tokens)
+            assigned.work[rank].append(-less)
             done[rank] = (had - less, rank)
-    return dealt
+    return assigned

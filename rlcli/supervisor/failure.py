@@ -44,7 +44,7 @@ def noting_failure(folder: Path) -> Iterator[None]:
             note_failure(folder, "the run", error.message, error.hint, retry=False)
             raise
         note_failure(folder, error.who, error.message, error.hint, retry=error.retry)
-        hint = "; ".join(filter(None, (error.hint, go_on(folder))))
+        hint = "; ".join(filter(None, (error.hint, resume_command(folder))))
         raise RunFailed(error.message, hint, retry=error.retry, who=error.who) from error
     except Exception as error:
         note_failure(folder, "the run", f"{type(error).__name__}: {error}", retry=False)
@@ -59,13 +59,13 @@ def leaving_at_once(folder: Path) -> Callable[[str, str], NoReturn]:
         note_failure(folder, who, message, retry=True)
         if not is_supervised():
             with contextlib.suppress(OSError):  # the reader may be gone with the supervisor
-                print(f"error: {message}; {go_on(folder)}", file=sys.stderr, flush=True)
+                print(f"error: {message}; {resume_command(folder)}", file=sys.stderr, flush=True)
         os._exit(RETRY if is_supervised() else 1)
 
     return leave
 
 
-def go_on(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command to resume the run in `folder`."""
     return f"resume with: rlcli train --resume {shlex.quote(str(folder))}"
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, child_environment, remove_leftovers
 from rlcli.errors import RunFailed
 from rlcli.runs.folder import add_event
-from rlcli.supervisor.failure import Failure, go_on, last_failure, note_failure
+from rlcli.supervisor.failure import Failure, last_failure, note_failure, resume_command
 
 GRACE_S = 5.0
 """Time for the orphans of an attempt to end by themselves."""
@@ -123,7 +123,7 @@ def _announce(failure: Failure, folder: Path, restart: int, most: int) -> None:
 def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
     spent = f"given up after {restarts} restarts without a newer checkpoint" if restarts else ""
     spent += " (fault_tolerance.max_restarts)" if restarts else ""
-    further = go_on(folder) if folder else "nothing was done yet"
+    further = resume_command(folder) if folder else "nothing was done yet"
     hint = "; ".join(part for part in (failure.hint, spent, further) if part)
     return RunFailed(failure.where + failure.message, hint)
 
