@@ -107,6 +107,13 @@ def test_the_page_names_what_exists() -> None:
         assert name in names_in(ROOT / place), f"{place} has no {name}"
 
 
+def test_contributing_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:rlcli|recipes|verifiers|data_prep|tests|scripts)/[\w/.]+)`", text)
+    assert len(places) >= 20
+    assert [place for place in places if not (ROOT / place).exists()] == []
+
+
 def test_the_page_lists_every_package() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for place in PACKAGE.iterdir():
