@@ -24,10 +24,13 @@ def tokens_digest(trajectory: Trajectory) -> int:
     """
     import numpy as np
 
-    # How many tokens are not drawn, then drawn, then not drawn, and so on; the last number is of drawn ones.
-    edges = np.flatnonzero(np.diff(trajectory.drawn, prepend=False, append=False))
-    runs = np.diff([0, *edges, len(trajectory.tokens)]).tolist()
-    runs = runs[:-1] if len(edges) and not runs[-1] else [*runs, 0]
+    runs = [0]  # of tokens that are not drawn, then drawn, then not drawn, and so on; the last is of drawn ones
+    for span in trajectory.spans:
+        if (span.speaker == "policy") == (len(runs) % 2 == 0):
+            runs[-1] += span.end - span.start
+        else:
+            runs.append(span.end - span.start)
+    runs += [0] * (len(runs) % 2)
     digest = zlib.crc32(struct.pack(f"<{len(runs) + 1}q", *runs, len(trajectory.log_probs)))
     for values, dtype in ((trajectory.tokens, np.int32), (trajectory.log_probs, np.float32)):
         digest = zlib.crc32(np.ascontiguousarray(values, dtype).tobytes(), digest)
