@@ -41,8 +41,8 @@ class FakeRank:
 
     def answer(self, name: str, *args: Any) -> Any:
         if name == "load":
-            work, step = args
-            minibatches = [[s for micro in micros for s in micro.samples] for micros in work.minibatches]
+            bins, step = args
+            minibatches = [[sample for bin in micros for sample in bin] for micros in bins]
             self.tokens = [float(step.columns["lengths"][samples].sum()) for samples in minibatches]
         if name == "update":
             return dict.fromkeys(SUMS, 1.0) | {"tokens": self.tokens[args[0]]}

@@ -55,7 +55,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "calls": ((WorkerGroup, "_call"), (Loopback, "_call")),
     "gather": ((dispatcher, "gather"),),
     "source": ((RolloutSource, "take"),),
-    "choose": ((trainer, "choose"),),
+    "select": ((trainer, "select_batch"),),
     "plan": ((trainer, "plan_step"),),
     "work": ((trainer, "step_work"),),
     "metrics": ((trainer, "sample_metrics"), (trainer, "plan_metrics"), (trainer, "time_metrics")),
