@@ -62,6 +62,7 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from rlcli.algorithms.build import build_algorithm
     from rlcli.model.packed import pack
     from rlcli.model.parallel.buckets import buckets
     from rlcli.model.parallel.fsdp import shard
@@ -82,8 +83,9 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     shard(model, init_device_mesh("cpu", (RANKS,)))
     length = PROMPT + RESPONSE
     batch = pack([(np.arange(length) % 200 + 3 + i, PROMPT) for i in range(samples)], torch.device("cpu"))
-    algorithm: Any = None  # nothing here depends on it
-    setting = Setting(run_config(samples), Device("cpu", 1e12), shape_of(config), None, algorithm, PROMPT, 0)
+    run = run_config(samples)
+    algorithm = build_algorithm(**run.algorithm.model_dump())
+    setting = Setting(run, Device("cpu", 1e12), shape_of(config), None, algorithm, PROMPT, 0)
     assert setting.pack.tokens == batch.tokens
 
     def sync() -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.optim import build_optimizer, clip_grad_norm
@@ -69,7 +70,7 @@ def setting_of_test(config: Any, samples: int, dtype: str, checkpointing: bool, 
             "lora": {"rank": rank},
         }
     )
-    algorithm: Any = None  # nothing here depends on it
+    algorithm = build_algorithm(**run.algorithm.model_dump())
     return Setting(run, Device("cpu", 1e12), shape_of(config), None, algorithm, PROMPT, 0)
 
 
