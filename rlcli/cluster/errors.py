@@ -20,6 +20,7 @@ HELPS = {
     "rollout": GENERATES,
     "sync_weights": SYNCS,
     "receive_weights": SYNCS,
+    "receive_broadcast": SYNCS,
     "release_rollout_memory": SYNCS,
     "build": f"{GENERATES}; {TRAINS}",
 }

@@ -113,7 +113,7 @@ class Trainer:
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
-        self.engines = Engines(groups.policy, groups.engines)
+        self.engines = Engines(groups.policy, groups.engines, view.note)
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.checkpointer = Checkpointer(checkpoints, folder, groups.policy, groups.critic, view.note)

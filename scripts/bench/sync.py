@@ -17,6 +17,14 @@ The engine's own loading is not in it. With `--engine` there is a second table, 
                for before and after
     sender's   the checksums of what is sent alone
 
+With `--transfer` there is a third table, of a trainer and one or two engines in processes of their own, in turn:
+
+    broadcast     over a process group of them all (gloo, NCCL where there are GPUs), in buckets of 32 MiB
+    object store  through Ray's object store, in buckets of 256 MiB
+
+with the checksums of what is sent, and an engine that copies each tensor into its own instead of loading it. `peak` is
+the most memory that a sync takes, of the sender and of an engine, on CPUs with the pages of the object store.
+
 `of a step` is the median of what the checks add, as a share of `--step-s`, the seconds of a step: unless given, what
 `scripts/bench/step.py` measures of a model of 1M parameters. In parentheses: of the process's CPU time, which other
 processes on the machine hardly change.
@@ -34,6 +42,7 @@ from statistics import median
 from typing import Any
 
 import _sync_engine
+import _sync_transfer
 import torch
 import torch.distributed as dist
 from _common import interleaved, on_ranks, ratio, write_json
@@ -140,10 +149,11 @@ def measure(size: str, ranks: int, buckets_mb: list[int], repeats: int) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["1m", "10m", "100m"])
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--buckets-mb", nargs="+", type=int, default=[8, 32, 256])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--engine", action="store_true", help="measure an engine's loading with and without checks")
+    parser.add_argument("--transfer", action="store_true", help="measure the way to engines in other processes")
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32"], help="of engines")
     parser.add_argument("--step-s", type=float, default=1.5)
     parser.add_argument("--json", default="")
@@ -174,7 +184,29 @@ def main() -> None:
             for dtype in options.dtypes
         ]
         Console().print(engine_table(engines, options.step_s))
-    write_json(options.json, {"rows": rows, "engines": engines})
+    transfers = []
+    if options.transfer:
+        transfers = [
+            {"size": size, "engines": count}
+            | _sync_transfer.measured(whole_shape(size), options.dtypes[0], count, options.repeats)
+            for size in options.sizes
+            for count in (1, 2)
+        ]
+        Console().print(transfer_table(transfers))
+    write_json(options.json, {"rows": rows, "engines": engines, "transfers": transfers})
+
+
+def transfer_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("model", "MB", "engines", "how", "ms", "GB/s", "of the object store's", "peak MiB: sender", "engine")
+    for row in rows:
+        for how, each in row["seconds"].items():
+            table.add_row(
+                *(row["size"], f"{row['bytes'] / 1e6:.0f}", str(row["engines"]), how, f"{median(each) * 1e3:.1f}"),
+                f"{row['bytes'] / median(each) / 1e9:.2f}",
+                f"{ratio(each, row['seconds']['object store']):.2f}",
+                *(str(peak) for peak in row["peak_mib"][how]),
+            )
+    return table
 
 
 def engine_table(rows: list[dict[str, Any]], step_s: float) -> Table:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rlcli.cluster.worker_group import WorkerGroup
@@ -56,6 +57,19 @@ def _keep_first(worker: Any) -> None:
 
     worker.engine.load_weights = load_weights
     worker.engine.load_adapter = lambda folder: adapter(folder) if next(calls) == 1 else None
+
+
+def _die(worker: Any) -> None:
+    """From the second sync on, its process ends in the middle of what it is sent."""
+    load, calls = worker.engine.load_weights, itertools.count(1)
+
+    def load_weights(weights: Weights) -> None:
+        if next(calls) > 1:
+            next(iter(weights))
+            os._exit(1)
+        load(weights)
+
+    worker.engine.load_weights = load_weights
 
 
 def _leave_out(worker: Any, *names: str) -> None:
@@ -114,6 +128,7 @@ HARMS: dict[str, Callable[[Any], None]] = {
     "swapped": lambda worker: _second_sync(worker, _swap),
     "nan": lambda worker: _second_sync(worker, _spoil),
     "stale": _keep_first,
+    "gone": _die,
     "one": lambda worker: _leave_out(worker, "model.layers.1.self_attn.k_proj.weight"),
     "head": _keep_head,
     "prefixes": _keep_prefixes,
@@ -145,4 +160,5 @@ def harmed(group: WorkerGroup, harm: str) -> Iterator[None]:
     try:
         yield
     finally:
-        ray.get(actor.__ray_call__.remote(_heal))
+        with suppress(ray.exceptions.RayActorError):  # it is gone
+            ray.get(actor.__ray_call__.remote(_heal))

@@ -235,3 +235,21 @@ def test_two_workers_share_one_engine(cli: Cli, tiny: Path, sums: Path, tmp_path
     assert {path.name for path in (out / "samples").iterdir()} == {"step-000001", "step-000002"}
     assert 16 <= len(pq.read_table(out / "samples" / "step-000001" / "rank-0.parquet")) <= 24
     assert left() <= before
+
+
+@pytest.mark.long
+def test_a_run_needs_no_vllm(cli: Cli, tiny: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.modules['vllm'] = None\n")
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", f"{hidden}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}")
+    words = ["train", "grpo", "--model", tiny, "--data", sums, "--eval-data", sums, "--steps", "2", *SMALL]
+    words += ["--set", "verifier.name=test-even"]
+    refused = cli(*words, "--out", tmp_path / "refused", expect=2)
+    assert "rollout.engine = vllm: not installed: vllm;" in refused.stderr
+    cli(*words, "--out", tmp_path / "run", "--set", "rollout.engine=transformers")
+    for line in metrics_of(tmp_path / "run")[1:]:
+        assert line["canary/max_abs_diff"] < 1e-4
+        assert line["sync/checked_tensors"] > 25
+        assert line["mismatch/kl"] < 1e-6
+        assert line["update/grad_norm"] > 0

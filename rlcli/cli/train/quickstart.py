@@ -66,7 +66,7 @@ def quickstart(
     with View() as view:
         view.phase("check model and data")
         prepared = prepare(resolved.config)
-        view.phase("load torch and vLLM")
+        view.phase("load torch and the engine")
         from rlcli.launch.launch import train_in_folder
 
         result = train_in_folder(resolved, prepared, target, view)

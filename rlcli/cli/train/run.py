@@ -48,7 +48,7 @@ def run_training(
         if dry_run:
             outcome = try_run(resolved, prepared, plan, view, notes)
         else:
-            view.phase("load torch and vLLM")  # done by the next import, takes seconds
+            view.phase("load torch and the engine")  # done by the next import, takes seconds
             from rlcli.launch.launch import train_in_folder
 
             outcome = train_in_folder(resolved, prepared, target, view, force=force, profile=profile, early=early)
@@ -87,7 +87,7 @@ def resume_training(
             if dry_run:
                 outcome = try_run(resolved, prepared, plan, view, notes)
             else:
-                view.phase("load torch and vLLM")
+                view.phase("load torch and the engine")
                 from rlcli.launch.launch import train_in_folder
 
                 outcome = train_in_folder(

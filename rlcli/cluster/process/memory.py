@@ -31,6 +31,8 @@ PHASES = {
     "sync_weights": "sync",
     "send_weights": "sync",
     "receive_weights": "sync",
+    "broadcast_weights": "sync",
+    "receive_broadcast": "sync",
     "weights_received": "sync",
     "save_state": "checkpoint",
 }

@@ -169,7 +169,7 @@ def _generate(
     logs: Path,
     view: View,
 ) -> dict[str, Responses]:
-    view.phase("load torch and vLLM")  # done by the next import, takes seconds
+    view.phase("load torch and the engine")  # done by the next import, takes seconds
     from rlcli.launch.launch import check_shared, running_workers
     from rlcli.supervisor.signals import StopOnSignal
 

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import memory
+from rlcli.cluster.watchdog import progress
 from rlcli.rollout.engine import Colocated
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.roles.offload import OffloadManager
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.rollout import RolloutRole
+from rlcli.workers.roles.weight_broadcast import BUCKET_BYTES as BROADCAST_BYTES
+from rlcli.workers.roles.weight_broadcast import Broadcast
 from rlcli.workers.roles.weight_transfer import (
+    BUCKET_BYTES,
     Incoming,
     Named,
     Synced,
@@ -32,6 +36,8 @@ from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.synced import Follows, check_prefixes, check_verified
 
 if TYPE_CHECKING:
+    import torch
+
     from rlcli.model.weight_check.checksum import Checksums, Sent
 
 
@@ -39,6 +45,7 @@ class WeightSync:
     """The weight sync methods of `Worker`. probe: of the last sync. sent: what it sent."""
 
     rank: int
+    device: torch.device
     spec: WorkerSpec
     offload_manager: OffloadManager
     policy: PolicyRole | None
@@ -50,6 +57,7 @@ class WeightSync:
     def __init__(self) -> None:
         self.outgoing: Iterator[list[Named]] = iter(())
         self.incoming: Incoming | None = None
+        self.broadcast: Broadcast | None = None
         self.sums: Checksums | None = None
         self._begin_syncs()
 
@@ -87,21 +95,53 @@ class WeightSync:
         memory.mark()
         return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
 
+    @dispatch()
+    def join_engines(self, address: str, port: int, engines: int) -> str:
+        """Form the process group over which the trainers' rank 0 broadcasts weights to `engines` workers (see
+        `Broadcast`), at a free port of rank 0. Called in both groups of workers at once. Returns the error, or ""."""
+        sends = self.policy is not None
+        if sends and self.rank:
+            return ""
+        timeout_s = 2 * self.spec.config.fault_tolerance.stall_s
+        try:
+            self.broadcast = None  # of an earlier run on these workers
+            place = 0 if sends else 1 + self.rank
+            self.broadcast = Broadcast(address, port, place, 1 + engines, self.device, timeout_s)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return ""
+
+    @dispatch()
+    def broadcast_weights(self) -> None:
+        """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
+        `receive_broadcast` in the engines' workers."""
+        buckets = self._outgoing(BROADCAST_BYTES)
+        if self.broadcast is not None:
+            self.broadcast.send(buckets)
+        for _ in buckets:  # the other ranks only gather
+            progress()
+
+    @dispatch()
+    def receive_broadcast(self) -> int:
+        """Load what `broadcast_weights` sends. Returns its bytes."""
+        assert self.broadcast is not None, "join_engines comes first"
+        self._cache_probe()
+        sizes = list[int]()
+        weights = counted(self.broadcast.received(), sizes)
+        self._load(weights)
+        for _ in weights:  # What the engine has not read was sent too.
+            pass
+        self._await_device()
+        return sum(sizes)
+
     @dispatch(collect="first")
     def send_weights(self, first: bool) -> list[Any]:
         """A reference, in a list, to the next bucket that engines in other workers need of the policy, from the `first`
         on; an empty list after the last. Collective; rank 0 sends."""
         import ray
 
-        from rlcli.model.weight_check.checksum import Checksums
-
         if first:
-            self.batch, self.sums = None, Checksums()
-            policy = self._policy.policy
-            place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.adapter_apart else None
-            if place is not None:
-                self._add_base(self.sums)
-            self.outgoing = outgoing(policy, self.sums, place)
+            self.outgoing = self._outgoing(BUCKET_BYTES)
         bucket = next(self.outgoing, None)
         return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
 
@@ -118,11 +158,9 @@ class WeightSync:
         bytes."""
         import ray
 
-        engine = self._rollout.engine
         if self.incoming is None:
             self._cache_probe()
-            adapter = load_files(engine, _fast_folder(), self.spec.adapter_prefix)
-            self.incoming = Incoming(adapter if self.spec.adapter_apart else engine.load_weights)
+            self.incoming = Incoming(self._load)
         sizes: list[int] = []
         self.incoming.give(counted(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)), sizes))
         self._await_device()
@@ -139,6 +177,26 @@ class WeightSync:
             self.incoming = None
         self._await_device()
         return self._loaded(probe, np.asarray(log_probs), version, sent)
+
+    def _outgoing(self, most_bytes: int) -> Iterator[list[Named]]:
+        """Everything that engines in other workers need of the policy, in buckets; its checksums are in `sums` then.
+        Collective."""
+        from rlcli.model.weight_check.checksum import Checksums
+
+        self.batch, self.sums = None, Checksums()
+        policy = self._policy.policy
+        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.adapter_apart else None
+        if place is not None:
+            self._add_base(self.sums)
+        return outgoing(policy, self.sums, place, most_bytes)
+
+    def _load(self, weights: Iterator[Named]) -> None:
+        """Load what `_outgoing` yields on the other side."""
+        engine = self._rollout.engine
+        if self.spec.adapter_apart:
+            load_files(engine, _fast_folder(), self.spec.adapter_prefix)(weights)
+        else:
+            engine.load_weights(weights)
 
     def _begin_syncs(self) -> None:
         """Forget the history of earlier weights."""

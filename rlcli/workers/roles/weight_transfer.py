@@ -1,13 +1,10 @@
 """Weight transfer from the policy's workers to engines in separate workers, bucket by bucket.
 
-The trainers gather a bucket, and their rank 0 puts it into Ray's object store, where each engine's worker reads it
-without a copy; while it loads that one, the next is being gathered. So at most two buckets exist at once, and never a
-second model. A LoRA adapter goes the same way, as the bytes of its files.
-
-On GPUs the same path leads through host memory: one copy down, and one up for each engine, at the speed of PCIe and,
-between machines, of Ray's network. A device-to-device path, an NCCL broadcast from rank 0 to all engines, would save
-both copies and run at the speed of NVLink; it needs a communicator across two groups of processes that start, fail and
-restart separately. With `async.staleness = 1` the sync is a small part of a step either way.
+What is sent, in buckets, for both ways: broadcasts (`rlcli.workers.roles.weight_broadcast`), and Ray's object store
+where the processes cannot form a group for those. In the second the trainers gather a bucket, and their rank 0 puts it
+into the store, where each engine's worker reads it without a copy; while it loads that one, the next is being gathered.
+So at most two buckets exist at once, and never a second model. A LoRA adapter goes the same way, as the bytes of its
+files. On GPUs the store leads through host memory.
 """
 
 from __future__ import annotations
@@ -191,7 +188,7 @@ def load_files(engine: WeightReceiver, folder: str | None, prefix: str) -> Calla
     def load(files: Iterator[Named]) -> None:
         with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
             for name, content in files:
-                (Path(place) / name).write_bytes(content.numpy().tobytes())
+                (Path(place) / name).write_bytes(content.cpu().numpy().tobytes())
             engine.load_adapter(place)
 
     return load

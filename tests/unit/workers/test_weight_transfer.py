@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rlcli.errors import RunFailed
 from rlcli.model.weight_check.checksum import Checksums, Sent, checksum
 from rlcli.trainer.engines import Engines
 from rlcli.workers.roles.weight_transfer import Incoming, Synced, load_files, outgoing, packed, unpacked
@@ -119,11 +120,26 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
 
 
 class Trainers:
-    """Sends `count` buckets. on_way: how many were sent and not yet loaded, at most."""
+    """Sends `count` buckets. on_way: how many were sent and not yet loaded, at most. problem: why no process group can
+    be formed; the members that joined are in `joined`."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, problem: str = "no route") -> None:
         self.count, self.sent, self.loaded, self.most = count, 0, 0, 0
         self.next_sent = threading.Event()
+        self.problem, self.joined, self.killed = problem, list[tuple[str, int, int]](), False
+
+    def meeting_point(self) -> tuple[str, int]:
+        return "here", 7
+
+    def join_engines(self, *place: Any) -> list[str]:
+        self.joined.append(place)
+        return [""]
+
+    def broadcast_weights(self) -> list[None]:
+        return [None]
+
+    def kill(self) -> None:
+        self.killed = True
 
     def send_weights(self, first: bool) -> list[Any]:
         self.sent = 0 if first else self.sent
@@ -151,6 +167,20 @@ class EngineWorkers:
 
     def __init__(self, trainers: Trainers) -> None:
         self.trainers, self.got = trainers, list[Any]()
+        self.gone = threading.Event()
+
+    def __len__(self) -> int:
+        return 2
+
+    def join_engines(self, *place: Any) -> list[str]:
+        self.trainers.joined.append(place)
+        return ["", self.trainers.problem]
+
+    def receive_broadcast(self) -> list[int]:
+        return [40, 30]
+
+    def kill(self) -> None:
+        self.gone.set()
 
     def receive_weights(self, bucket: list[Any]) -> list[int]:
         assert self.trainers.next_sent.wait(30), "the next bucket is gathered while this one is loaded"
@@ -168,12 +198,42 @@ class EngineWorkers:
 def test_the_next_bucket_is_gathered_while_one_is_loaded() -> None:
     trainers = Trainers(5)
     workers = EngineWorkers(trainers)
-    engines = Engines(trainers, workers)  # type: ignore[arg-type]
+    notes: list[str] = []
+    engines = Engines(trainers, workers, notes.append)  # type: ignore[arg-type]
     synced = engines.sync(np.arange(4, dtype=np.int32), 7)
+    assert notes == ["weights go to the engines through Ray's object store: no process group (no route)"]
     assert synced.difference == 0.5, "the largest of any engine counts"
     assert (synced.bytes, synced.checked, synced.check_s) == (5 * 20, 1, 0.125)
     assert workers.got == [1, 2, 3, 4, 5]
     assert trainers.most == 2
+
+
+def test_weights_are_broadcast_over_a_process_group_that_is_formed_once() -> None:
+    trainers = Trainers(5, problem="")
+    workers = EngineWorkers(trainers)
+    engines = Engines(trainers, workers)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert engines.sync(np.arange(4, dtype=np.int32), 7).bytes == 40
+    assert trainers.joined == [("here", 7, 2)] * 2, "once in each group"
+    assert (trainers.sent, workers.got, trainers.killed) == (0, [], False)
+
+
+def test_trainers_that_wait_for_a_dead_engine_are_ended_with_its_error() -> None:
+    trainers = Trainers(1, problem="")
+    workers = EngineWorkers(trainers)
+
+    def dead() -> list[int]:
+        raise RunFailed("worker 1 died in receive_broadcast", retry=True)
+
+    def waiting() -> list[None]:
+        assert workers.gone.wait(30)
+        raise RunFailed("worker 0 died in broadcast_weights")
+
+    trainers.broadcast_weights, workers.receive_broadcast = waiting, dead  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match="worker 1 died in receive_broadcast") as failure:
+        Engines(trainers, workers).sync(np.arange(4, dtype=np.int32), 7)  # type: ignore[arg-type]
+    assert failure.value.retry, "the run resumes from its checkpoint"
+    assert trainers.killed
 
 
 def test_engines_of_their_own_keep_their_memory_while_others_train() -> None:
