@@ -81,39 +81,49 @@ class Member(WeightSync):
 
 
 def measured(shape: dict[str, Any], dtype: str, engines: int, repeats: int) -> dict[str, Any]:
-    """Seconds of each transfer, and the most memory that it took on both sides, in MiB."""
+    """Seconds of each transfer, and the memory that the first one takes in new processes, in MiB: sender, engine."""
     import ray
 
     ray.init(num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, log_to_driver=False)
+    actor = ray.remote(
+        num_cpus=0,
+        num_gpus=int(torch.cuda.is_available()),
+        runtime_env={"env_vars": malloc.environment() | {"OMP_NUM_THREADS": "1"}},
+    )(Member)
+
+    def group(logs: str, count: int, engine: bool) -> WorkerGroup:
+        return WorkerGroup(Member, [actor.remote(i, shape, dtype, engine) for i in range(count)], Path(logs), None)
+
+    def ways(logs: str) -> tuple[Engines, dict[str, Any]]:
+        sync = Engines(group(logs, 1, False), group(logs, engines, True))
+        assert sync._joined(sync.workers)
+        return sync, {"broadcast": sync._by_broadcast, "object store": sync._by_object_store}
+
     try:
         with TemporaryDirectory() as logs:
-            env = {"env_vars": malloc.environment() | {"OMP_NUM_THREADS": "1"}}
-            options = {"num_cpus": 0, "num_gpus": int(torch.cuda.is_available()), "runtime_env": env}
-            actor = ray.remote(**options)(Member)
-            trainers = WorkerGroup(Member, [actor.remote(0, shape, dtype, False)], Path(logs), None)
-            others = [actor.remote(rank, shape, dtype, True) for rank in range(engines)]
-            own = WorkerGroup(Member, others, Path(logs), None)
-            return _measured(Engines(trainers, own), trainers, own, repeats)
+            peaks = {}
+            for name in ("broadcast", "object store"):
+                sync, each = ways(logs)
+                sync.policy.peak(), sync.workers.peak()
+                each[name](sync.workers)
+                peaks[name] = [max(sync.policy.peak()) // MIB, max(sync.workers.peak()) // MIB]
+                sync.policy.kill(), sync.workers.kill()
+            sync, each = ways(logs)
+            return {"peak_mib": peaks} | _timed(sync, each, repeats)
     finally:
         ray.shutdown()
 
 
-def _measured(sync: Engines, trainers: WorkerGroup, own: WorkerGroup, repeats: int) -> dict[str, Any]:
-    assert sync._joined(own)
-    peaks: dict[str, list[tuple[int, int]]] = {"broadcast": [], "object store": []}
-    sizes = []
+def _timed(sync: Engines, ways: dict[str, Any], repeats: int) -> dict[str, Any]:
+    sizes = set()
 
-    def timed(name: str, work: Any) -> float:
-        trainers.peak(), own.peak()
+    def timed(work: Any) -> float:
         began = time.perf_counter()
-        sizes.append(work(own))
+        sizes.add(work(sync.workers))
         seconds = time.perf_counter() - began
-        trainers.sent_weights()
-        peaks[name].append((max(trainers.peak()) // MIB, max(own.peak()) // MIB))
+        sync.policy.sent_weights()
         return seconds
 
-    ways = {"broadcast": sync._by_broadcast, "object store": sync._by_object_store}
-    found = interleaved({name: lambda n=name, w=work: timed(n, w) for name, work in ways.items()}, repeats=repeats)  # type: ignore[misc]
-    assert len(set(sizes)) == 1, "both ways carry the same"
-    most = {name: [max(side) for side in zip(*each[1:], strict=True)] for name, each in peaks.items()}
-    return {"bytes": sizes[0], "seconds": found, "peak_mib": most}
+    found = interleaved({name: lambda work=work: timed(work) for name, work in ways.items()}, repeats=repeats)  # type: ignore[misc]
+    (nbytes,) = sizes  # both ways carry the same
+    return {"bytes": nbytes, "seconds": found}

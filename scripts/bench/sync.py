@@ -23,7 +23,8 @@ With `--transfer` there is a third table, of a trainer and one or two engines in
     object store  through Ray's object store, in buckets of 256 MiB
 
 with the checksums of what is sent, and an engine that copies each tensor into its own instead of loading it. `peak` is
-the most memory that a sync takes, of the sender and of an engine, on CPUs with the pages of the object store.
+the memory that the first sync takes in new processes, of the sender and of an engine, on CPUs with the pages of the
+object store that they map.
 
 `of a step` is the median of what the checks add, as a share of `--step-s`, the seconds of a step: unless given, what
 `scripts/bench/step.py` measures of a model of 1M parameters. In parentheses: of the process's CPU time, which other
