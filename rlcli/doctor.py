@@ -43,6 +43,9 @@ class Status(StrEnum):
     FAIL = "fail"
 
 
+ABSENT = "not installed: no training here"
+
+
 @dataclass(frozen=True)
 class Finding:
     """What one check found. hint: how to fix it; empty if it passed."""
@@ -103,14 +106,13 @@ def check_extras() -> Finding:
 
 def check_torch() -> Finding:
     """torch imports, and sees the GPUs that the driver sees."""
-    if missing("torch"):
-        return _absent("torch")
-    found, detail = probe(
+    found = imported(
+        "torch",
         "import torch; c = torch.cuda; report(version=torch.__version__, cuda=torch.version.cuda, gpus=["
-        "[c.get_device_name(i), c.get_device_properties(i).total_memory] for i in range(c.device_count())])"
+        "[c.get_device_name(i), c.get_device_properties(i).total_memory] for i in range(c.device_count())])",
     )
-    if found is None:
-        return Finding("torch", Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
+    if isinstance(found, Finding):
+        return found
     shown = found["version"] + (f", CUDA {found['cuda']}" if found["cuda"] else ", CPU build")
     if found["gpus"]:
         gpus = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
@@ -127,7 +129,7 @@ def check_torch() -> Finding:
 def check_transformers() -> Finding:
     """Model classes import. A bare `import transformers` passes even if a broken torchvision breaks them."""
     if missing("transformers", "torch"):
-        return _absent("transformers")
+        return Finding("transformers", Status.WARN, ABSENT, INSTALL)
     found, detail = probe(
         "import transformers; from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM; "
         "report(version=transformers.__version__)"
@@ -146,11 +148,13 @@ def check_transformers() -> Finding:
 
 def check_vllm() -> Finding:
     """vLLM imports, in a supported release."""
-    if missing("vllm"):
-        return Finding("vllm", Status.WARN, "not installed: only rollout.engine = transformers", INSTALL)
-    found, detail = probe("import vllm; from vllm import LLM; report(version=vllm.__version__)")
-    if found is None:
-        return Finding("vllm", Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
+    found = imported(
+        "vllm",
+        "import vllm; from vllm import LLM; report(version=vllm.__version__)",
+        "not installed: only rollout.engine = transformers",
+    )
+    if isinstance(found, Finding):
+        return found
     low, high = (".".join(str(part) for part in bound) for bound in VLLM_RANGE)
     numbers = re.match(r"(\d+)\.(\d+)", found["version"])
     if numbers and VLLM_RANGE[0] <= (int(numbers[1]), int(numbers[2])) < VLLM_RANGE[1]:
@@ -160,12 +164,8 @@ def check_vllm() -> Finding:
 
 def check_ray() -> Finding:
     """Ray imports."""
-    if missing("ray"):
-        return _absent("ray")
-    found, detail = probe("import ray; report(version=ray.__version__)")
-    if found is None:
-        return Finding("ray", Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
-    return Finding("ray", Status.PASS, found["version"])
+    found = imported("ray", "import ray; report(version=ray.__version__)")
+    return found if isinstance(found, Finding) else Finding("ray", Status.PASS, found["version"])
 
 
 def check_sandbox() -> Finding:
@@ -272,6 +272,14 @@ def check_loopback(host: str = "127.0.0.1") -> Finding:
         return Finding("loopback", Status.FAIL, f"{host}: {error}", hint)
 
 
+def imported(name: str, code: str, absent: str = ABSENT) -> dict[str, Any] | Finding:
+    """What `probe` returns for `code`, which imports the module `name`; the finding if it is absent or fails."""
+    if missing(name):
+        return Finding(name, Status.WARN, absent, INSTALL)
+    found, detail = probe(code)
+    return found or Finding(name, Status.FAIL, f"does not import: {detail}", f"install it again: {INSTALL}")
+
+
 def probe(code: str, timeout_s: float = 180.0) -> tuple[dict[str, Any] | None, str]:
     """Run `code` in a separate Python; returns what it passes to `report(…)`, or None and its last line of error."""
     prelude = "import json\ndef report(**found): print('\\n' + json.dumps(found))\n"
@@ -315,7 +323,3 @@ def _driver() -> str | None:
         return None
     code, printed, _ = _run([tool, "--query-gpu=driver_version", "--format=csv,noheader"], timeout_s=20)
     return printed.split()[0] if code == 0 and printed.split() else None
-
-
-def _absent(name: str) -> Finding:
-    return Finding(name, Status.WARN, "not installed: no training here", INSTALL)

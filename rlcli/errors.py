@@ -23,7 +23,7 @@ class RlcliError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors cross process boundaries (Ray, the scoring pool); the default would lose `hint`.
-        return type(self), (self.message, self.hint)
+        return type(self), (self.message, self.hint), self.__dict__
 
 
 class ConfigError(RlcliError):
@@ -70,10 +70,3 @@ class RunFailed(RlcliError):
     def __init__(self, message: str, hint: str = "", *, retry: bool = False, who: str = "the run") -> None:
         super().__init__(message, hint)
         self.retry, self.who = retry, who
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _run_failed, (self.message, self.hint, self.retry, self.who)
-
-
-def _run_failed(message: str, hint: str, retry: bool, who: str) -> RunFailed:
-    return RunFailed(message, hint, retry=retry, who=who)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,24 @@ def by_umask(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             file.chmod(0o666 & ~umask)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if it cannot be read or holds something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_objects(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file, without truncated lines. OSError if it cannot be read."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with suppress(ValueError, RecursionError):
+            found.append(json.loads(line))
+    return [one for one in found if isinstance(one, dict)]
 
 
 def described(path: Path) -> dict[str, Any]:

@@ -16,14 +16,18 @@ from types import ModuleType
 IMPORT_TIMEOUT_S = 120.0
 """Maximum time of an import."""
 
-# The parent's sys.path: with `-m`, it would begin with the current folder.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rlcli.importing import main; main(sys.argv[2], int(sys.argv[3]))"
-)
-
-
 _trusted = False
+
+
+def python(module: str, *arguments: str) -> list[str]:
+    """The command that calls `main(*arguments)` of `module`, texts, in a fresh interpreter with this one's sys.path.
+
+    Not `-m`, whose sys.path would begin with the current folder, nor multiprocessing: both would load this process's
+    `__main__`.
+    """
+    path = json.dumps([str(folder) for folder in sys.path])
+    start = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module} import main; main(*sys.argv[2:])"
+    return [sys.executable, "-c", start, path, *arguments]
 
 
 def trust_imports() -> None:
@@ -64,10 +68,9 @@ def import_problem(target: str) -> str:
     if _trusted:
         return ""
     read, write = os.pipe()
-    words = [sys.executable, "-c", _START, json.dumps([str(one) for one in sys.path]), target, str(write)]
     # Standard input stays open: an import that asks for something waits, as it would on a terminal.
     child = subprocess.Popen(
-        words,
+        python("rlcli.importing", target, str(write)),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -90,7 +93,7 @@ def import_problem(target: str) -> str:
         child.communicate()
 
 
-def main(target: str, done: int) -> None:
+def main(target: str, done: str) -> None:
     """Import, report the end on the file descriptor `done`, and exit at once, whatever was started."""
     try:
         if target.endswith(".py"):
@@ -100,7 +103,7 @@ def main(target: str, done: int) -> None:
             importlib.import_module(target)
     except BaseException as error:
         del error  # the next import reports it
-    os.write(done, b"1")
+    os.write(int(done), b"1")
     os._exit(0)
 
 

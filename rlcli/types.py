@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 Message = Mapping[str, str]
 """One chat message: `{"role": "user", "content": "What is 2+2?"}`."""
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Prompt:
     ground_truth: str
     extra_info: Mapping[str, Any] = field(default_factory=dict)
 
+    def request(self, completion: str = "", finish_reason: FinishReason | Literal[""] = "") -> VerifyRequest:
+        """The input of a verifier for a response to this prompt."""
+        row = (self.ground_truth, self.messages, self.data_source, self.extra_info)
+        return VerifyRequest(completion, *row, finish_reason=finish_reason)
+
 
 class Outcome(StrEnum):
     """How a verification ended.
@@ -57,9 +63,6 @@ class Outcome(StrEnum):
     """The verifier reached its wall-clock deadline (or once its CPU deadline, but not on the second try)."""
     CRASH = "crash"
     """The verifier raised, or its process died."""
-
-
-FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from rlcli.audit.probes import Group
-from rlcli.audit.report import Latency, Report, Surprise, Tally
+from rlcli.audit.report import PLURALS, Latency, Report, Surprise, Tally
 from rlcli.errors import DataError
 from rlcli.files import replacing
 
@@ -17,13 +17,6 @@ MOST_SHOWN = 200
 """Maximum number of unexpected verdicts on the page; the JSON report has all."""
 
 _HERE = Path(__file__).parent
-_TITLES = {
-    Group.GOLD: "Gold answers",
-    Group.EQUIVALENT: "Equivalent forms",
-    Group.NEAR_MISS: "Near-misses",
-    Group.HEDGE: "Hedges",
-    Group.EXPLOIT: "Exploits",
-}
 # Characters that change how others are drawn, shown by name: otherwise a response could look like another one.
 _RANGES = ((0, 9), (11, 32), (127, 160), (0x200B, 0x2010), (0x2028, 0x202F), (0x2060, 0x2070), (0xD800, 0xE000))
 _HIDDEN = {code: f"⟨U+{code:04X}⟩" for start, end in _RANGES for code in range(start, end)} | {0xFEFF: "⟨U+FEFF⟩"}
@@ -112,9 +105,9 @@ def _reasons(report: Report) -> str:
 def _tile(group: Group, tallies: Iterable[Tally]) -> str:
     kinds = [tally for tally in tallies if tally.group is group]
     tried, right = sum(tally.tried for tally in kinds), sum(tally.as_expected for tally in kinds)
-    share = _percent(right, tried) if tried else "–"
+    share, title = _percent(right, tried) if tried else "–", PLURALS[group].capitalize()
     return (
-        f'<div class="tile {_state(group, right, tried)}"><h3>{_TITLES[group]}</h3><p class="figure">{share}</p>'
+        f'<div class="tile {_state(group, right, tried)}"><h3>{title}</h3><p class="figure">{share}</p>'
         f"<p>{right:,} of {tried:,}<br>{group.rule}</p></div>"
     )
 
@@ -132,7 +125,8 @@ def _table(group: Group, tallies: Iterable[Tally]) -> str:
             f'<td class="bar"><span style="width:{100 * tally.share:.2f}%"></span></td>'
             f"<td>{_percent(tally.as_expected, tally.tried)}</td><td>{tally.as_expected:,} of {tally.tried:,}</td></tr>"
         )
-    return f"<section><h2>{_TITLES[group]} <small>{group.rule}</small></h2><table>{''.join(rows)}</table></section>"
+    title = PLURALS[group].capitalize()
+    return f"<section><h2>{title} <small>{group.rule}</small></h2><table>{''.join(rows)}</table></section>"
 
 
 def _state(group: Group, right: int, tried: int) -> str:

@@ -60,6 +60,11 @@ class Case:
     answer: str
     state: Callable[[str], str | None]
 
+    def stated(self, group: Group, kind: str, text: str) -> list[Probe]:
+        """The probe that states `text` as the answer; none if that cannot be stated."""
+        told = self.state(text)
+        return [Probe(group, kind, told)] if told else []
+
     @property
     def prompt(self) -> str:
         """All messages of the prompt, as one text."""

@@ -144,7 +144,7 @@ class Report:
             if missed and group.grave == grave:
                 tried = sum(tally.tried for tally in kinds)
                 word = "not accepted" if group.accepted else "not cleanly rejected"
-                found.append(f"{missed:,} of {tried:,} {_PLURALS[group]} {word}")
+                found.append(f"{missed:,} of {tried:,} {PLURALS[group]} {word}")
         return found
 
     def _unstable(self) -> list[str]:
@@ -152,7 +152,7 @@ class Report:
         return [f"{differing} of {self.determinism.checked} verdicts differ when repeated"] if differing else []
 
 
-_PLURALS = {
+PLURALS = {
     Group.GOLD: "gold answers",
     Group.EQUIVALENT: "equivalent forms",
     Group.NEAR_MISS: "near-misses",

@@ -157,9 +157,7 @@ class _Audit:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.options.seed)
-        self.requests = [
-            VerifyRequest("", row.ground_truth, row.messages, row.data_source, row.extra_info) for row in self.rows
-        ]
+        self.requests = [row.request() for row in self.rows]
 
     def gold(self) -> None:
         """Try the right answers of every row."""

@@ -14,7 +14,7 @@ from rlcli.data.messages import PromptTask
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.evaluation.responses import Responses
-from rlcli.evaluation.statistics import Estimate, PassReport, flat_estimate, interval, ks_of, majorities, pass_rates
+from rlcli.evaluation.statistics import Estimate, interval, ks_of, majorities, pass_rates
 from rlcli.orchestrator.dispatcher import OnProgress, gather
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
@@ -46,8 +46,7 @@ class Lengths:
         counted = responses.tokens[~np.isnan(responses.tokens)]
         cut = float(responses.truncated.mean())
         if not len(counted):
-            unknown = float("nan")
-            return cls(unknown, unknown, unknown, unknown, cut)
+            return cls(math.nan, math.nan, math.nan, math.nan, cut)
         middle, most = (float(np.percentile(counted, share)) for share in (50, 95))
         return cls(float(counted.mean()), middle, most, float(counted.max()), cut)
 
@@ -66,18 +65,17 @@ class Category:
 class EvalReport:
     """The result of an evaluation.
 
-    passes: pass@k with intervals. majority: the same for maj@k, for k of 2 and more. mean: of the samples' scores; as
-    mean@k it does not depend on k. greedy: pass@1 of the greedy responses, if there are any besides the samples.
-    sampled_k: the k for which maj@k is not exact, but over random subsets. outcomes: share of each. categories: field →
-    value → report on its prompts. values: measure → float64 `[prompts]`; the estimates are their means. crash: message
-    of the first verifier crash; empty if none crashed. sets: name → report on each of several datasets; all else covers
-    all prompts together.
+    prompts, samples: how many were scored. measures: name → estimate: pass@k; maj@k for k of 2 and more; mean@k, which
+    does not depend on k, of the samples' scores; greedy: pass@1 of the greedy responses, if there are any besides the
+    samples. sampled_k: the k for which maj@k is not exact, but over random subsets. outcomes: share of each.
+    categories: field → value → report on its prompts. values: measure → float64 `[prompts]`; the estimates are their
+    means. crash: message of the first verifier crash; empty if none crashed. sets: name → report on each of several
+    datasets; all else covers all prompts together.
     """
 
-    passes: PassReport
-    majority: Mapping[int, Estimate]
-    mean: Estimate
-    greedy: Estimate | None
+    prompts: int
+    samples: int
+    measures: Mapping[str, Estimate]
     sampled_k: tuple[int, ...]
     outcomes: dict[str, float]
     lengths: Lengths
@@ -95,30 +93,18 @@ class EvalReport:
     def unverified(self) -> int:
         """Responses whose verification timed out or crashed twice. They count as not passed."""
         share = self.outcomes.get(Outcome.TIMEOUT, 0.0) + self.outcomes.get(Outcome.CRASH, 0.0)
-        return round(share * self.passes.samples)
-
-    @property
-    def mean_k(self) -> int:
-        """The number of samples per prompt that `mean` averages."""
-        return max(self.passes.passed)
-
-    def measures(self) -> dict[str, Estimate]:
-        """Every estimate by its name: pass@1, …, maj@2, …, mean@4, greedy."""
-        return {
-            **{f"pass@{k}": estimate for k, estimate in sorted(self.passes.passed.items())},
-            **{f"maj@{k}": estimate for k, estimate in sorted(self.majority.items())},
-            f"mean@{self.mean_k}": self.mean,
-            **({} if self.greedy is None else {"greedy": self.greedy}),
-        }
+        return round(share * self.samples)
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers, for trackers."""
-        flat = self.passes.metrics()
-        for name, estimate in self.measures().items():
-            flat |= flat_estimate(name, estimate)
+        flat: dict[str, float] = {}
+        for name, one in self.measures.items():
+            flat |= {name: one.mean, f"{name}/low": one.low, f"{name}/high": one.high}
         lengths = asdict(self.lengths)
         return {
             **flat,
+            "prompts": self.prompts,
+            "samples": self.samples,
             **{f"outcome/{name}": share for name, share in self.outcomes.items()},
             **{f"response_tokens/{name}": value for name, value in lengths.items()},
             **{f"{name}/{key}": value for name, own in self.sets.items() for key, value in own.metrics().items()},
@@ -126,10 +112,10 @@ class EvalReport:
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report, for `--json`: unknown values are None."""
-        measures = {name: asdict(estimate) for name, estimate in self.measures().items()}
+        measures = {name: asdict(estimate) for name, estimate in self.measures.items()}
         report = {
-            "prompts": self.passes.prompts,
-            "samples": self.passes.samples,
+            "prompts": self.prompts,
+            "samples": self.samples,
             **{
                 kind: {n: e for n, e in measures.items() if n.startswith(f"{kind}@")}
                 for kind in ("pass", "maj", "mean")
@@ -151,10 +137,10 @@ class EvalReport:
 
     def headline(self) -> str:
         """One line: `pass@1 41.2% [37.0, 45.6] on 512 prompts`, and the number of unverified responses, if any."""
-        parts = [f"pass@{k} {estimate}" for k, estimate in sorted(self.passes.passed.items())]
-        sets = "; ".join(f"{name} {own.passes.passed[1]}" for name, own in self.sets.items())
-        left = f"; {self.unverified} of {self.passes.samples} responses not verified" if self.unverified else ""
-        return f"{', '.join(parts)} on {self.passes.prompts} prompts" + (f" ({sets})" if sets else "") + left
+        parts = [f"{name} {estimate}" for name, estimate in self.measures.items() if name.startswith("pass@")]
+        sets = "; ".join(f"{name} {own.measures['pass@1']}" for name, own in self.sets.items())
+        left = f"; {self.unverified} of {self.samples} responses not verified" if self.unverified else ""
+        return f"{', '.join(parts)} on {self.prompts} prompts" + (f" ({sets})" if sets else "") + left
 
 
 def evaluate(
@@ -230,19 +216,10 @@ def report_of(responses: Responses, prompts: Sequence[Prompt], by: Sequence[str]
     apart, responses = responses.split_greedy()
     most = max(int(name.partition("@")[2]) for name in values if name.startswith("pass@"))
     bounds = score_bounds(responses)
-    estimates = {
-        name: interval(array, bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
-        for name, array in values.items()
-    }
-    kinds = {
-        kind: {int(n.partition("@")[2]): e for n, e in estimates.items() if n.startswith(f"{kind}@")}
-        for kind in ("pass", "maj", "mean")
-    }
     return EvalReport(
-        passes=PassReport(len(prompts), len(responses), kinds["pass"]),
-        majority=kinds["maj"],
-        mean=kinds["mean"][most],
-        greedy=estimates.get("greedy"),
+        prompts=len(prompts),
+        samples=len(responses),
+        measures={name: _estimated(name, array, bounds) for name, array in values.items()},
         sampled_k=sampled_k,
         outcomes={str(outcome): float((responses.outcome == str(outcome)).mean()) for outcome in Outcome},
         lengths=Lengths.of(responses),
@@ -276,6 +253,11 @@ def score_bounds(responses: Responses) -> tuple[float, float]:
     return min(0.0, float(responses.score.min())), max(1.0, float(responses.score.max()))
 
 
+def _estimated(name: str, values: np.ndarray, bounds: tuple[float, float]) -> Estimate:
+    """The estimate of a measure. bounds: of a score."""
+    return interval(values, bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
+
+
 def _categories(
     responses: Responses,
     prompts: Sequence[Prompt],
@@ -300,14 +282,11 @@ def _categories(
         found[field] = {}
         for place in np.argsort(-sizes, kind="stable").tolist():
             those = which == place
-            own = responses.of_prompts(those)
+            own = responses.where(those[responses.prompt])
             lengths = Lengths.of(own)
             found[field][str(names[place])] = Category(
                 int(sizes[place]),
-                {
-                    name: interval(values[name][those], bounds=bounds if name.startswith("mean@") else (0.0, 1.0))
-                    for name in dict.fromkeys(shown)
-                },
+                {name: _estimated(name, values[name][those], bounds) for name in dict.fromkeys(shown)},
                 lengths.mean,
                 lengths.truncated,
             )

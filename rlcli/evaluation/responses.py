@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("sample", "score", "outcome", "answer", "response_tokens", "finish_reason", "detail")
 """Columns of a table of samples, in the order of `Responses.of`."""
+ARRAYS = ("prompt", "sample", "score", "outcome", "answer", "tokens", "truncated")
+"""The fields of `Responses` with a value for each response."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,20 +107,8 @@ class Responses:
         return numbers
 
     def where(self, mask: np.ndarray) -> Responses:
-        return Responses(
-            self.prompt[mask],
-            self.sample[mask],
-            self.score[mask],
-            self.outcome[mask],
-            self.answer[mask],
-            self.tokens[mask],
-            self.truncated[mask],
-            self.crash,
-        )
-
-    def of_prompts(self, mask: np.ndarray) -> Responses:
-        """Responses of the prompts where `mask`, bool `[prompts]`, is true."""
-        return self.where(mask[self.prompt])
+        """The responses where `mask`, bool `[N]`, is true."""
+        return Responses(**{name: getattr(self, name)[mask] for name in ARRAYS}, crash=self.crash)
 
     def between(self, start: int, end: int) -> Responses:
         """Responses of the prompts from `start` up to, not including, `end`; prompts are renumbered from 0."""
@@ -143,16 +133,6 @@ def joined(parts: Sequence[Responses], offsets: Sequence[int]) -> Responses:
     """All responses in a row; the prompt numbers of each part start at its offset."""
     import numpy as np
 
-    def row(name: str) -> Any:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return Responses(
-        prompt=np.concatenate([part.prompt + offset for part, offset in zip(parts, offsets, strict=True)]),
-        sample=row("sample"),
-        score=row("score"),
-        outcome=row("outcome"),
-        answer=row("answer"),
-        tokens=row("tokens"),
-        truncated=row("truncated"),
-        crash=next((part.crash for part in parts if part.crash), ""),
-    )
+    moved = [replace(part, prompt=part.prompt + offset) for part, offset in zip(parts, offsets, strict=True)]
+    rows = {name: np.concatenate([getattr(part, name) for part in moved]) for name in ARRAYS}
+    return Responses(**rows, crash=next((part.crash for part in parts if part.crash), ""))

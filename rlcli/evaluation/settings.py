@@ -35,7 +35,7 @@ def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: 
     if config.rollout.stop_token_ids:
         found["rollout.stop_token_ids"] = sorted(config.rollout.stop_token_ids)
     for file in sorted({file for row in {prompt.verifier for prompt in prompts} for file in _files(row)}):
-        found[f"the content of {file}"] = _digest(Path(file).read_bytes())
+        found[f"the content of {file}"] = hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
     return found
 
 
@@ -97,7 +97,3 @@ def _files(expression: str) -> list[str]:
     """The files of user-defined verifiers in `expression`."""
     refs = [term.ref.rpartition(":")[0] for term in parse(expression).terms]
     return [ref for ref in refs if ref.endswith(".py") and Path(ref).is_file()]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

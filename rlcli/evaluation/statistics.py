@@ -5,7 +5,7 @@ Every measure is one value per prompt (an array `[prompts]`); `interval` gives i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb, fsum, prod
@@ -47,30 +47,6 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.mean:.1%} [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-
-
-@dataclass(frozen=True, slots=True)
-class PassReport:
-    """The result of an evaluation. prompts, samples: how many were scored; passed: k → the estimate of pass@k."""
-
-    prompts: int
-    samples: int
-    passed: Mapping[int, Estimate]
-
-    def metrics(self) -> dict[str, float]:
-        """Flat, for a tracker: `pass@1`, `pass@1/low`, `pass@1/high`, …, `prompts`, `samples`."""
-        flat: dict[str, float] = {}
-        for k, estimate in self.passed.items():
-            flat |= flat_estimate(f"pass@{k}", estimate)
-        return flat | {"prompts": self.prompts, "samples": self.samples}
-
-
-def flat_estimate(name: str, estimate: Estimate) -> dict[str, float]:
-    """
-    >>> flat_estimate("pass@1", Estimate(0.5, 0.25, 0.75))
-    {'pass@1': 0.5, 'pass@1/low': 0.25, 'pass@1/high': 0.75}
-    """
-    return {name: estimate.mean, f"{name}/low": estimate.low, f"{name}/high": estimate.high}
 
 
 def ks_of(samples: int) -> list[int]:

@@ -16,7 +16,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rlcli.data.samples import schema, write_table
@@ -110,10 +109,6 @@ class EvalStore:
         if room.is_dir() and not any(room.glob("*.parquet")):
             shutil.rmtree(room)  # including partial files left by a kill
 
-    def write_report(self, report: Mapping[str, Any]) -> None:
-        """Write the output of `--json`."""
-        write_json(self.path / REPORT, report)
-
     def close(self) -> None:
         """Unlock the folder. May be called more than once."""
         if self._held >= 0:
@@ -123,9 +118,7 @@ class EvalStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _parts(self, name: str) -> list[Path]:

@@ -18,7 +18,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.export.source import Notify, Origin, find_origin, is_run, newest_in
 from rlcli.export.types import Export, Options, manifest_digest, shown
-from rlcli.files import by_umask
+from rlcli.files import by_umask, read_object
 from rlcli.hub import offline_unless_reachable
 from rlcli.runs.checkpoint import Checkpoint, is_checkpoint
 
@@ -167,20 +167,12 @@ def _place(checkpoint: Path, critic: bool) -> Path:
 
 def _is_of(exported: Path, checkpoint: Path) -> bool:
     digest = manifest_digest(checkpoint)
-    return bool(digest) and _recorded(exported).get("manifest") == digest
+    return bool(digest) and read_object(exported / RECORD).get("manifest") == digest
 
 
 def _writable(exports: Path, run: Path | None) -> bool:
     """Whether the checkpoint is in a run whose folder for exports is writable."""
     return run is not None and os.access(exports if exports.exists() else run, os.W_OK)
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _record(written: Export) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from rlcli.config.rules import without_effect
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable
@@ -13,7 +14,7 @@ from rlcli.scoring.expression import Term, parse
 from rlcli.scoring.golds import STATED, gold_expression
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
-from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
+from rlcli.types import Outcome, Prompt, Verdict
 
 ROWS, LOOKED_AT = 4, 256
 """Number of rows per verifier whose answers are tried, taken from this many first rows of the data."""
@@ -31,24 +32,37 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
     for path in dict.fromkeys(filter(None, (config.model.path, config.critic.path))):
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
-    for rows in sets:
-        check_not_empty(rows, on_note)
+    found = [check_not_empty(rows, on_note) for rows in sets]
     if prepared.verifiers and not config.data.response:
-        for rows in sets:
-            check_golds(rows, config.verifier.deadline_s, prepared.sandbox, on_note)
+        for answers in found:
+            check_golds(answers, config.verifier.deadline_s, prepared.sandbox, on_note)
 
 
-def check_not_empty(rows: Iterable[Prompt], on_note: Callable[[str], None]) -> None:
+@dataclass
+class Answers:
+    """The rows of each verifier whose answers are tried: its first ones, and its first without an answer, with a name
+    for messages."""
+
+    first: dict[str, list[Prompt]] = field(default_factory=dict)
+    empty: dict[str, tuple[str, Prompt]] = field(default_factory=dict)
+
+
+def check_not_empty(rows: Iterable[Prompt], on_note: Callable[[str], None]) -> Answers:
     """Raise `DataError` for a prompt without text; note answers without text. `check_golds` refuses answers that the
     row's verifier cannot score."""
-    without: list[str] = []
+    found, without = Answers(), list[str]()
     for place, prompt in enumerate(rows):
         if not any(message["content"].strip() for message in prompt.messages):
             raise DataError(f"data: the prompt of {_named(rows, place, prompt)} is empty", "write it, or leave it out")
         if not prompt.ground_truth.strip():
             without.append(prompt.id)
+            if prompt.verifier not in found.empty:
+                found.empty[prompt.verifier] = (_named(rows, place, prompt), prompt)
+        elif place < LOOKED_AT and len(some := found.first.setdefault(prompt.verifier, [])) < ROWS:
+            some.append(prompt)
     if without:
         on_note(f"{len(without)} rows have an empty ground truth, {without[0]} the first")
+    return found
 
 
 def _named(rows: Iterable[Prompt], place: int, prompt: Prompt) -> str:
@@ -61,34 +75,26 @@ def _named(rows: Iterable[Prompt], place: int, prompt: Prompt) -> str:
     return f"row {prompt.id}"
 
 
-def check_golds(rows: Iterable[Prompt], deadline_s: float, sandbox: str, on_note: Callable[[str], None]) -> None:
-    """Try each verifier on the answers of its first rows, and of its first row without one, in scoring processes.
+def check_golds(answers: Answers, deadline_s: float, sandbox: str, on_note: Callable[[str], None]) -> None:
+    """Try each verifier on its rows' answers, in scoring processes.
 
     For a sum, only the first verifier is tried. Raises `VerifierError` if one crashes or does not end in `deadline_s`
     seconds, and `DataError` if it rejects the answers of all its rows, or needs an answer that is empty; notes rejected
     answers otherwise. If its module has no `gold` that writes an answer as a response, only crashes are found.
     """
-    first: dict[str, list[Prompt]] = {}
-    empty: dict[str, tuple[int, Prompt]] = {}
-    for place, prompt in enumerate(rows):
-        if not prompt.ground_truth.strip():
-            empty.setdefault(prompt.verifier, (place, prompt))
-        elif place < LOOKED_AT and len(some := first.setdefault(prompt.verifier, [])) < ROWS:
-            some.append(prompt)
-    verifiers = list({**first, **empty})
-    terms = {verifier: parse(verifier).located().terms[0] for verifier in verifiers}
+    terms = {verifier: parse(verifier).located().terms[0] for verifier in {**answers.first, **answers.empty}}
     expressions = {verifier: gold_expression(target(term.ref), term) for verifier, term in terms.items()}
     with ScoringPool(1, deadline_s, sorted(set(expressions.values())), sandbox) as pool:
 
         def submit(prompt: Prompt) -> Future[Verdict]:
-            return pool.submit(expressions[prompt.verifier], _request(prompt))
+            return pool.submit(expressions[prompt.verifier], prompt.request())
 
-        waiting = {verifier: [submit(prompt) for prompt in some] for verifier, some in first.items()}
-        lacking = [(place, prompt, submit(prompt)) for place, prompt in empty.values()]
+        waiting = {verifier: [submit(prompt) for prompt in some] for verifier, some in answers.first.items()}
+        lacking = [(verifier, row, submit(prompt)) for verifier, (row, prompt) in answers.empty.items()]
         for verifier, futures in waiting.items():
-            _judge(terms[verifier], first[verifier], [future.result() for future in futures], on_note)
-        for place, prompt, future in lacking:
-            _judge_empty(terms[prompt.verifier], _named(rows, place, prompt), future.result())
+            _judge(terms[verifier], answers.first[verifier], [future.result() for future in futures], on_note)
+        for verifier, row, future in lacking:
+            _judge_empty(terms[verifier], row, future.result())
 
 
 def _judge_empty(term: Term, row: str, verdict: Verdict) -> None:
@@ -103,10 +109,6 @@ def _judge_empty(term: Term, row: str, verdict: Verdict) -> None:
 def _rejects(verdict: Verdict) -> bool:
     """Whether the row's own answer, written as a response, is wrong. A penalty, at most 0, never rejects."""
     return verdict.detail.startswith(STATED) and verdict.outcome is not Outcome.OK and not verdict.score > 0
-
-
-def _request(prompt: Prompt) -> VerifyRequest:
-    return VerifyRequest("", prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
 
 
 def _judge(term: Term, prompts: Sequence[Prompt], verdicts: Sequence[Verdict], on_note: Callable[[str], None]) -> None:

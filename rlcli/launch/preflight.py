@@ -85,7 +85,7 @@ def prepare(
     prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
     is wrong and a hint.
     """
-    from rlcli.model.io.config import check_place
+    from rlcli.model.io.config import check_place, read_config
     from rlcli.model.io.facts import check_model
 
     # Cheapest checks first: those that import torch and transformers, which takes seconds, come last.
@@ -93,7 +93,7 @@ def prepare(
     check_engine(config, train=train)
     device = check_machine(config)
     config, adapter = _located(with_model_folders(config, on_note), train)
-    dtype = ("bfloat16" if device == "cuda" else "float32") if config.model.dtype == "auto" else config.model.dtype
+    dtype = compute_dtype(config, device)
     check_adapter(config, dtype, adapter)
     name, none = config.verifier.name, list[Prompt]()
     data, held_out = config.data.paths, config.evaluation.paths
@@ -109,8 +109,7 @@ def prepare(
     check_place(config.model.path)
     on_checked(config, device)
     facts = check_model(config.model.path)
-    max_length = _max_length(config, facts)
-    _check_tensor_parallel(config)
+    max_length = check_fit(config, facts.max_positions, read_config(config.model.path).num_attention_heads)
     roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
         part_weights(config.algorithm.advantage, verifiers_of(train_rows))
@@ -157,16 +156,27 @@ def _check_given(config: RunConfig, train: bool) -> None:
         )
 
 
-def _max_length(config: RunConfig, facts: ModelFacts) -> int:
-    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions."""
-    length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    if length > facts.max_positions:
+def check_fit(config: RunConfig, positions: int, heads: int) -> int:
+    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, or attention
+    heads that tensor_parallel does not divide."""
+    length, shared = config.data.max_prompt_tokens + config.rollout.max_response_tokens, config.rollout.tensor_parallel
+    if length > positions:
         raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {length} is more than the "
-            f"{facts.max_positions} positions of {config.model.path}",
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {length} is more than the {positions} positions "
+            f"of {config.model.path}",
             "lower one of them",
         )
+    if heads % shared:
+        raise ConfigError(
+            f"rollout.tensor_parallel = {shared} does not divide the {heads} attention heads of {config.model.path}",
+            "give a divisor of it",
+        )
     return length
+
+
+def compute_dtype(config: RunConfig, device: str) -> str:
+    """`float32` or `bfloat16`."""
+    return config.model.dtype if config.model.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
 
 
 def _tokenized(
@@ -269,17 +279,6 @@ def check_device(config: RunConfig, device: str) -> None:
         raise ConfigError(
             "model.compile = true, but workers run on CPUs (cluster.device), and layers are compiled only for GPUs",
             "leave it out",
-        )
-
-
-def _check_tensor_parallel(config: RunConfig) -> None:
-    from rlcli.model.io.config import read_config
-
-    heads, shared = read_config(config.model.path).num_attention_heads, config.rollout.tensor_parallel
-    if heads % shared:
-        raise ConfigError(
-            f"rollout.tensor_parallel = {shared} does not divide the {heads} attention heads of {config.model.path}",
-            "give a divisor of it",
         )
 
 

@@ -74,13 +74,10 @@ def _problems(rows: Sequence[Row], golds: Mapping[str, Gold | None], on_progress
 def _request(row: Row, gold: Gold | None) -> VerifyRequest | str:
     """The row's answer as a response, or why it cannot be written."""
     assert gold is not None, row.prompt.verifier
-    prompt = row.prompt
-    asked = VerifyRequest("", prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
     try:
-        completion = gold(asked)
+        return row.prompt.request(gold(row.prompt.request()))
     except Exception as error:  # whatever is raised, the row has no answer that `gold` can write
         return str(error) or type(error).__name__
-    return VerifyRequest(completion, prompt.ground_truth, prompt.messages, prompt.data_source, prompt.extra_info)
 
 
 def _problem(verdict: Verdict) -> str:

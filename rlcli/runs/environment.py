@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from rlcli.files import read_object
 from rlcli.redact import redacted
 
 PACKAGES = (
@@ -70,11 +70,7 @@ def _output(*command: str) -> str:
 
 def environment_of(run: Path) -> Mapping[str, Any]:
     """The environment in which the run in the folder `run` started; empty if it cannot be read."""
-    try:
-        found = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_object(run / "environment.json")
 
 
 def directory_of(environment: Mapping[str, Any]) -> Path | None:

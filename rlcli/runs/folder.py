@@ -13,11 +13,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.files import replacing, write_synced
+from rlcli.files import read_object, read_objects, replacing, write_synced
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment
 
@@ -163,9 +162,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _clear(self) -> None:
@@ -205,26 +202,14 @@ def append_line(path: Path, line: str) -> None:
 
 def place_of(path: Path) -> dict[str, Any]:
     """The last recorded place of the run in the folder `path`: step, phase, time, pid; empty if unknown."""
-    try:
-        found = json.loads((path / PLACE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return read_object(path / PLACE)
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
     """The events of the run in the folder `path`, oldest first; truncated lines are left out."""
-    try:
-        lines = (path / EVENTS).read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return []
-    events = []
-    for line in lines:
-        with suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict):
-                events.append(event)
-    return events
+    with suppress(OSError):
+        return read_objects(path / EVENTS)
+    return []
 
 
 def finite(metrics: Mapping[str, Any]) -> dict[str, Any]:

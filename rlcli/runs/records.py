@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RunFailed
-from rlcli.files import replacing, sync_file, sync_folder, write_synced
+from rlcli.files import read_objects, replacing, sync_file, sync_folder, write_synced
 from rlcli.runs.folder import METRICS, finite
 
 OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
@@ -93,15 +93,9 @@ def _changing(run: Path) -> Iterator[None]:
 
 def _read_metrics(run: Path) -> list[dict[str, Any]]:
     """`metrics_of`, but raises OSError if the file exists and cannot be read: it must not count as empty."""
-    try:
-        lines = (run / METRICS).read_text(encoding="utf-8", errors="replace").split("\n")
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            found.append(json.loads(line))
-    return [line for line in found if isinstance(line, dict) and "step" in line]
+    with contextlib.suppress(FileNotFoundError):
+        return [line for line in read_objects(run / METRICS) if "step" in line]
+    return []
 
 
 def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -12,7 +12,6 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 import psutil
 
@@ -58,9 +57,7 @@ class Children:
         self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         while signal.sigtimedwait(self._signals, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)

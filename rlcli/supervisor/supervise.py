@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import time
-import tomllib
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, child_environment, remove_leftovers
 from rlcli.errors import RunFailed
 from rlcli.runs.folder import add_event
+from rlcli.runs.listing import config_of
 from rlcli.supervisor.failure import Failure, last_failure, note_failure, resume_command
 
 GRACE_S = 5.0
@@ -88,9 +88,8 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
 
 def _max_restarts(folder: Path) -> int:
     try:
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-        return int(config["fault_tolerance"]["max_restarts"])
-    except (OSError, ValueError, LookupError):
+        return int(config_of(folder)["fault_tolerance"]["max_restarts"])
+    except (ValueError, LookupError):
         return 0
 
 

@@ -85,6 +85,5 @@ def _text(case: Case) -> Iterator[Probe]:
 
 
 def _stated(case: Case, group: Group, kind: str, text: str) -> Iterator[Probe]:
-    stated = case.state(text)
-    if stated and text != case.answer:
-        yield Probe(group, kind, stated)
+    if text != case.answer:
+        yield from case.stated(group, kind, text)

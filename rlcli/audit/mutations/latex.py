@@ -202,18 +202,6 @@ def _wide(answer: str) -> str | None:
     return re.sub(r"\s*([=+,])\s*", r" \1 ", answer)
 
 
-def _compact_fraction(answer: str) -> str | None:
-    return re.sub(r"\\frac\{(\d)\}\{(\d)\}(?!\d)", r"\\frac\1\2", answer)
-
-
-def _full_fraction(answer: str) -> str | None:
-    return re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", answer)
-
-
-def _slash(answer: str) -> str | None:
-    return re.sub(r"^(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3", answer)
-
-
 def _dressed(command: str) -> Callable[[str], str | None]:
     def rewrite(answer: str) -> str | None:
         match = _TEXT.fullmatch(answer.strip())
@@ -242,9 +230,9 @@ _REWRITES: dict[str, Callable[[str], str | None]] = {
     "\\dfrac": lambda answer: answer.replace("\\frac", "\\dfrac"),
     "\\tfrac": lambda answer: re.sub(r"\\d?frac(?=\{)", r"\\tfrac", answer),
     "\\frac": lambda answer: answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"),
-    "fraction without braces": _compact_fraction,
-    "fraction with braces": _full_fraction,
-    "fraction with a slash": _slash,
+    "fraction without braces": lambda answer: re.sub(r"\\frac\{(\d)\}\{(\d)\}(?!\d)", r"\\frac\1\2", answer),
+    "fraction with braces": lambda answer: re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", answer),
+    "fraction with a slash": lambda answer: re.sub(r"^(-?)\\[dt]?frac\{(\d+)\}\{(\d+)\}$", r"\1\2/\3", answer),
     "exponent in braces": lambda answer: re.sub(r"\^(\d|\\circ)(?![\da-z])", r"^{\1}", answer),
     "base in braces": lambda answer: re.sub(r"_(\d)$", r"_{\1}", answer),
     "dollar signs": lambda answer: None if "$" in answer else f"${answer}$",

@@ -51,13 +51,9 @@ def near_misses(case: Case, wrongs: Sequence[Named]) -> Iterator[Probe]:
     """Wrong answers, the right one retracted for a wrong one, and no answer."""
     right = case.request.completion
     for kind, text in wrongs:
-        stated = case.state(text)
-        if stated:
-            yield Probe(Group.NEAR_MISS, kind, stated)
+        yield from case.stated(Group.NEAR_MISS, kind, text)
     yield Probe(Group.NEAR_MISS, "empty response", "")
-    empty = case.state("")
-    if empty:
-        yield Probe(Group.NEAR_MISS, "empty answer", empty)
+    yield from case.stated(Group.NEAR_MISS, "empty answer", "")
     if not _mentions(case.prompt, case.answer):
         yield Probe(Group.NEAR_MISS, "question repeated", case.prompt)
     mistaken = case.state(wrongs[0][1]) if wrongs else None
@@ -70,13 +66,8 @@ def near_misses(case: Case, wrongs: Sequence[Named]) -> Iterator[Probe]:
 def hedges(case: Case, wrong: str, joint: str) -> Iterator[Probe]:
     """The right answer among others, without a choice. joint: the text between two answers: ` or `."""
     right, mistaken = case.request.completion, case.state(wrong)
-    for kind, text in (
-        ("right or wrong", f"{case.answer}{joint}{wrong}"),
-        ("wrong or right", f"{wrong}{joint}{case.answer}"),
-    ):
-        stated = case.state(text)
-        if stated:
-            yield Probe(Group.HEDGE, kind, stated)
+    yield from case.stated(Group.HEDGE, "right or wrong", f"{case.answer}{joint}{wrong}")
+    yield from case.stated(Group.HEDGE, "wrong or right", f"{wrong}{joint}{case.answer}")
     if mistaken:
         yield Probe(Group.HEDGE, "several statements", f"{mistaken}\n\nOr else:\n\n{right}")
     yield Probe(Group.HEDGE, "retracted without another", f"{right}\n\nNo, that is wrong. I do not know the answer.")
@@ -95,9 +86,8 @@ def exploits(case: Case, wrong: str | None, tricks: Sequence[Named], *, numeric:
         answers += [("not a number", "nan"), ("infinity", "inf"), ("huge number", "9" * 5000)]
         answers += [("power tower", "9^{9^{9^{9^{9}}}}"), ("huge factorial", "99999999!")]
     for kind, text in answers:
-        stated = case.state(text)
-        if stated and text != case.answer:
-            yield Probe(Group.EXPLOIT, kind, stated)
+        if text != case.answer:
+            yield from case.stated(Group.EXPLOIT, kind, text)
     mistaken = wrong and case.state(wrong)
     if mistaken:
         yield from _hidden(case, mistaken)

@@ -27,9 +27,9 @@ def show_evaluation(evaluation: Evaluation) -> None:
 
 
 def _show_report(title: str, report: EvalReport) -> None:
-    passes, lengths = report.passes, report.lengths
-    plain(f"{title}: {passes.prompts} prompts × {passes.samples // passes.prompts}")
-    rows = [(name, str(estimate)) for name, estimate in report.measures().items()]
+    lengths = report.lengths
+    plain(f"{title}: {report.prompts} prompts × {report.samples // report.prompts}")
+    rows = [(name, str(estimate)) for name, estimate in report.measures.items()]
     rows += [(name, f"{100 * share:.1f}%") for name, share in report.outcomes.items() if share]
     if not math.isnan(lengths.mean):
         spread = f"{lengths.mean:.0f} (mean), {lengths.p50:.0f} (p50), {lengths.p95:.0f} (p95), {lengths.max:.0f} (max)"
@@ -41,7 +41,7 @@ def _show_report(title: str, report: EvalReport) -> None:
         plain(f"{named}: over random subsets of the samples, the same ones every time")
     if report.unverified:
         plain(
-            f"{report.unverified} of {passes.samples} responses could not be verified (timeout, crash) and count as "
+            f"{report.unverified} of {report.samples} responses could not be verified (timeout, crash) and count as "
             "not passed"
         )
     if report.crash:

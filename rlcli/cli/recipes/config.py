@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 from rlcli.cli import console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json
+from rlcli.cli.recipes.recipes import check_new, write_new
 
 if TYPE_CHECKING:
     from rlcli.config.importing import Imported, Line
@@ -46,15 +46,12 @@ def import_config(
       rlcli train mine.toml --data data/gsm8k --dry-run
     """
     from rlcli.config.importing import import_file
-    from rlcli.errors import ConfigError
 
-    if out is not None and out.suffix != ".toml":
-        raise ConfigError(f"--out {out}: a recipe's file name must end in .toml", f"give {out}.toml")
-    if out is not None and os.path.lexists(out):
-        raise ConfigError(f"{out} exists", "name another file with --out")
+    if out is not None:
+        check_new(out)
     found = import_file(file, processes)
     if out is not None:
-        _write(out, found.toml)
+        write_new(out, found.toml)
     if json:
         console.emit_json({"file": file, "out": out, **_json(found)})
         return
@@ -64,17 +61,6 @@ def import_config(
             console.plain(f"{heading}:")
             console.plain("".join(f"  {_described(line, found)}\n" for line in lines))
     console.plain(f"wrote {out}; try it: rlcli train {out} --dry-run" if out else found.toml.rstrip())
-
-
-def _write(out: Path, toml: str) -> None:
-    from rlcli.errors import ConfigError
-    from rlcli.files import replacing
-
-    try:
-        with replacing(out) as beside:
-            beside.write_text(toml, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}", "name another file with --out") from error
 
 
 def _json(found: Imported) -> dict[str, object]:

@@ -13,6 +13,8 @@ import typer
 from rlcli.cli import console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, RecipeName
+from rlcli.errors import ConfigError, RlcliError
+from rlcli.files import replacing
 
 if TYPE_CHECKING:
     from rlcli.config.load import Resolved
@@ -32,7 +34,6 @@ def list_recipes(json: Json = False) -> None:
       rlcli recipes list --json
     """
     from rlcli.config import recipes
-    from rlcli.errors import RlcliError
 
     headers, errors = [], recipes.broken()
     for name in recipes.names():
@@ -123,21 +124,11 @@ def copy(
     """
     from rlcli.config.load import resolve
     from rlcli.config.recipes import copy_text
-    from rlcli.errors import ConfigError
-    from rlcli.files import replacing
 
     resolve(recipe)  # An inconsistent recipe is an error.
     target = out or Path(f"{Path(recipe).stem if recipe.endswith('.toml') else recipe}.toml")
-    if target.suffix != ".toml":
-        raise ConfigError(f"--out {target}: a recipe's file name must end in .toml", f"give {target}.toml")
-    if os.path.lexists(target):
-        raise ConfigError(f"{target} exists", "name another file with --out")
-    text = copy_text(recipe, target.stem)
-    try:
-        with replacing(target) as beside:
-            beside.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror}", "name another file with --out") from error
+    check_new(target)
+    write_new(target, copy_text(recipe, target.stem))
     if json:
         console.emit_json({"recipe": recipe, "file": target})
     else:
@@ -171,6 +162,23 @@ def explain(
     width = max((len(choice.name) for choice in named), default=0)
     for choice in named:
         console.plain(f"        {choice.name:<{width}}  {choice.text}")
+
+
+def check_new(recipe: Path) -> None:
+    """Raise `ConfigError` if this is no name for a new recipe."""
+    if recipe.suffix != ".toml":
+        raise ConfigError(f"--out {recipe}: a recipe's file name must end in .toml", f"give {recipe}.toml")
+    if os.path.lexists(recipe):
+        raise ConfigError(f"{recipe} exists", "name another file with --out")
+
+
+def write_new(recipe: Path, toml: str) -> None:
+    """Write a recipe. Raises `ConfigError` if it cannot be written."""
+    try:
+        with replacing(recipe) as beside:
+            beside.write_text(toml, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{recipe} cannot be written: {error.strerror}", "name another file with --out") from error
 
 
 def _first_word(text: str) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from rlcli.cli.console import emit_json, plain, show, stderr, table
 from rlcli.cli.options import JsonFigures
+from rlcli.cli.progress import progress
 from rlcli.files import cache_folder
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
@@ -90,15 +91,10 @@ def _prepare_data(folder: Path, seed: int) -> Path:
 
 
 def _warm_start(cache: Path, data: Path, seed: int) -> Any:
-    from rich.progress import Progress
-
     from rlcli.quickstart.warm_start import warm_start
 
-    with Progress(console=stderr(), transient=True, disable=not stderr().is_terminal) as progress:
-        bar = progress.add_task("      warming up", total=None)
-        return warm_start(
-            cache, data, seed, on_progress=lambda done, all_: progress.update(bar, completed=done, total=all_)
-        )
+    with progress() as update:
+        return warm_start(cache, data, seed, on_progress=lambda done, steps: update("      warming up", done, steps))
 
 
 def _show(result: dict[str, Any], target: Path, data: Path, as_json: bool) -> None:

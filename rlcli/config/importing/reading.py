@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+TRACKERS = ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")
 Kind = Literal["mapped", "same", "unresolved", "missing"]
 
 
@@ -96,6 +97,19 @@ class Reading:
     def missing(self, source: str, note: str) -> None:
         """Report a key without a counterpart, or without one for this value."""
         self._once(Line("missing", source, self._given(source), note=note))
+
+    def trackers(self, source: str, nothing: str, note: str) -> None:
+        """Map the names of trackers. nothing: the name that stands for none; note: what rlcli has without any."""
+        value = self(source)
+        names = [str(name) for name in value] if isinstance(value, list) else [str(value)] if value else []
+        known = [name for name in names if name in TRACKERS]
+        if known:
+            self.map(source, "tracking.trackers", known)
+        elif names == [nothing]:
+            self.same(source, note)
+        if others := [name for name in names if name not in (*known, nothing)]:
+            self.seen.discard(source)
+            self.missing(source, f"no tracker called {', '.join(others)}")
 
     def skip(self, *sources: str) -> None:
         """Mark keys as handled, with nothing to report."""

@@ -211,13 +211,6 @@ def _model(read: Reading) -> None:
 
 
 def _trackers(read: Reading) -> None:
-    named = read("report_to")
-    names = [str(name) for name in named] if isinstance(named, list) else [str(named)] if named else []
-    known = [name for name in names if name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")]
-    if known:
-        read.map("report_to", "tracking.trackers", known)
-    elif names in (["none"], []):
+    if not read("report_to"):
         read.same("report_to", "only metrics.jsonl")
-    if others := [name for name in names if name not in (*known, "none")]:
-        read.seen.discard("report_to")
-        read.missing("report_to", f"no tracker called {', '.join(others)}")
+    read.trackers("report_to", "none", "only metrics.jsonl")

@@ -346,16 +346,7 @@ def _trainer(read: Reading) -> None:
     for source, key in (("trainer.save_freq", "checkpoint.every"), ("trainer.test_freq", "evaluation.every")):
         every = max(int(read.number(source) or 0), 0)
         read.map(source, key, every, "" if every else "only at the end")
-    loggers = read("trainer.logger")
-    names = [str(name) for name in loggers] if isinstance(loggers, list) else [str(loggers)] if loggers else []
-    known = [name for name in names if name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")]
-    if known:
-        read.map("trainer.logger", "tracking.trackers", known)
-    elif names == ["console"]:
-        read.same("trainer.logger", "console output is always on")
-    if others := [name for name in names if name not in (*known, "console")]:
-        read.seen.discard("trainer.logger")
-        read.missing("trainer.logger", f"no tracker called {', '.join(others)}")
+    read.trackers("trainer.logger", "console", "console output is always on")
     if read.gives("trainer.val_before_train"):
         report = read.same if read.flag("trainer.val_before_train") else read.missing
         report("trainer.val_before_train", "the model is evaluated before the first step")

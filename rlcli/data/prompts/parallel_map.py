@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import subprocess
@@ -14,16 +13,13 @@ from queue import SimpleQueue
 from typing import IO, Any, TypeVar
 
 from rlcli.errors import SetupError
+from rlcli.importing import python
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 MOST_PROCESSES = 32
 """Each process takes a few hundred megabytes, and seconds to import its modules."""
-# Neither `-m` nor multiprocessing: both would load this process's `__main__` or another sys.path.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from rlcli.data.prompts.parallel_map import main; main()"
-)
 
 
 def spread(work: Callable[[T], R], items: Sequence[T], processes: int = 0) -> Iterator[R]:
@@ -58,7 +54,7 @@ class _Child:
 
     def __init__(self, work: Callable[..., Any]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path)],
+            python("rlcli.data.prompts.parallel_map"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},

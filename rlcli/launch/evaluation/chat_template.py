@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import tomllib
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 
 from rlcli.runs.environment import environment_of, recorded_day
+from rlcli.runs.listing import config_of
 
 
 def day_of_run(model: str) -> date | None:
@@ -19,13 +18,9 @@ def day_of_run(model: str) -> date | None:
 def rendered_with(model: str, values: Mapping[str, object]) -> list[str]:
     """A note if `model` is in the folder of a run whose chat template had other variables than `values`."""
     for folder in _runs(model):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
-            then = dict(settings["data"].get("chat_template_kwargs", {}))
-            if then != dict(values):
-                return [
-                    f"the run {folder.name} was trained with data.chat_template_kwargs = {then}, not {dict(values)}"
-                ]
+        data = config_of(folder).get("data")
+        if data and (then := data.get("chat_template_kwargs", {})) != dict(values):
+            return [f"the run {folder.name} was trained with data.chat_template_kwargs = {then}, not {dict(values)}"]
     return []
 
 
@@ -40,14 +35,13 @@ def trained_with(model: str, adapter: str) -> list[str]:
         return []
     if adapter and (own := _template(adapter)) is not None and own != now:
         return [f"the tokenizer in {adapter} has another chat template than {model}, which is used"]
-    run, base = _run_of(folder)
-    then = _template(base) if base else None
-    if then is None or then == now:
-        return []
-    return [
-        f"the run {run} was trained with the chat template of {base}, and that of {model} is another: "
-        "the model sees prompts that look different"
-    ]
+    for run in folder.resolve().parents[:3]:
+        if base := config_of(run).get("model", {}).get("path"):
+            return [
+                f"the run {run.name} was trained with the chat template of {base}, and that of {model} is another: "
+                "the model sees prompts that look different"
+            ] * (_template(base) not in (None, now))
+    return []
 
 
 def _runs(model: str) -> list[Path]:
@@ -55,17 +49,6 @@ def _runs(model: str) -> list[Path]:
     folder = Path(model)
     above = [folder.resolve(), *folder.resolve().parents[:3]] if folder.is_dir() else []
     return [parent for parent in above if (parent / "config.toml").is_file()][:1]
-
-
-def _run_of(folder: Path) -> tuple[str, str]:
-    """The run that contains this folder, and the model that it started from; both empty if there is none."""
-    for parent in folder.resolve().parents[:3]:
-        try:
-            settings = tomllib.loads((parent / "config.toml").read_text(encoding="utf-8"))
-            return parent.name, str(settings["model"]["path"])
-        except (OSError, ValueError, LookupError, TypeError):
-            continue
-    return "", ""
 
 
 def _template(path: str) -> str | None:

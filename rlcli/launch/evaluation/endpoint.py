@@ -20,7 +20,7 @@ from rlcli.orchestrator.dispatcher import OnProgress
 from rlcli.rollout.call import GREEDY
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
 from rlcli.scoring.processes.pool import ScoringPool
-from rlcli.types import Prompt, Verdict, VerifyRequest
+from rlcli.types import FinishReason, Prompt, Verdict
 
 SETTLE_EVERY_S = 0.25
 
@@ -123,15 +123,8 @@ def _request(config: RunConfig, prompt: Prompt, sample: int, key: str) -> ChatRe
 
 
 def _verify(scorer: ScoringPool, prompt: Prompt, result: ChatResult) -> Future[Verdict]:
-    request = VerifyRequest(
-        result.text,
-        prompt.ground_truth,
-        prompt.messages,
-        prompt.data_source,
-        prompt.extra_info,
-        finish_reason="length" if result.finish_reason == "length" else "stop",
-    )
-    return scorer.submit(prompt.verifier, request)
+    reason: FinishReason = "length" if result.finish_reason == "length" else "stop"
+    return scorer.submit(prompt.verifier, prompt.request(result.text, reason))
 
 
 def _row(prompt: Prompt, one: _Answered) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from rlcli.evaluation.report import MOST_CATEGORIES, EvalReport, generate, label
 from rlcli.evaluation.responses import COLUMNS, Responses, joined
 from rlcli.evaluation.settings import day_in, local_model, prompts_mark, settings_of_evaluation
 from rlcli.evaluation.statistics import Estimate, average_of
-from rlcli.evaluation.store import EvalStore, dataset_names, settings_of
+from rlcli.evaluation.store import REPORT, EvalStore, dataset_names, settings_of
 from rlcli.rollout.call import GREEDY
 from rlcli.rollout.engine import Sampling
+from rlcli.runs.folder import write_json
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def _evaluation(
         sum(map(len, fresh.values())),
     )
     if store:
-        store.write_report(evaluation.as_dict())
+        write_json(store.path / REPORT, evaluation.as_dict())
     return evaluation
 
 

@@ -24,12 +24,12 @@ from rlcli.evaluation.store import dataset_names
 from rlcli.hub import offline_unless_reachable
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
-from rlcli.launch.preflight import Prepared, check_device, kv_cache_bytes
+from rlcli.launch.preflight import Prepared, check_device, check_fit, compute_dtype, kv_cache_bytes
 from rlcli.model.io.config import check_place
 from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus, with_rates
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
-from rlcli.planner.shape import ModelShape, read_shape
+from rlcli.planner.shape import read_shape
 from rlcli.planner.solve import shortfall, smallest_microbatch
 
 AUTO = "--memory auto"
@@ -58,10 +58,15 @@ def planned(
             check_place(path, key)
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
-    _check_model(config, shape)
+    longest = check_fit(config, shape.positions, shape.heads)
+    if config.lora.rank and not shape.adapted(config.lora.targets):
+        raise ConfigError(
+            f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
+            f"give all-linear, or some of {', '.join(linear.name for linear in shape.linears)}",
+        )
     prompts = _prompts(config) if config.data.path else None
     tokens = None if prompts is None else len(prompts.flat) / len(prompts)
-    cache = kv_cache_bytes(config, kind, _dtype(config, kind), _max_length(config))
+    cache = kv_cache_bytes(config, kind, compute_dtype(config, kind), longest)
     setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=cache)
     check_algorithm(config, setting.algorithm)
     setting = replace(setting, device=with_rates(device, shape))
@@ -170,27 +175,6 @@ def _first_fix(found: Forecast) -> str:
     return f"{keys} ({hint.cost}); rlcli plan shows more"
 
 
-def _check_model(config: RunConfig, shape: ModelShape) -> None:
-    if _max_length(config) > shape.positions:
-        raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {_max_length(config)} is more than the "
-            f"{shape.positions} positions of {config.model.path}",
-            "lower one of them",
-        )
-    shared = config.rollout.tensor_parallel
-    if shape.heads % shared:
-        raise ConfigError(
-            f"rollout.tensor_parallel = {shared} does not divide the {shape.heads} attention heads of "
-            f"{config.model.path}",
-            "give a divisor of it",
-        )
-    if config.lora.rank and not shape.adapted(config.lora.targets):
-        raise ConfigError(
-            f"lora.targets = '{config.lora.targets}': the model has no such linear layer",
-            f"give all-linear, or some of {', '.join(linear.name for linear in shape.linears)}",
-        )
-
-
 def _prompts(config: RunConfig) -> TokenizedPrompts:
     paths = config.data.paths
     rows = read_sets(paths, dataset_names(paths, "--data", "train"), "train", config.verifier.name)
@@ -209,7 +193,7 @@ def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows
     prepared = Prepared(
         config=config,
         device=kind,
-        dtype=_dtype(config, kind),
+        dtype=compute_dtype(config, kind),
         prompts=prompts or none,
         held_out=None,
         verifiers=tuple(sorted(verifiers_of(prompts.prompts))) if prompts else (),
@@ -219,13 +203,3 @@ def _rows(setting: Setting, kind: str, prompts: TokenizedPrompts | None) -> Rows
         roles=frozenset(roles),
     )
     return derived_plan(prepared)
-
-
-def _dtype(config: RunConfig, kind: str) -> str:
-    if config.model.dtype != "auto":
-        return config.model.dtype
-    return "bfloat16" if kind == "cuda" else "float32"
-
-
-def _max_length(config: RunConfig) -> int:
-    return config.data.max_prompt_tokens + config.rollout.max_response_tokens

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError, VerifierError
+from rlcli.importing import python
 from rlcli.redact import without_service_secrets
 from rlcli.sandbox import backend_name
 from rlcli.scoring.expression import Composition
@@ -31,11 +31,6 @@ what kills it (out of memory)."""
 
 _CLOSE_TIMEOUT_S = 2.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Not `-m`, nor multiprocessing: both would load the owner's `__main__` or another sys.path.
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rlcli.scoring.processes.fork_server_main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
-)
 
 
 class Facts(NamedTuple):
@@ -149,14 +144,12 @@ class ForkServer:
         """Start the process. Raises `VerifierError` if it does not start or the pool is closed."""
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.settimeout(ANSWER_TIMEOUT_S)
-        path = json.dumps([str(folder) for folder in sys.path])
-        arguments = [sys.executable, "-c", _START, path, str(theirs.fileno()), str(os.getpid())]
         with self._changing, theirs:
             try:
                 if self._closed:
                     raise VerifierError("the scoring pool is closed")
                 self._process = subprocess.Popen(
-                    arguments,
+                    python("rlcli.scoring.processes.fork_server_main", str(theirs.fileno()), str(os.getpid())),
                     env=self._environment,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,

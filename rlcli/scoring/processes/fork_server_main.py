@@ -51,18 +51,18 @@ _EXIT_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
-def main(control_fd: int, owner: int) -> None:
+def main(control_fd: str, owner: str) -> None:
     """Serve the owner's control socket until the owner closes it or dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group: the owner decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    control = socket.socket(fileno=control_fd)
+    control = socket.socket(fileno=int(control_fd))
     scorers: dict[str, Scorer] = {}
     workers: dict[int, int] = {}
     try:
         while True:
             # A stray fork of the owner could hold the socket open, so check the parent too.
             readable = wait([control], _PARENT_CHECK_S)
-            if os.getppid() != owner:
+            if os.getppid() != int(owner):
                 break
             if not readable:
                 continue

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rlcli.errors import VerifierError
@@ -136,9 +135,7 @@ class ScoringPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _serve(self, worker: ScoringWorker) -> None:

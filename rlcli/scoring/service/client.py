@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import marshal
 import os
 import socket
 import subprocess
-import sys
 import threading
 from concurrent.futures import CancelledError, Future
 from multiprocessing.connection import Connection
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcli.errors import VerifierError
+from rlcli.importing import python
 from rlcli.scoring.processes.fork_server import environment_of
 from rlcli.scoring.service.service import TOKENIZER, Settings, locked
 from rlcli.scoring.service.sources import Source
@@ -29,11 +28,6 @@ READY_S = 180.0
 
 MOST_KNOWN = 100_000
 """Number of sources that are remembered as sent."""
-
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from rlcli.scoring.service.service import main; main(int(sys.argv[2]), sys.argv[3], sys.argv[4])"
-)
 
 
 class Scored(NamedTuple):
@@ -232,13 +226,12 @@ class ScoringService:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(128)
-            fd, folders = listener.fileno(), json.dumps([str(folder) for folder in sys.path])
-            arguments = [folders, str(fd), str(self._folder), self._settings.to_json()]
+            arguments = [str(listener.fileno()), str(self._folder), self._settings.to_json()]
             # Its own session: it keeps serving others if this process ends, or is signalled with its group.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, *arguments],
+                python("rlcli.scoring.service.service", *arguments),
                 env=environment_of(self._settings.sandbox),
-                pass_fds=[fd],
+                pass_fds=[listener.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

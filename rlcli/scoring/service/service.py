@@ -75,10 +75,10 @@ class Settings:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def main(listener_fd: int, folder: str, settings: str) -> None:
+def main(listener_fd: str, folder: str, settings: str) -> None:
     """Serve all clients that connect to the socket, until the last has disconnected."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group: the owners decide
-    listener, given = socket.socket(fileno=listener_fd), Settings(**json.loads(settings))
+    listener, given = socket.socket(fileno=int(listener_fd)), Settings(**json.loads(settings))
     try:
         decode = _decoder(Path(folder, TOKENIZER), given.tokenizer)
         log = Path(given.log) if given.log else None

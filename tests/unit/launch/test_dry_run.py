@@ -47,7 +47,8 @@ def data(folder: Path, *truths: str, verifier: str = "gsm8k", question: str = "1
 
 def tried(file: Path, verifier: str = "auto", deadline_s: float = 5.0) -> list[str]:
     notes: list[str] = []
-    check_golds(read_prompts(file, "train", verifier), deadline_s, "", notes.append)
+    answers = check_not_empty(read_prompts(file, "train", verifier), lambda note: None)
+    check_golds(answers, deadline_s, "", notes.append)
     return notes
 
 
@@ -110,7 +111,7 @@ def test_an_empty_answer_far_down_is_found_in_its_own_file(tmp_path: Path) -> No
     first, second = data(tmp_path, "1", verifier="exact"), data(tmp_path / "b", *["1"] * 300, " ", verifier="exact")
     rows = JoinedPrompts([read_prompts(file, "train") for file in (first, second)])
     with pytest.raises(DataError, match=rf"of row toy:train:300 of {second} is empty, and the verifier 'exact' needs"):
-        check_golds(rows, 5.0, "", print)
+        check_golds(check_not_empty(rows, print), 5.0, "", print)
 
 
 @pytest.mark.parametrize("verifier", ["format", "length(target=8)", "repetition", "overlong"])

@@ -590,8 +590,8 @@ def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
     prompts = mixture_of(workers, "prompts").prompts
     responses: Any = {"samples": 2, "sampling": Sampling(1.0, 16), "seed": 0}
     report = evaluate(workers, prompts, **responses)  # type: ignore[arg-type]
-    assert (report.passes.prompts, report.sets["a"].passes.prompts, report.sets["b"].passes.prompts) == (30, 20, 10)
-    assert report.sets["b"].passes.samples == 20
+    assert (report.prompts, report.sets["a"].prompts, report.sets["b"].prompts) == (30, 20, 10)
+    assert report.sets["b"].samples == 20
     metrics, told = report.metrics(), report.as_dict()
     assert metrics["a/pass@1"] == metrics["pass@1"] == told["datasets"]["b"]["pass"]["pass@1"]["mean"] == 1.0
     assert "(a 100.0%" in report.headline()
