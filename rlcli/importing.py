@@ -84,7 +84,7 @@ def import_problem(target: str) -> str:
         if os.read(read, 1):
             return ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return f"ends the process that imports it ({_how(child.wait(IMPORT_TIMEOUT_S))})"
+            return f"ends the process that imports it ({how_ended(child.wait(IMPORT_TIMEOUT_S))})"
         return "closes the files of the process that imports it"
     finally:
         os.close(read)
@@ -107,5 +107,8 @@ def main(target: str, done: str) -> None:
     os._exit(0)
 
 
-def _how(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else f"signal {-status}: {signal.strsignal(-status)}"
+def how_ended(status: int | None) -> str:
+    """An exit status, negative for a signal, in words."""
+    if status is None or status >= 0:
+        return f"exit status {status}"
+    return f"signal {-status}: {signal.strsignal(-status)}"

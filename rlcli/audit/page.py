@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from rlcli.audit.probes import Group
-from rlcli.audit.report import PLURALS, Latency, Report, Surprise, Tally
+from rlcli.audit.report import PLURALS, Latency, Report, Surprise, Tally, percent
 from rlcli.errors import DataError
 from rlcli.files import replacing
 
@@ -105,7 +105,7 @@ def _reasons(report: Report) -> str:
 def _tile(group: Group, tallies: Iterable[Tally]) -> str:
     kinds = [tally for tally in tallies if tally.group is group]
     tried, right = sum(tally.tried for tally in kinds), sum(tally.as_expected for tally in kinds)
-    share, title = _percent(right, tried) if tried else "–", PLURALS[group].capitalize()
+    share, title = percent(right, tried) if tried else "–", PLURALS[group].capitalize()
     return (
         f'<div class="tile {_state(group, right, tried)}"><h3>{title}</h3><p class="figure">{share}</p>'
         f"<p>{right:,} of {tried:,}<br>{group.rule}</p></div>"
@@ -123,7 +123,7 @@ def _table(group: Group, tallies: Iterable[Tally]) -> str:
         rows.append(
             f'<tr class="{state}"><th scope="row">{text(tally.kind)}{failed}</th>'
             f'<td class="bar"><span style="width:{100 * tally.share:.2f}%"></span></td>'
-            f"<td>{_percent(tally.as_expected, tally.tried)}</td><td>{tally.as_expected:,} of {tally.tried:,}</td></tr>"
+            f"<td>{percent(tally.as_expected, tally.tried)}</td><td>{tally.as_expected:,} of {tally.tried:,}</td></tr>"
         )
     title = PLURALS[group].capitalize()
     return f"<section><h2>{title} <small>{group.rule}</small></h2><table>{''.join(rows)}</table></section>"
@@ -165,11 +165,6 @@ def _surprise(one: Surprise) -> str:
         f"<dl><dt>verifier</dt><dd><code>{text(one.verifier)}</code></dd>{shown}</dl>"
         f"<pre>{text(one.response_end)}</pre></details>"
     )
-
-
-def _percent(right: int, tried: int) -> str:
-    """A share as text that is 100% only if all are right."""
-    return "100%" if right == tried else f"{int(1000 * right / tried) / 10:.1f}%"
 
 
 def _time(seconds: float) -> str:

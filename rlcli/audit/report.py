@@ -30,6 +30,11 @@ class Tally:
         return self.as_expected / self.tried if self.tried else 1.0
 
 
+def percent(right: int, tried: int) -> str:
+    """A share as text, rounded down: 100% means all."""
+    return "100%" if right == tried else f"{int(1000 * right / tried) / 10:.1f}%"
+
+
 @dataclass(frozen=True, slots=True)
 class Surprise:
     """An unexpected verdict. row: counted from 0. response_end: the end of the verified response."""
@@ -106,12 +111,16 @@ class Report:
     @property
     def faults(self) -> list[str]:
         """The reasons why the audit fails; empty if it passes."""
-        return [*self._unexpected(grave=True), *(self.warnings_of_kinds() if self.strict else []), *self._unstable()]
+        return [
+            *self._unexpected(grave=True),
+            *(self._unexpected(grave=False) if self.strict else []),
+            *self._unstable(),
+        ]
 
     @property
     def warnings(self) -> list[str]:
         """Problems that do not fail it."""
-        return [] if self.strict else self.warnings_of_kinds()
+        return [] if self.strict else self._unexpected(grave=False)
 
     @property
     def passed(self) -> bool:
@@ -120,9 +129,6 @@ class Report:
     @property
     def per_second(self) -> float:
         return self.verifications / self.seconds if self.seconds else 0.0
-
-    def warnings_of_kinds(self) -> list[str]:
-        return self._unexpected(grave=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The whole report, with every surprise."""

@@ -158,20 +158,13 @@ def _validate(values: Mapping[str, Any], origins: Mapping[str, str]) -> RunConfi
 def _check_text(key: str, value: Any, origin: str) -> None:
     """Raise `ConfigError` for text that cannot be stored in a file or a path."""
     written = json.dumps(value, default=str, ensure_ascii=False)
-    for what, wrong in (
-        ("text in UTF-8", not _is_utf8(written)),
-        ("text without NUL characters", r"\u0000" in written),
-    ):
-        if wrong:
-            raise ConfigError(f"{key} = {value!a} ({origin}) must be {what}", "retype it")
-
-
-def _is_utf8(text: str) -> bool:
+    what = "text without NUL characters" if r"\u0000" in written else ""
     try:
-        text.encode()
+        written.encode()
     except UnicodeEncodeError:  # command-line bytes that were not UTF-8
-        return False
-    return True
+        what = "text in UTF-8"
+    if what:
+        raise ConfigError(f"{key} = {value!a} ({origin}) must be {what}", "retype it")
 
 
 def _config_error(error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str]) -> ConfigError:

@@ -6,7 +6,8 @@ Rules between keys are in `rlcli.config.rules`; rules that need the dataset or t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
@@ -425,6 +426,11 @@ class RunConfig(Section):
     fault_tolerance: FaultTolerance = FaultTolerance()
     evaluation: Evaluation = Evaluation()
     tracking: Tracking = Tracking()
+
+    def changed(self, **sections: Mapping[str, Any]) -> RunConfig:
+        """The same with other values, not validated: `changed(train={"tokens_per_microbatch": 4096})`."""
+        changed = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
+        return self.model_copy(update=changed)
 
     @property
     def engine_workers(self) -> int:

@@ -145,12 +145,9 @@ def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
 
 def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
     """`config` with the results of `model_folder` as model.path and critic.path."""
-    found = {
-        "model": model_folder(config.model.path, on_note) if config.model.path else "",
-        "critic": model_folder(config.critic.path, on_note, critic=True) if config.critic.path else "",
-    }
-    sections = {name: getattr(config, name).model_copy(update={"path": path}) for name, path in found.items()}
-    return config.model_copy(update=sections)
+    model = model_folder(config.model.path, on_note) if config.model.path else ""
+    critic = model_folder(config.critic.path, on_note, critic=True) if config.critic.path else ""
+    return config.changed(model={"path": model}, critic={"path": critic})
 
 
 def has_critic(checkpoint: Checkpoint) -> bool:

@@ -62,10 +62,9 @@ def _located(resolved: Resolved, run: Path | None) -> Resolved:
         return resolved
     config = resolved.config
     for section, name in (("model", "path"), ("critic", "path"), ("data", "path"), ("evaluation", "data")):
-        values = getattr(config, section)
-        path = getattr(values, name)
+        path = getattr(getattr(config, section), name)
         if path and (start / path).exists():
-            config = config.model_copy(update={section: values.model_copy(update={name: str(start / path)})})
+            config = config.changed(**{section: {name: str(start / path)}})
     return replace(resolved, config=config)
 
 

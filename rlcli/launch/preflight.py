@@ -102,8 +102,7 @@ def prepare(
     test_rows = read_sets(held_out, named, "test", name, limit) if held_out else none
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
     if sandbox:  # workers use the one found here or none, never another one silently
-        section = config.verifier.model_copy(update={"sandbox": sandbox})
-        config = config.model_copy(update={"verifier": section})
+        config = config.changed(verifier={"sandbox": sandbox})
     if not Path(config.model.path).is_dir():
         offline_unless_reachable(on_note)
     check_place(config.model.path)
@@ -285,32 +284,29 @@ def check_device(config: RunConfig, device: str) -> None:
 def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     """The configuration with absolute paths (workers run in other directories), and the adapter in the model folder."""
     if config.critic.path and Path(config.critic.path).is_dir():
-        critic = config.critic.model_copy(update={"path": str(Path(config.critic.path).resolve())})
-        config = config.model_copy(update={"critic": critic})
+        config = config.changed(critic={"path": str(Path(config.critic.path).resolve())})
     if config.algorithm.code:
-        code = str(Path(config.algorithm.code).expanduser().resolve())
-        config = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"code": code})})
+        config = config.changed(algorithm={"code": str(Path(config.algorithm.code).expanduser().resolve())})
     folder = Path(config.model.path)
     if not folder.is_dir():
         return config, ""
     folder = folder.resolve()
     note = folder / "adapter_config.json"
-    changes: dict[str, dict[str, object]] = {"model": {"path": str(folder)}}
-    if note.is_file():
-        if train:
-            raise ModelError(
-                f"model.path = '{config.model.path}' is a LoRA adapter",
-                "train its base model, or merge the two first: rlcli export RUN --merge",
-            )
-        try:
-            settings = json.loads(note.read_text(encoding="utf-8"))
-            changes = {"model": {"path": settings["base_model_name_or_path"]}, "lora": {"rank": settings["r"]}}
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise ModelError(
-                f"cannot read adapter {note}: {type(error).__name__}: {error}", "copy the whole adapter again"
-            ) from error
-    updated = {name: getattr(config, name).model_copy(update=change) for name, change in changes.items()}
-    return config.model_copy(update=updated), str(folder) if note.is_file() else ""
+    if not note.is_file():
+        return config.changed(model={"path": str(folder)}), ""
+    if train:
+        raise ModelError(
+            f"model.path = '{config.model.path}' is a LoRA adapter",
+            "train its base model, or merge the two first: rlcli export RUN --merge",
+        )
+    try:
+        settings = json.loads(note.read_text(encoding="utf-8"))
+        base, rank = settings["base_model_name_or_path"], settings["r"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelError(
+            f"cannot read adapter {note}: {type(error).__name__}: {error}", "copy the whole adapter again"
+        ) from error
+    return config.changed(model={"path": base}, lora={"rank": rank}), str(folder)
 
 
 def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) -> int | None:

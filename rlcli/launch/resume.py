@@ -11,7 +11,6 @@ from typing import Any
 
 from rlcli.config.changes import ROUNDING, changes, check_changes, read_run_config, whole_paths
 from rlcli.config.load import Resolved, resolve
-from rlcli.config.schema import RunConfig
 from rlcli.errors import CheckpointError, DataError, RlcliError
 from rlcli.export.export import with_model_folders
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints, is_checkpoint
@@ -44,7 +43,8 @@ class Resumption:
     def nothing_to_do(self) -> bool:
         """Whether all steps are done, and the evaluation that ends them."""
         config = self.resolved.config
-        return self.step >= config.train.steps and not _evaluation_owed(self.run, config, self.step)
+        owed = config.evaluation.data and self.step == config.train.steps and self.step not in evaluated_steps(self.run)
+        return self.step >= config.train.steps and not owed
 
 
 def find_run(name: str | Path) -> Path:
@@ -127,7 +127,3 @@ def _other_versions(environment: Mapping[str, Any]) -> list[str]:
     now = {name: installed(name) for name in COMPUTE}
     others = [name for name in COMPUTE if before.get(name) and now[name] and now[name] != before[name]]
     return [f"{name}: was {before[name]}, is {now[name]} ({ROUNDING})" for name in others]
-
-
-def _evaluation_owed(run: Path, config: RunConfig, step: int) -> bool:
-    return bool(config.evaluation.data) and step == config.train.steps and step not in evaluated_steps(run)

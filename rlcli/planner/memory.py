@@ -51,11 +51,11 @@ def phases(setting: Setting) -> list[PhaseMemory]:
     if setting.critic_here and setting.critic is not None:
         parts = passes.without_gradient(setting, setting.critic)
         found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
-    found.append(_phase("update", *_update(setting), asleep_bytes(setting)))
+    found.append(_phase("update", _trainer(setting, "update"), _passes(setting), asleep_bytes(setting)))
+    engine = engine_parts(setting, idle=True) if setting.engine_here else {}
     if setting.has_engine:
-        engine = engine_parts(setting, idle=True) if setting.engine_here else {}
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
-    found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), _engine_beside(setting)))
+    found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), engine))
     if not setting.device.is_cpu:
         return found
     taken = _heap_taken(setting)
@@ -80,8 +80,7 @@ def engine_worker(setting: Setting) -> PhaseMemory | None:
     """Memory of a worker that only generates, if there are any."""
     if not setting.config.rollout.workers or not setting.has_engine:
         return None
-    held = {"base": base_bytes(setting, True), "first use": first_use_bytes(setting, True)}
-    return _phase("generate", held, engine_parts(setting))
+    return _phase("generate", _process(setting, True), engine_parts(setting))
 
 
 def critic_worker(setting: Setting) -> PhaseMemory | None:
@@ -91,8 +90,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
         return None
     own = setting.with_keys(cluster={"workers": workers, "replicate": 1})
     weights = FLOAT * critic.parameters / workers
-    held = {"base": base_bytes(own, False), "first use": first_use_bytes(own, False)}
-    held["critic"] = (1 + ADAM_MOMENTS) * weights
+    held = _process(own, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
     passing = max(
         passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
     )
@@ -125,6 +123,10 @@ def first_use_bytes(setting: Setting, with_engine: bool) -> float:
     return assumed.first_use_with_engine if with_engine else assumed.first_use
 
 
+def _process(setting: Setting, with_engine: bool) -> Parts:
+    return {"base": base_bytes(setting, with_engine), "first use": first_use_bytes(setting, with_engine)}
+
+
 def _trainer(setting: Setting, doing: str) -> Parts:
     """Memory of the trained models and the reference. doing: the phase, on which `train.offload` depends."""
     away = "none" if setting.device.is_cpu else setting.config.train.offload
@@ -137,8 +139,7 @@ def _trainer(setting: Setting, doing: str) -> Parts:
         "critic": away != "all" or doing in ("critic", "update"),
     }
     moments = away == "none" or updating
-    engine = setting.engine_here
-    parts = {"base": base_bytes(setting, engine), "first use": first_use_bytes(setting, engine)}
+    parts = _process(setting, setting.engine_here)
     parts["weights"] = setting.weight_bytes() / shards * models["policy"]
     parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
     if setting.reference_copy:
@@ -147,10 +148,6 @@ def _trainer(setting: Setting, doing: str) -> Parts:
         own = FLOAT * setting.critic.parameters / shards
         parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
     return parts
-
-
-def _update(setting: Setting) -> tuple[Parts, Parts]:
-    return _trainer(setting, "update"), _passes(setting)
 
 
 def _passes(setting: Setting) -> Parts:
@@ -171,10 +168,6 @@ def checkpoint_bytes(setting: Setting) -> float:
     """Size of one checkpoint: the trained weights and their two moments, in float32."""
     trained = setting.trained_parameters() + (setting.critic.parameters if setting.critic else 0)
     return (1 + ADAM_MOMENTS) * FLOAT * trained
-
-
-def _engine_beside(setting: Setting) -> Parts:
-    return engine_parts(setting, idle=True) if setting.engine_here else {}
 
 
 def host_bytes(setting: Setting) -> float:

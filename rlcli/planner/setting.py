@@ -36,8 +36,7 @@ class Setting:
 
     def with_keys(self, **sections: dict[str, Any]) -> Setting:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
-        changed = {name: getattr(self.config, name).model_copy(update=values) for name, values in sections.items()}
-        return replace(self, config=self.config.model_copy(update=changed))
+        return replace(self, config=self.config.changed(**sections))
 
     @property
     def adapter_apart(self) -> bool:

@@ -301,8 +301,4 @@ def _end_all() -> None:
             child.kill()
 
 
-def _forget_all() -> None:
-    _living.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)  # a forked process owns none of the programs
+os.register_at_fork(after_in_child=_living.clear)  # a forked process owns none of the programs

@@ -129,12 +129,12 @@ def resume(
 
       rlcli runs resume runs/grpo-1 --steps 400
     """
-    from rlcli.cli.train.run import resume_training
+    from rlcli.cli.train.run import Call, resume_training
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
     flags = {"train.steps": steps, "cluster.address": ray_address}
-    resume_training(run, None, flags, sets or [], show_samples=show_samples, dry_run=dry_run, as_json=as_json)
+    resume_training(run, None, flags, sets or [], Call(show_samples, dry_run, as_json))
 
 
 def _folder(options: Mapping[str, Any]) -> Path:

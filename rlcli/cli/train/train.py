@@ -11,7 +11,7 @@ import typer
 from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples
 from rlcli.cli.supervised import supervised, train_folder
 from rlcli.cli.train.datasets import data_sets, one_or_all
-from rlcli.cli.train.run import resume_training, run_training
+from rlcli.cli.train.run import Call, resume_training, run_training
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def train(
         "cluster.workers": workers,
         "cluster.address": ray_address,
     }
+    call = Call(show_samples, dry_run, as_json, profile)
     if memory not in (None, "auto"):
         raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
     if resume is not None:
@@ -109,29 +110,13 @@ def train(
             raise ConfigError(
                 f"--resume {resume} continues in that folder", f"leave {'--out' if out is not None else '--force'} out"
             )
-        resume_training(
-            *(resume, recipe, flags, sets or []),
-            show_samples=show_samples,
-            dry_run=dry_run,
-            as_json=as_json,
-            profile=profile,
-        )
-        return
+        return resume_training(resume, recipe, flags, sets or [], call)
     if recipe is None:
         raise ConfigError(
             "no recipe is given", "name one (rlcli recipes list shows them), or resume a run: --resume runs/NAME"
         )
     resolved = _resolved(recipe, flags, sets or [], auto_memory=memory == "auto")
-    run_training(
-        resolved,
-        out=out,
-        show_samples=show_samples,
-        dry_run=dry_run,
-        force=force,
-        as_json=as_json,
-        profile=profile,
-        auto_memory=memory == "auto",
-    )
+    run_training(resolved, call, out=out, force=force, auto_memory=memory == "auto")
 
 
 def _resolved(recipe: str, flags: Mapping[str, object], sets: Sequence[str], *, auto_memory: bool) -> Resolved:

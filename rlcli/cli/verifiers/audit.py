@@ -91,6 +91,8 @@ def _print(report: Report) -> None:
 
 def _print_tallies(tallies: tuple[Tally, ...]) -> None:
     """A table by kind, under the name of each group."""
+    from rlcli.audit.report import percent
+
     width = max(len(tally.kind) for tally in tallies) + 4
     console.plain(f"\n{'':{width}}{'tried':>9}{'as expected':>13}{'share':>9}")
     group = None
@@ -99,7 +101,7 @@ def _print_tallies(tallies: tuple[Tally, ...]) -> None:
             group = tally.group
             console.plain(f"{group}: {group.rule}")
         failed = f"  {tally.failed:,} crashed or timed out" if tally.failed else ""
-        line = f"  {tally.kind:{width - 2}}{tally.tried:>9,}{tally.as_expected:>13,}{_floored(tally.share):>9}"
+        line = f"  {tally.kind:{width - 2}}{tally.tried:>9,}{tally.as_expected:>13,}{percent(tally.as_expected, tally.tried):>9}"
         console.plain(line + failed)
 
 
@@ -124,11 +126,6 @@ def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
             console.plain(f"    {printable(one.detail[: 2 * LINE_CHARS])}".replace("\n", " "))
     if len(surprises) > len(shown):
         console.plain(f"and {len(surprises) - len(shown):,} more, in --json")
-
-
-def _floored(share: float) -> str:
-    """A percentage, rounded down: 100% means all."""
-    return "100%" if share == 1 else f"{int(share * 1000) / 10:.1f}%"
 
 
 def _ms(seconds: float) -> str:

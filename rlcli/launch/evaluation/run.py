@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,13 +102,17 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
     from rlcli.launch.evaluation.chat_template import day_of_run
     from rlcli.launch.preflight import prepare
 
-    notes = _Notes(view.note)
+    notes = cache(view.note)  # once each: every dataset gives the same notes about the model
     names, marks = _names(request)
     day = day_of_run(request.config.model.path) or day_in(settings_of(request.out) if request.out else {})
     prepared: dict[str, Prepared] = {}
     for name, path in zip(names, request.paths, strict=True):
         prepared[name] = prepare(
-            _with_data(request.config, path), train=False, on_note=notes, on_progress=view.progress, day=day
+            request.config.changed(evaluation={"data": path}),
+            train=False,
+            on_note=notes,
+            on_progress=view.progress,
+            day=day,
         )
     ready = _together(list(prepared.values()))
     _check_templates(request.config.model.path, prepared, notes)
@@ -306,10 +311,6 @@ def _open(
     return store
 
 
-def _with_data(config: RunConfig, path: str) -> RunConfig:
-    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"data": path})})
-
-
 def _together(prepared: Sequence[Prepared]) -> Prepared:
     """One `Prepared` for workers that serve all of them: with every verifier, and the sandbox if one needs it."""
     first = next((own for own in prepared if own.sandbox), prepared[0])
@@ -332,16 +333,3 @@ def _incomplete(datasets: Sequence[_Dataset]) -> list[_Dataset]:
 def _phase(dataset: _Dataset, of: int) -> str:
     kept = f", {len(dataset.kept)} samples kept" if dataset.kept is not None and len(dataset.kept) else ""
     return "evaluate" + (f" {dataset.name}" if of > 1 else "") + kept
-
-
-class _Notes:
-    """Passes each note on once: every dataset gives the same notes about the model."""
-
-    def __init__(self, on_note: Callable[[str], None]) -> None:
-        self._on_note = on_note
-        self._printed: set[str] = set()
-
-    def __call__(self, text: str) -> None:
-        if text not in self._printed:
-            self._printed.add(text)
-            self._on_note(text)

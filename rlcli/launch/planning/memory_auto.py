@@ -154,13 +154,8 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
         why = f"the largest useful size: {peak.name} then takes {peak.total / GIB:.1f}"
         rows.append((NAMES[key], f"{key} = {value}, {why} of {found.budget / GIB:.1f} GiB"))
     origins = resolved.origins | dict.fromkeys(chosen, AUTO)
-    resolved = replace(resolved, config=_with(resolved.config, sections), origins=origins)
-    return resolved, replace(prepared, config=_with(config, sections)), rows
-
-
-def _with(config: RunConfig, sections: Mapping[str, Mapping[str, Any]]) -> RunConfig:
-    changed = {name: getattr(config, name).model_copy(update=dict(values)) for name, values in sections.items()}
-    return config.model_copy(update=changed)
+    resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
+    return resolved, replace(prepared, config=config.changed(**sections)), rows
 
 
 def _set_by_user(origin: str) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import pickle
-import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import VerifierError
+from rlcli.importing import how_ended
 from rlcli.scoring.processes.cpu_time import cpu_seconds
 from rlcli.scoring.processes.fork_server import ForkServer, FormerWorker
 from rlcli.scoring.processes.fork_server_main import MAX_REPLY_BYTES
@@ -134,7 +134,7 @@ class ScoringWorker:
             reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
         except (EOFError, OSError):
             former = self._start(gone=True)
-            detail = f"the verifier's process died ({_how(former.status)})"
+            detail = f"the verifier's process died ({how_ended(former.status)})"
             return _Tried.failed(Outcome.CRASH, detail, time.monotonic() - started, killed=former.killed)
         self._timeouts = 0
         latency_s = time.monotonic() - started
@@ -209,9 +209,3 @@ def _read(fields: Any, latency_s: float) -> Verdict:
     except (KeyError, TypeError, ValueError) as error:
         return Verdict(0.0, Outcome.CRASH, detail=f"{type(error).__name__}: {error}", latency_s=latency_s)
     return verdict
-
-
-def _how(status: int | None) -> str:
-    return (
-        f"exit status {status}" if status is None or status >= 0 else f"signal {-status}: {signal.strsignal(-status)}"
-    )
