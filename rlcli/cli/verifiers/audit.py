@@ -101,7 +101,8 @@ def _print_tallies(tallies: tuple[Tally, ...]) -> None:
             group = tally.group
             console.plain(f"{group}: {group.rule}")
         failed = f"  {tally.failed:,} crashed or timed out" if tally.failed else ""
-        line = f"  {tally.kind:{width - 2}}{tally.tried:>9,}{tally.as_expected:>13,}{percent(tally.as_expected, tally.tried):>9}"
+        share = percent(tally.as_expected, tally.tried)
+        line = f"  {tally.kind:{width - 2}}{tally.tried:>9,}{tally.as_expected:>13,}{share:>9}"
         console.plain(line + failed)
 
 
