@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import PromptTask
 from rlcli.data.prompts.prompts import TokenizedPrompts
@@ -146,30 +147,15 @@ class EvalReport:
 def evaluate(
     workers: WorkerGroup,
     prompts: TokenizedPrompts,
+    config: RunConfig,
     *,
-    samples: int,
-    sampling: Sampling,
-    seed: int,
-    tensor_parallel: int = 1,
-    slots: int | None = None,
     save_as: str = "",
     step: int = 0,
     on_progress: OnProgress = lambda done, total: None,
 ) -> EvalReport:
-    """Generate `samples` responses to every prompt with the rollout and scoring code of training, and report.
-    slots: of each engine (see `gather`)."""
-    responses = generate(
-        workers,
-        prompts,
-        [tuple(range(samples))] * len(prompts),
-        sampling=sampling,
-        seed=seed,
-        tensor_parallel=tensor_parallel,
-        slots=slots,
-        save_as=save_as,
-        step=step,
-        on_progress=on_progress,
-    )
+    """Generate the samples of every prompt with the rollout and scoring code of training, and report."""
+    wanted = [tuple(range(config.evaluation.samples))] * len(prompts)
+    responses = generate(workers, prompts, wanted, config, save_as=save_as, step=step, on_progress=on_progress)
     report = report_of(responses, prompts.prompts)
     rows = prompts.prompts
     if not isinstance(rows, JoinedPrompts):
@@ -184,25 +170,25 @@ def generate(
     workers: WorkerGroup,
     prompts: TokenizedPrompts,
     wanted: Sequence[tuple[int, ...]],
+    config: RunConfig,
     *,
-    sampling: Sampling,
-    seed: int,
-    tensor_parallel: int,
-    slots: int | None,
     save_as: str,
-    step: int,
+    step: int = 0,
     on_progress: OnProgress,
 ) -> Responses:
     """Responses with their verdicts. wanted: for each prompt, the indexes of the samples to generate; GREEDY means a
     greedy one. A sample depends only on (seed, step, prompt id, index), so it is the same whatever else is wanted.
     """
-    call = RolloutCall(sampling, seed, PURPOSE, step, save_as, keep_tokens=False)
+    rollout = config.rollout
+    sampling = Sampling(config.evaluation.temperature, rollout.max_response_tokens)
+    call = RolloutCall(sampling, config.train.seed, PURPOSE, step, save_as, keep_tokens=False)
     tasks = [
         PromptTask(index, prompts.tokens(index), prompts.prompts[index], len(samples), wanted=samples)
         for index, samples in enumerate(wanted)
         if samples
     ]
-    reports = gather(workers, tasks, call, tensor_parallel=tensor_parallel, slots=slots, on_progress=on_progress)
+    sizes = {"tensor_parallel": rollout.tensor_parallel, "slots": rollout.max_concurrent}
+    reports = gather(workers, tasks, call, **sizes, on_progress=on_progress)
     return Responses.of_samples(Samples.joined([report.samples for report in reports]))
 
 

@@ -23,7 +23,6 @@ from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import by_rank, source_of
 from rlcli.orchestrator.sample_filter import rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
-from rlcli.rollout.engine import Sampling
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import evaluations_of, rewards_of, rewind
@@ -329,16 +328,12 @@ class Trainer:
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current weights; returns the metrics."""
         assert self.held_out is not None, "nothing to evaluate on"
-        settings, step = self.config.evaluation, self.done
+        step = self.done
         self.phase("evaluate", step)
         report = evaluate(
             self.engines.workers,
             self.held_out,
-            samples=settings.samples,
-            sampling=Sampling(settings.temperature, self.config.rollout.max_response_tokens),
-            seed=self.config.train.seed,
-            tensor_parallel=self.config.rollout.tensor_parallel,
-            slots=self.config.rollout.max_concurrent,
+            self.config,
             save_as=by_rank(self.folder.evaluations, step),
             step=step,
             on_progress=self.view.progress,

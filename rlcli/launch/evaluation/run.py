@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from rlcli.evaluation.settings import day_in, local_model, prompts_mark, setting
 from rlcli.evaluation.statistics import Estimate, average_of
 from rlcli.evaluation.store import REPORT, EvalStore, dataset_names, settings_of
 from rlcli.rollout.call import GREEDY
-from rlcli.rollout.engine import Sampling
 from rlcli.runs.folder import write_json
 from rlcli.types import Prompt
 
@@ -97,6 +96,10 @@ class _Dataset:
         self.wanted = [tuple(s for s in every if s not in own) for own in have]
 
 
+Respond = Callable[[_Dataset, str], Responses]
+"""Generates the missing samples of a dataset, and saves them as the pattern says, unless it is empty."""
+
+
 def evaluate_model(request: Request, view: View) -> Evaluation:
     """Evaluate a model on local engines, started once for all datasets, and not at all if nothing is missing."""
     from rlcli.launch.evaluation.chat_template import day_of_run
@@ -120,11 +123,8 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
     model = local_model(ready.config.model.path, ready.adapter, ready.dtype, ready.day)
     with ExitStack() as stack:
         store = _open(request, datasets, ready.config, model, stack)
-
-        def run(logs: Path) -> dict[str, Responses]:
-            return _generate(ready, {name: own.prompts for name, own in prepared.items()}, datasets, store, logs, view)
-
-        fresh = _run_missing(run, datasets, store, stack, view)
+        engines = partial(_engines, ready, {name: own.prompts for name, own in prepared.items()}, bool(store), view)
+        fresh = _run_missing(engines, datasets, store, stack, view)
         return _evaluation(request, request.config.model.path, names, datasets, fresh, store)
 
 
@@ -146,68 +146,47 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
     with ExitStack() as stack:
         store = _open(request, datasets, config, {"endpoint": client.base_url, "model": model}, stack)
 
-        def run(logs: Path) -> dict[str, Responses]:
-            fresh = {}
+        @contextmanager
+        def server(logs: Path) -> Iterator[Respond]:
             with scorers() as scorer:
-                for dataset in _incomplete(datasets):
-                    view.phase(_phase(dataset, len(datasets)))
-                    pattern = store.pattern(dataset.name) if store else ""
-                    fresh[dataset.name] = ask(
-                        client,
-                        scorer,
-                        config,
-                        dataset.prompts,
-                        dataset.wanted,
-                        save_as=pattern,
-                        on_progress=view.progress,
-                    )
-            return fresh
+                yield lambda dataset, save_as: ask(
+                    *(client, scorer, config, dataset.prompts, dataset.wanted),
+                    save_as=save_as,
+                    on_progress=view.progress,
+                )
 
-        fresh = _run_missing(run, datasets, store, stack, view)
+        fresh = _run_missing(server, datasets, store, stack, view)
         return _evaluation(request, model, names, datasets, fresh, store)
 
 
-def _generate(
-    ready: Prepared,
-    prompts: Mapping[str, TokenizedPrompts],
-    datasets: Sequence[_Dataset],
-    store: EvalStore | None,
-    logs: Path,
-    view: View,
-) -> dict[str, Responses]:
+@contextmanager
+def _engines(
+    ready: Prepared, prompts: Mapping[str, TokenizedPrompts], shared: bool, view: View, logs: Path
+) -> Iterator[Respond]:
+    """Local engines. shared: whether their machines must see the folder of samples."""
     view.phase("load torch and the engine")  # done by the next import, takes seconds
     from rlcli.launch.launch import check_shared, running_workers
     from rlcli.supervisor.signals import StopOnSignal
 
-    config, fresh = ready.config, {}
     with StopOnSignal(lambda: None), running_workers(ready, logs, train=False, on_phase=view.phase) as groups:
-        if store:
+        if shared:
             check_shared(logs, groups.spec.name, len(groups.policy))
-        for dataset in _incomplete(datasets):
-            view.phase(_phase(dataset, len(datasets)))
-            fresh[dataset.name] = generate(
-                groups.policy,
-                prompts[dataset.name],
-                dataset.wanted,
-                sampling=Sampling(config.evaluation.temperature, config.rollout.max_response_tokens),
-                seed=config.train.seed,
-                tensor_parallel=config.rollout.tensor_parallel,
-                slots=config.rollout.max_concurrent,
-                save_as=store.pattern(dataset.name) if store else "",
-                step=0,
-                on_progress=view.progress,
-            )
-    return fresh
+        yield lambda dataset, save_as: generate(
+            *(groups.policy, prompts[dataset.name], dataset.wanted, ready.config),
+            save_as=save_as,
+            on_progress=view.progress,
+        )
 
 
 def _run_missing(
-    run: Callable[[Path], dict[str, Responses]],
+    source: Callable[[Path], AbstractContextManager[Respond]],
     datasets: Sequence[_Dataset],
     store: EvalStore | None,
     stack: ExitStack,
     view: View,
 ) -> dict[str, Responses]:
-    """The result of `run`, called only if something is missing. Its errors get a hint that nothing is lost."""
+    """The missing samples of each dataset. source: started, with a folder for logs, only if something is missing; its
+    errors get a hint that nothing is lost."""
     import tempfile
 
     if not any(dataset.missing for dataset in datasets):
@@ -217,8 +196,14 @@ def _run_missing(
     logs = (
         store.logs if store else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcli-eval-"))) / "logs"
     )
+    fresh: dict[str, Responses] = {}
     try:
-        return run(logs)
+        with source(logs) as respond:
+            for dataset in datasets:
+                if dataset.missing:
+                    view.phase(_phase(dataset, len(datasets)))
+                    fresh[dataset.name] = respond(dataset, store.pattern(dataset.name) if store else "")
+        return fresh
     except RlcliError as error:
         if store is None or not any(map(store.holds, (dataset.name for dataset in datasets))):
             raise
@@ -324,10 +309,6 @@ def _check_templates(model: str, prepared: Mapping[str, Prepared], notes: Callab
     given = first.config.data.chat_template_kwargs
     for note in trained_with(first.config.model.path, first.adapter) + rendered_with(model, given):
         notes(note)
-
-
-def _incomplete(datasets: Sequence[_Dataset]) -> list[_Dataset]:
-    return [dataset for dataset in datasets if dataset.missing]
 
 
 def _phase(dataset: _Dataset, of: int) -> str:

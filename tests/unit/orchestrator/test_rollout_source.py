@@ -588,12 +588,12 @@ def test_samples_that_were_generated_ahead_keep_their_sets() -> None:
 def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
     workers = Workers(lambda prompt_id, sample: 1.0)
     prompts = mixture_of(workers, "prompts").prompts
-    responses: Any = {"samples": 2, "sampling": Sampling(1.0, 16), "seed": 0}
-    report = evaluate(workers, prompts, **responses)  # type: ignore[arg-type]
+    config = RunConfig().changed(evaluation={"samples": 2, "temperature": 1.0}, rollout={"max_response_tokens": 16})
+    report = evaluate(workers, prompts, config)  # type: ignore[arg-type]
     assert (report.prompts, report.sets["a"].prompts, report.sets["b"].prompts) == (30, 20, 10)
     assert report.sets["b"].samples == 20
     metrics, told = report.metrics(), report.as_dict()
     assert metrics["a/pass@1"] == metrics["pass@1"] == told["datasets"]["b"]["pass"]["pass@1"]["mean"] == 1.0
     assert "(a 100.0%" in report.headline()
-    alone = evaluate(workers, source_of(workers, rows=3).prompts, **responses)  # type: ignore[arg-type]
+    alone = evaluate(workers, source_of(workers, rows=3).prompts, config)  # type: ignore[arg-type]
     assert (alone.sets, "datasets" in alone.as_dict(), "(" in alone.headline()) == ({}, False, False)
