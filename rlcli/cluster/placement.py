@@ -163,7 +163,7 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    machines = _await_room([*beside, *pools])
+    machines = _await_capacity([*beside, *pools])
     found: dict[int, Places] = {}
     # Engines of many workers first: single workers fit into the remaining space.
     for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
@@ -204,7 +204,7 @@ def _in_order(address: str) -> str:
         return address
 
 
-def _await_room(pools: Sequence[Pool]) -> list[dict[str, float]]:
+def _await_capacity(pools: Sequence[Pool]) -> list[dict[str, float]]:
     """The machines' resources, once they suffice. A cluster that is too small is an error at once; after a failure,
     machines may still come back."""
     import ray
@@ -213,7 +213,7 @@ def _await_room(pools: Sequence[Pool]) -> list[dict[str, float]]:
     while True:
         machines = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
         try:
-            check_room(pools, machines)
+            check_capacity(pools, machines)
             return machines
         except SetupError:
             if time.monotonic() > until:
@@ -221,7 +221,7 @@ def _await_room(pools: Sequence[Pool]) -> list[dict[str, float]]:
             time.sleep(RETRY_EVERY_S)
 
 
-def check_room(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]]) -> None:
+def check_capacity(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]]) -> None:
     """Raise `SetupError` if machines with these resources, all of them free, cannot hold the pools."""
     keys, workers = " + ".join(pool.key for pool in pools), sum(pool.workers for pool in pools)
     numbers = " + ".join(str(pool.workers) for pool in pools)

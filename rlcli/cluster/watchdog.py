@@ -23,7 +23,7 @@ HEADER_BYTES = 256
 START_S = 300.0
 """Minimum time allowed before the first step: importing torch and vLLM from a cold disk, loading and compiling a model.
 A limit that suits the steps would be too short for it."""
-STARTING = frozenset({"meeting_point", "join", "build"})
+STARTING = frozenset({"rendezvous", "join", "build"})
 INNERMOST, OUTERMOST = 3, 3
 """Number of stack frames shown in a message."""
 

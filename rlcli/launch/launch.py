@@ -31,7 +31,7 @@ from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import rewind
-from rlcli.supervisor.failure import leaving_at_once, noting_failure
+from rlcli.supervisor.failure import exit_when_cluster_lost, noting_failure
 from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
 from rlcli.tracking import Trackers, open_trackers
 from rlcli.tracking.console import View
@@ -69,7 +69,7 @@ def running_workers(
             for own, pool, held in _held(config, spec, prepared.device, early):
                 how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, **held}
                 started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
-                group.join(*group.meeting_point())
+                group.join(*group.rendezvous())
                 if train:
                     check_shared(logs, own.name, pool.workers)
             startup.done("workers")
@@ -183,7 +183,7 @@ def train_in_folder(
     with _folder(resolved, prepared, target, resumed, force=force) as folder:
         with _trackers(resolved.config, folder, view, resumed) as trackers, noting_failure(folder.path):
             folder.event("resumed" if checkpoint else "started", step=step, of=resolved.config.train.steps)
-            lost = leaving_at_once(folder.path)
+            lost = exit_when_cluster_lost(folder.path)
             with (
                 StopOnSignal(lambda: view.note("finishing this step, then exiting; once more to exit at once")) as stop,
                 running_workers(

@@ -28,7 +28,7 @@ def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:
 
 def asleep_bytes(setting: Setting) -> Parts:
     """Memory of the engine while the trainer computes: on CPUs, where it does not sleep, everything."""
-    if not setting.engine_here:
+    if not setting.hosts_engine:
         return {}
     if setting.device.is_cpu:
         return engine_parts(setting, idle=True)

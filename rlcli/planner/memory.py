@@ -41,14 +41,14 @@ class PhaseMemory:
 
 def phases(setting: Setting) -> list[PhaseMemory]:
     """The phases of a worker that trains that occur in the run, in the order of a step."""
-    found = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.engine_here else []
+    found = [_phase("generate", _trainer(setting, "generate"), engine_parts(setting))] if setting.hosts_engine else []
     if setting.algorithm.needs_old_log_probs(setting.updates):
         parts = passes.without_gradient(setting, setting.policy)
         found.append(_phase("old_log_probs", _trainer(setting, "policy"), parts, asleep_bytes(setting)))
     if setting.algorithm.needs_reference:
         parts = passes.without_gradient(setting, setting.policy)
         found.append(_phase("reference", _trainer(setting, "reference"), parts, asleep_bytes(setting)))
-    if setting.critic_here and setting.critic is not None:
+    if setting.hosts_critic and setting.critic is not None:
         parts = passes.without_gradient(setting, setting.critic)
         found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
     found.append(_phase("update", _trainer(setting, "update"), _passes(setting), asleep_bytes(setting)))
@@ -144,7 +144,7 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
     if setting.reference_copy:
         parts["reference"] = setting.policy.parameters * setting.bytes_each / shards * models["reference"]
-    if setting.critic_here and setting.critic is not None:
+    if setting.hosts_critic and setting.critic is not None:
         own = FLOAT * setting.critic.parameters / shards
         parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
     return parts
@@ -153,7 +153,7 @@ def _trainer(setting: Setting, doing: str) -> Parts:
 def _passes(setting: Setting) -> Parts:
     """The largest of forward and backward pass or optimizer step, of policy and critic."""
     candidates = [passes.with_gradient(setting, setting.policy), passes.stepping(setting, setting.policy)]
-    if setting.critic_here and setting.critic is not None:
+    if setting.hosts_critic and setting.critic is not None:
         critic = setting.critic
         candidates += [passes.with_gradient(setting, critic), passes.stepping(setting, critic)]
     return max(candidates, key=lambda parts: sum(parts.values()))
@@ -173,9 +173,11 @@ def checkpoint_bytes(setting: Setting) -> float:
 def host_bytes(setting: Setting) -> float:
     """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
     assumed = setting.device.constants
-    base = assumed.base_with_engine if setting.engine_here else assumed.base
+    base = assumed.base_with_engine if setting.hosts_engine else assumed.base
     kept = passes.offloaded_activations(setting)
-    sleeping = setting.policy.parameters * setting.bytes_each if setting.adapter_apart and setting.engine_here else 0
+    sleeping = (
+        setting.policy.parameters * setting.bytes_each if setting.separate_adapter and setting.hosts_engine else 0
+    )
     return base + _sent_away(setting) + kept + sleeping + checkpoint_bytes(setting) / setting.shards
 
 
@@ -185,7 +187,7 @@ def _sent_away(setting: Setting) -> float:
     offload = setting.config.train.offload
     if offload == "none":
         return 0.0
-    critic = setting.critic.parameters if setting.critic_here and setting.critic else 0
+    critic = setting.critic.parameters if setting.hosts_critic and setting.critic else 0
     away: float = ADAM_MOMENTS * FLOAT * (setting.trained_parameters() + critic)
     if offload == "all":
         away += setting.weight_bytes() + FLOAT * critic

@@ -131,11 +131,11 @@ def stepping(setting: Setting, shape: ModelShape) -> Parts:
 def sending(setting: Setting) -> Parts:
     """The weight sync: the gathered buckets, or with one rank the largest copied parameter; and on CPUs what the engine
     repacks: a layer as received, as packed, and its old version."""
-    if setting.adapter_apart:
+    if setting.separate_adapter:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
     shape, each = setting.policy, setting.bytes_each
     largest = max(shape.embedding_parameters, 2 * _largest_linear(shape)) * each
-    packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.engine_here
+    packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.hosts_engine
     if setting.shards == 1:
         return {"sync": largest + packing}
     # One bucket is copied out of the gathered data while the next one is in transit, for which gloo has its own memory;

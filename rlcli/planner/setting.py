@@ -39,7 +39,7 @@ class Setting:
         return replace(self, config=self.config.changed(**sections))
 
     @property
-    def adapter_apart(self) -> bool:
+    def separate_adapter(self) -> bool:
         """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
         return bool(self.config.lora.rank) and self.bytes_each < 4
 
@@ -67,7 +67,7 @@ class Setting:
         return self.ranks > 1 or self.bytes_each < FLOAT
 
     @property
-    def engine_here(self) -> bool:
+    def hosts_engine(self) -> bool:
         """Whether the workers that train also host an engine."""
         return self.has_engine and not self.config.rollout.workers
 
@@ -80,7 +80,7 @@ class Setting:
         return max(1, self.config.engine_workers // self.config.rollout.tensor_parallel)
 
     @property
-    def critic_here(self) -> bool:
+    def hosts_critic(self) -> bool:
         return self.critic is not None and not self.config.critic.workers
 
     @property

@@ -159,7 +159,7 @@ def _generate(setting: Setting) -> PhaseTime:
 
 def _sync(setting: Setting) -> PhaseTime:
     size = setting.bytes_each * setting.policy.parameters
-    if setting.adapter_apart:
+    if setting.separate_adapter:
         size = FLOAT * setting.trained_parameters()
     over = setting.device.constants
     copying = 2 * size / setting.device.read_rate * over.over_reading

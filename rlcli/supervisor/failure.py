@@ -51,7 +51,7 @@ def noting_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def leaving_at_once(folder: Path) -> Callable[[str, str], NoReturn]:
+def exit_when_cluster_lost(folder: Path) -> Callable[[str, str], NoReturn]:
     """The action, from any thread, when the Ray cluster of the run in `folder` is lost and its main thread may wait
     indefinitely: record what died and exit this process; its supervisor and reaper clean up."""
 

@@ -264,10 +264,10 @@ class Trainer:
             for index in range(len(plan.minibatches)):
                 if self.critic.needed:
                     sums = self.critic.update(index, rates["critic/lr"])
-                    updates.critic.append(self.guard.judge(CRITIC, self.critic.workers, number, index, sums))
+                    updates.critic.append(self.guard.check(CRITIC, self.critic.workers, number, index, sums))
                 if number > warmup:
                     sums = self.workers.update(index, coefficients)
-                    updates.policy.append(self.guard.judge(POLICY, self.workers, number, index, sums))
+                    updates.policy.append(self.guard.check(POLICY, self.workers, number, index, sums))
                     self.invariants.check_update(plan, chosen, index, sums)
         return updates, rates
 

@@ -30,7 +30,7 @@ class RollBack(Exception):
 class UpdateGuard:
     """Judges the updates of one run, and reports bad ones to `folder`'s events and `note`.
 
-        sums = guard.judge("policy", workers, step, minibatch, workers.update(minibatch, …))
+        sums = guard.check("policy", workers, step, minibatch, workers.update(minibatch, …))
 
     rule, bound: as `fault_tolerance.on_bad_update` and `bad_grad_norm`. in_a_row: bad updates since the last good one,
     of each model.
@@ -46,7 +46,7 @@ class UpdateGuard:
         self.rule, self.bound, self.folder, self.note = rule, bound, folder, note
         self.in_a_row = {POLICY: 0, CRITIC: 0}
 
-    def judge(
+    def check(
         self, model: str, workers: WorkerGroup, step: int, minibatch: int, sums: dict[str, float]
     ) -> dict[str, float]:
         """Return the result of an update. If it was bad (and so skipped on every rank) its batch is saved; then raises

@@ -50,7 +50,7 @@ class WorkerSpec:
         return self.config.cluster.replicate if "policy" in self.roles else 1
 
     @property
-    def adapter_apart(self) -> bool:
+    def separate_adapter(self) -> bool:
         """Whether the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
 
         In float32 the merge is exact, and the engine, without the adapter's kernels, several times as fast. In bfloat16
@@ -73,8 +73,8 @@ def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
         max_length=worker.max_length,
         max_concurrent=rollout.max_concurrent,
         tensor_parallel=rollout.tensor_parallel,
-        lora_rank=config.lora.rank if worker.adapter_apart else 0,
-        weights_follow=("policy" in worker.roles or worker.weights_follow) and not worker.adapter_apart,
+        lora_rank=config.lora.rank if worker.separate_adapter else 0,
+        weights_follow=("policy" in worker.roles or worker.weights_follow) and not worker.separate_adapter,
         kv_cache_bytes=worker.kv_cache_bytes,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,

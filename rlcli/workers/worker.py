@@ -81,7 +81,7 @@ class Worker(WeightSync):
         watchdog.start(Path(spec.logs) / f"{spec.name}-{self.rank}.stack", spec.config.fault_tolerance.stall_s)
 
     @dispatch(collect="first")
-    def meeting_point(self) -> tuple[str, int]:
+    def rendezvous(self) -> tuple[str, int]:
         """Address and free port on this rank's machine, for the process group."""
         import ray
 

@@ -34,25 +34,27 @@ def run(check: Check) -> None:
     how = "installed" if checkout.is_installed() else "not found"
     place = metadata.distribution("rlcli").locate_file("") if how == "installed" else ""
     check.require(how == "installed", "rlcli and its entry points are found", str(place))
-    said = lines("git", "-C", str(checkout.ROOT), "describe", "--always", "--dirty")
-    check.figure("commit", said[0] if said else "unknown")
+    printed = lines("git", "-C", str(checkout.ROOT), "describe", "--always", "--dirty")
+    check.figure("commit", printed[0] if printed else "unknown")
     if not check.rehearse:
         gpu(check)
     doctor(check)
 
 
 def gpu(check: Check) -> None:
-    said = lines("nvidia-smi", f"--query-gpu={','.join(GPU_FACTS)}", "--format=csv,noheader")
-    check.require(bool(said), "nvidia-smi lists a GPU")
-    for name, value in zip(GPU_FACTS, said[0].split(", ") if said else (), strict=False):
+    printed = lines("nvidia-smi", f"--query-gpu={','.join(GPU_FACTS)}", "--format=csv,noheader")
+    check.require(bool(printed), "nvidia-smi lists a GPU")
+    for name, value in zip(GPU_FACTS, printed[0].split(", ") if printed else (), strict=False):
         check.figure(f"GPU {name}", value)
     code = (
         "import torch, json; p = torch.cuda.get_device_properties(0); "
         "a = torch.ones(4096, 4096, device='cuda').bfloat16(); "
         "print(json.dumps([torch.version.cuda, p.total_memory, float((a @ a)[0, 0])]))"
     )
-    said = lines(sys.executable, "-c", code)
-    check.require(bool(said) and json.loads(said[-1])[2] == 4096, "torch computes on the GPU", " ".join(said)[-200:])
+    printed = lines(sys.executable, "-c", code)
+    check.require(
+        bool(printed) and json.loads(printed[-1])[2] == 4096, "torch computes on the GPU", " ".join(printed)[-200:]
+    )
     check.figure("flashinfer", "installed" if find_spec("flashinfer") else "not installed: vLLM samples without it")
     check.figure(
         "C compiler", next((line for name in ("cc", "gcc", "clang") for line in lines(name, "--version")[:1]), "none")

@@ -84,8 +84,8 @@ def table(results: Results) -> str:
 
 def _machine(parts: Mapping[str, Any]) -> list[str]:
     figures = parts.get("environment", {}).get("figures", [])
-    said = [f"{figure['name']} {figure['value']}" for figure in figures if isinstance(figure["value"], str)]
-    return ["; ".join(said[:8]), ""] if said else []
+    texts = [f"{figure['name']} {figure['value']}" for figure in figures if isinstance(figure["value"], str)]
+    return ["; ".join(texts[:8]), ""] if texts else []
 
 
 def _ordered(parts: Mapping[str, Any]) -> list[str]:

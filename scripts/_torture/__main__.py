@@ -129,7 +129,7 @@ def reference(kind: Kind, begin: Callable[..., Run]) -> Path:
     except Stuck as stuck:
         raise SystemExit(str(stuck)) from None
     if run.code() != 0:
-        raise SystemExit(f"the uninterrupted run {run.out.name} fails: {run.said()}")
+        raise SystemExit(f"the uninterrupted run {run.out.name} fails: {run.error_line()}")
     run.end()
     print(f"reference: {kind.name}, {STEPS} steps", file=sys.stderr, flush=True)
     return run.out

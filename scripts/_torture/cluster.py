@@ -63,8 +63,8 @@ class Cluster:
         words = (*words, "--object-store-memory", str(STORE_BYTES), "--disable-usage-stats", "--block")
         if self._count == 0:
             words = (*words, "--include-dashboard", "false", "--temp-dir", str(self._work))
-        said = self._work / f"machine-{self._count}.log"
-        with said.open("wb") as log:
+        log_file = self._work / f"machine-{self._count}.log"
+        with log_file.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *words],
                 env=os.environ | {MARK: mark, "TMPDIR": str(scratch)},
@@ -76,9 +76,9 @@ class Cluster:
         self._marks.append(mark)
         self._count += 1
         deadline = time.monotonic() + START_S
-        while "runtime started" not in said.read_text():
+        while "runtime started" not in log_file.read_text():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise OSError(f"ray start {' '.join(words)}: {said.read_text()[-1000:]}")
+                raise OSError(f"ray start {' '.join(words)}: {log_file.read_text()[-1000:]}")
             time.sleep(0.2)
 
     def _end(self) -> None:

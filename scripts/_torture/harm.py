@@ -22,7 +22,7 @@ NOTHING_DONE = "nothing was done yet"
 class Blow:
     """One kill, and what followed. step, phase: where the run was. driver: its process then. at: when, by a clock that
     only goes on. resumed_from: step of the checkpoint. seconds: until it trained again. orphans: processes that were
-    there before and stayed. said: why it stopped, if it did."""
+    there before and stayed. error_line: why it stopped, if it did."""
 
     victim: str
     aimed: str
@@ -34,7 +34,7 @@ class Blow:
     resumed_from: int | None = None
     seconds: float | None = None
     orphans: list[str] = field(default_factory=list)
-    said: str = ""
+    error_line: str = ""
 
 
 @dataclass
@@ -65,7 +65,7 @@ def torture(plan: Plan, run: Run, cluster: Cluster | None) -> Tortured:
         _carry_out(result, run, cluster)
         run.until(run.ended, "its end")
         if run.code() != 0:
-            result.problems.append(f"it ended with exit code {run.code()}: {run.said()}")
+            result.problems.append(f"it ended with exit code {run.code()}: {run.error_line()}")
     except Over:
         pass
     except Stuck as stuck:
@@ -151,9 +151,9 @@ def _follow(run: Run, blow: Blow, struck_again: bool) -> None:
         _by_hand(run, blow, "resumed by hand")
     run.until(lambda: run.ended() or _settled(run, blow, struck_again), f"what comes of killing the {blow.victim}")
     if run.ended() and run.code() != 0:
-        blow.said = run.said()
-        if not ("--resume" in blow.said or NOTHING_DONE in blow.said) or blow.outcome:
-            raise Stuck(f"{run.out.name}: exit code {run.code()} after its {blow.victim} was killed: {blow.said}")
+        blow.error_line = run.error_line()
+        if not ("--resume" in blow.error_line or NOTHING_DONE in blow.error_line) or blow.outcome:
+            raise Stuck(f"{run.out.name}: exit code {run.code()} after its {blow.victim} was killed: {blow.error_line}")
         _by_hand(run, blow, "stopped with a message, resumed by hand")
         run.until(lambda: _settled(run, blow, struck_again), "its second beginning")
     place, now = run.place(), run.driver()
@@ -181,8 +181,8 @@ def _settled(run: Run, blow: Blow, struck_again: bool) -> bool:
 
 
 def _by_hand(run: Run, blow: Blow, outcome: str) -> None:
-    """Resume an ended run, once nothing of it is left; one that had hardly begun is begun anew."""
+    """Resume an ended run, once nothing of it is left; one that had hardly started is started anew."""
     blow.orphans += run.orphans()
-    begun = (run.out / "config.toml").exists()
-    blow.outcome = outcome if begun else outcome.replace("resumed", "begun again")
-    run.resume() if begun else run.start()
+    started = (run.out / "config.toml").exists()
+    blow.outcome = outcome if started else outcome.replace("resumed", "begun again")
+    run.resume() if started else run.start()

@@ -151,7 +151,9 @@ class Run:
             if self.ended() and not condition():
                 if self.code() == 0:
                     raise Over
-                raise Stuck(f"{self.out.name}: it ended with exit code {self.code()} before {what}: {self.said()}")
+                raise Stuck(
+                    f"{self.out.name}: it ended with exit code {self.code()} before {what}: {self.error_line()}"
+                )
             if time.monotonic() > deadline:
                 raise Stuck(f"{self.out.name}: {what} has not come in {PATIENCE_S:.0f} s; see {self.log}")
             time.sleep(pause_s)
@@ -173,7 +175,7 @@ class Run:
         if self._process is not None:
             self._process.wait()
 
-    def said(self) -> str:
+    def error_line(self) -> str:
         """The last line in which it told of an error."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if "error" in line.lower()]
         return lines[-1][:2000] if lines else ""

@@ -83,12 +83,12 @@ def machine() -> dict[str, Any]:
         "cpu": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": [line for line in _said("nvidia-smi", "-L").splitlines() if line.startswith("GPU")],
+        "gpus": [line for line in _output_of("nvidia-smi", "-L").splitlines() if line.startswith("GPU")],
         "load": round(load, 2),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "commit": _said("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "commit": _output_of("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
     }
 
 
@@ -109,7 +109,7 @@ def _processor() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _said(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

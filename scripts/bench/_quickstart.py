@@ -18,8 +18,8 @@ def rlcli(*words: str, log: Path | None = None) -> tuple[dict[str, Any], float]:
     """
     started = time.perf_counter()
     command = [sys.executable, "-m", "rlcli.cli.main", *words, "--json"]
-    with log.open("w") if log else nullcontext() as said:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, check=True)
+    with log.open("w") if log else nullcontext() as errors:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, check=True)
     return json.loads(done.stdout), time.perf_counter() - started
 
 

@@ -35,7 +35,7 @@ TOGETHER = ("cluster.workers=2",)
 PHASES = ("generate", "wait_for_rollout", "update", "sync", "step")
 
 
-class Heard(View):
+class RecordingView(View):
     """Says nothing, and keeps the metrics of each step."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Contest:
         spec = worker_spec(ready, logs, train=True, group_id=groups.spec.group_id)
         groups.policy.build(spec)
         self.number += 1
-        view = Heard()
+        view = RecordingView()
         with RunFolder.create(self.folder / f"run-{self.number}") as folder, StopOnSignal(lambda: None) as stop:
             folder.write_config("")
             trackers = open_trackers((), folder, "", {}, print)

@@ -117,11 +117,11 @@ def _checkpoint(checkpointer: Checkpointer, workers: Ranks, step: int, found: di
     workers.save_state = saving  # type: ignore[method-assign]
     began = time.perf_counter()
     checkpointer.begin(step, {"step": step, "waiting": []}, [])
-    begun = time.perf_counter()
+    started = time.perf_counter()
     checkpointer.poll(wait=True)
     done = time.perf_counter()
-    found["begin_s"].append(begun - began - by_ranks)
-    found["commit_s"].append(done - begun)
+    found["begin_s"].append(started - began - by_ranks)
+    found["commit_s"].append(done - started)
     found["driver_s"].append(done - began - by_ranks)
 
 

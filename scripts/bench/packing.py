@@ -7,7 +7,7 @@ a micro-batch a rank has the work a · tokens + b · Σ length², by the shape o
 parameters, as floating-point operations go), and the slowest rank sets the pace. Told is how far a step is above the
 bound, where no rank ever waits. `tokens`: our packer as it would be if attention were free. `Karmarkar–Karp`: samples
 parted over ranks by that heuristic, and each rank's share over its micro-batches, by tokens or by work; it keeps no
-budget, so the most that a micro-batch holds of it is told beside.
+budget, so the most that a micro-batch holds of it is shown beside.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def main() -> None:
         table.add_column(name, justify="right")
     for row in found:
         shares = [row["above_bound"].get(name) for name in ("ours", "tokens", "kk tokens", "kk work")]
-        told = ["–" if share is None else f"{share:.1%}" for share in shares]
+        shown = ["–" if share is None else f"{share:.1%}" for share in shares]
         fullest = f"{row['kk_fullest']:.2f}" if row["kk_fullest"] else "–"
         names = ("samples", "ranks", "mean", "longest", "budget", "model", "microbatches")
-        table.add_row(*(str(row[name]) for name in names), *told, fullest)
+        table.add_row(*(str(row[name]) for name in names), *shown, fullest)
     console = Console(width=160)
     console.print(table)
     plans = [planning(16384, ranks) for ranks in (1, 8, 64, 256)]

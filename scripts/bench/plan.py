@@ -77,7 +77,7 @@ def run_case(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
     """Predict and run one case. Its record has `failed`, in words, in place of figures where the run did not end well
     within `limit_s` seconds."""
     size, recipe, own = CASES[name]
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         found, steps = trained(folder, name, SIZES[size], recipe, [*own, "cluster.device=cpu"], limit_s)
     except SetupError as error:
@@ -89,7 +89,7 @@ def run_case(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
         if f"memory/{phase}" in real
     }
     base = {"predicted": predicted["update"].parts["base"] / GIB, "measured": real["memory/base"] / GIB}
-    return {"case": name, "seconds": time.monotonic() - begun, "base": base, "phases": rows, "steps": steps}
+    return {"case": name, "seconds": time.monotonic() - started, "base": base, "phases": rows, "steps": steps}
 
 
 def show(records: list[dict[str, Any]]) -> None:

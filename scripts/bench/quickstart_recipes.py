@@ -97,9 +97,9 @@ def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") 
     """Train, or read what an equal run has left; the figures that the table and the picture show."""
     settings = common() | overrides(recipe) | ({} if engine == "vllm" else {"rollout.engine": engine})
     settings["train.warmup_steps"] = min(settings["train.warmup_steps"], steps)
-    told = {"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}
+    asked = {"recipe": recipe, "seed": seed, "steps": steps, "settings": settings}
     kept = folder / f"{recipe}-{seed}.json"
-    if kept.exists() and (result := json.loads(kept.read_text())).items() >= told.items():
+    if kept.exists() and (result := json.loads(kept.read_text())).items() >= asked.items():
         return dict(result)
     data, model = prepare(seed, folder)
     out = folder / f"{recipe}-{seed}"
@@ -111,7 +111,7 @@ def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") 
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["step"] > 0]
     found = {
-        **told,
+        **asked,
         # Of all that was generated: what dynamic sampling leaves out counts too. Where nothing was, there is none: in
         # supervised training, and in steps that groups of an earlier one fill.
         "rewards": {line["step"]: line["reward/generated"] for line in trained if "reward/generated" in line},

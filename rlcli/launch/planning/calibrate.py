@@ -116,7 +116,7 @@ def predicted(setting: Setting, constants: Constants) -> dict[str, float]:
     """What the planner expects of a run, under the names of `Case.measured`."""
     setting = replace(setting, device=replace(setting.device, constants=constants))
     found = {f"memory/{phase.name}": phase.total for phase in phases(setting)}
-    found["memory/base"] = base_bytes(setting, setting.engine_here)
+    found["memory/base"] = base_bytes(setting, setting.hosts_engine)
     return found | {f"time/{phase.name}": phase.seconds for phase in times(setting)}
 
 

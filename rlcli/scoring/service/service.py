@@ -164,7 +164,7 @@ class Service:
         while True:
             while wait([self._listener], 0.0 if not came else 0.05):
                 self._clients.add(_Client(self, Connection(self._listener.accept()[0].detach())))
-            self._clients = {client for client in self._clients if client.is_here}
+            self._clients = {client for client in self._clients if client.is_local}
             if self._clients:
                 self._left.wait(0.2)
                 self._left.clear()
@@ -213,7 +213,7 @@ class _Client:
             thread.start()
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         return self._threads[0].is_alive()
 
     def _read(self) -> None:

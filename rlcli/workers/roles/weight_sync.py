@@ -76,7 +76,7 @@ class WeightSync:
         memory.mark()
         self._colocated.wake_weights()
         began, sizes = time.perf_counter(), list[int]()
-        if self.spec.adapter_apart:
+        if self.spec.separate_adapter:
             # Each rank writes its own copy: ranks of other machines do not see this folder.
             with tempfile.TemporaryDirectory(prefix=self.spec.adapter_prefix, dir=_fast_folder()) as folder:
                 self._add_base(sums)
@@ -185,7 +185,7 @@ class WeightSync:
 
         self.batch, self.sums = None, Checksums()
         policy = self._policy.policy
-        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.adapter_apart else None
+        place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.separate_adapter else None
         if place is not None:
             self._add_base(self.sums)
         return outgoing(policy, self.sums, place, most_bytes)
@@ -193,7 +193,7 @@ class WeightSync:
     def _load(self, weights: Iterator[Named]) -> None:
         """Load what `_outgoing` yields on the other side."""
         engine = self._rollout.engine
-        if self.spec.adapter_apart:
+        if self.spec.separate_adapter:
             load_files(engine, _fast_folder(), self.spec.adapter_prefix)(weights)
         else:
             engine.load_weights(weights)

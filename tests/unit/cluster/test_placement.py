@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlcli.cluster.placement import Pool, check_room, worker_environment
+from rlcli.cluster.placement import Pool, check_capacity, worker_environment
 from rlcli.errors import SetupError
 
 
@@ -30,7 +30,7 @@ def pool(workers: int, engine: int = 1, key: str = "cluster.workers") -> Pool:
     ],
 )
 def test_what_fits_is_let_through(machines: list[dict[str, float]], pools: list[Pool]) -> None:
-    check_room(pools, machines)
+    check_capacity(pools, machines)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused_in_one_line(
     machines: list[dict[str, float]], pools: list[Pool], message: str
 ) -> None:
     with pytest.raises(SetupError) as refused:
-        check_room(pools, machines)
+        check_capacity(pools, machines)
     assert str(refused.value) == message
 
 

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
-from rlcli.supervisor.failure import leaving_at_once
+from rlcli.supervisor.failure import exit_when_cluster_lost
 from rlcli.cluster.ray_monitor import RayMonitor
 
 daemon = subprocess.Popen(["sleep", "600"])
-RayMonitor({daemon.pid: "gcs_server"}, leaving_at_once(Path(sys.argv[1])))
+RayMonitor({daemon.pid: "gcs_server"}, exit_when_cluster_lost(Path(sys.argv[1])))
 print(daemon.pid, flush=True)
 time.sleep(600)
 """
@@ -140,9 +140,9 @@ def test_on_a_restart_what_a_cluster_lacks_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr(placement, "RETRY_EVERY_S", 0.01)
     two = placement.Pool(workers=2, device="cpu", threads=1)
     with pytest.raises(SetupError, match="needs 2 CPUs, the cluster has 0"):
-        placement._await_room([two])
+        placement._await_capacity([two])
     monkeypatch.setattr(placement, "is_restart", lambda: True)
-    assert placement._await_room([two]) == [{"CPU": 2.0}]
+    assert placement._await_capacity([two]) == [{"CPU": 2.0}]
 
 
 def test_the_address_of_rays_client_server_is_refused() -> None:

@@ -72,7 +72,7 @@ def judged(folder: RunFolder, ranks: Ranks) -> Callable[..., tuple[UpdateGuard, 
     def make(rule: Rule, bound: float | None = None) -> tuple[UpdateGuard, list[str], Callable[..., Any]]:
         notes: list[str] = []
         health = UpdateGuard(rule, bound, folder, notes.append)
-        return health, notes, lambda sums, step=1, model=POLICY: health.judge(model, ranks, step, 0, dict(sums))  # type: ignore[arg-type]
+        return health, notes, lambda sums, step=1, model=POLICY: health.check(model, ranks, step, 0, dict(sums))  # type: ignore[arg-type]
 
     return make
 
