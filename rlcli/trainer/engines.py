@@ -46,7 +46,7 @@ class Engines:
 
     def _joined(self, own: WorkerGroup) -> bool:
         """Whether trainers and engines could form a process group."""
-        place = (*self.policy.meeting_point(), len(own))
+        place = (*self.policy.rendezvous(), len(own))
         joins = self._both(lambda: self.policy.join_engines(*place), lambda: own.join_engines(*place))
         problem = next((error for errors in joins for error in errors if error), "")
         if problem:

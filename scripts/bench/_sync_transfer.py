@@ -48,7 +48,9 @@ class Member(WeightSync):
         torch.set_num_threads(1)
         self.rank, self.device = rank, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         config: Any = SimpleNamespace(fault_tolerance=SimpleNamespace(stall_s=60.0))
-        self.spec: Any = SimpleNamespace(adapter_apart=False, adapter_prefix="", device=self.device.type, config=config)
+        self.spec: Any = SimpleNamespace(
+            separate_adapter=False, adapter_prefix="", device=self.device.type, config=config
+        )
         self.policy = self.rollout_role = self.batch = None
         with torch.device(self.device):
             lm = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype))
@@ -58,7 +60,7 @@ class Member(WeightSync):
             self.policy: Any = SimpleNamespace(policy=PolicyModel(lm, dtype=getattr(torch, dtype), source="bench"))
 
     @dispatch(collect="first")
-    def meeting_point(self) -> tuple[str, int]:
+    def rendezvous(self) -> tuple[str, int]:
         import socket
 
         with socket.socket() as probe:

@@ -128,7 +128,7 @@ class Trainers:
         self.next_sent = threading.Event()
         self.problem, self.joined, self.killed = problem, list[tuple[str, int, int]](), False
 
-    def meeting_point(self) -> tuple[str, int]:
+    def rendezvous(self) -> tuple[str, int]:
         return "here", 7
 
     def join_engines(self, *place: Any) -> list[str]:
