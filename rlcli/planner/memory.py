@@ -52,7 +52,7 @@ def phases(setting: Setting) -> list[PhaseMemory]:
         parts = passes.without_gradient(setting, setting.critic)
         found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
     found.append(_phase("update", _trainer(setting, "update"), _passes(setting), asleep_bytes(setting)))
-    engine = engine_parts(setting, idle=True) if setting.engine_here else {}
+    engine = engine_parts(setting, idle=True) if setting.hosts_engine else {}
     if setting.has_engine:
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
     found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), engine))
@@ -139,7 +139,7 @@ def _trainer(setting: Setting, doing: str) -> Parts:
         "critic": away != "all" or doing in ("critic", "update"),
     }
     moments = away == "none" or updating
-    parts = _process(setting, setting.engine_here)
+    parts = _process(setting, setting.hosts_engine)
     parts["weights"] = setting.weight_bytes() / shards * models["policy"]
     parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
     if setting.reference_copy:
