@@ -522,10 +522,10 @@ def test_the_run_folder_is_fixed_before_the_first_attempt(
     assert main.main() == 0
     ((folder, first, again, kwargs),) = calls
     assert first[4:] == fixed
-    assert kwargs == {"goes_on": "--resume" in words or "resume" in words}
+    assert kwargs == {"resumes": "--resume" in words or "resume" in words}
     # What is changed on going on may not have reached the folder when the first attempt dies.
-    assert again[4:7] == (fixed if kwargs["goes_on"] else ["train", "--resume", str(folder)])[:3]
-    assert again == first or not kwargs["goes_on"]
+    assert again[4:7] == (fixed if kwargs["resumes"] else ["train", "--resume", str(folder)])[:3]
+    assert again == first or not kwargs["resumes"]
     assert ("--debug" in again) == ("--debug" in words)
 
 
