@@ -62,14 +62,13 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     from torch.distributed.device_mesh import init_device_mesh
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlcli.algorithms.build import build_algorithm
     from rlcli.model.packed import pack
     from rlcli.model.parallel.buckets import buckets
     from rlcli.model.parallel.fsdp import shard
     from rlcli.model.policy import PolicyModel
     from rlcli.planner import passes
     from rlcli.planner.device import Device
-    from rlcli.planner.setting import Setting
+    from rlcli.planner.setting import setting_of
     from rlcli.planner.shape import shape_of
 
     config: Any = AutoConfig.for_model(
@@ -84,8 +83,9 @@ def measured_model(shape: dict[str, int], samples: int) -> dict[str, tuple[float
     length = PROMPT + RESPONSE
     batch = pack([(np.arange(length) % 200 + 3 + i, PROMPT) for i in range(samples)], torch.device("cpu"))
     run = run_config(samples)
-    algorithm = build_algorithm(**run.algorithm.model_dump())
-    setting = Setting(run, Device("cpu", 1e12), shape_of(config), None, algorithm, PROMPT, 0)
+    planned = shape_of(config)
+    device = Device("cpu", 1e12)
+    setting = setting_of(run, device, prompt_tokens=PROMPT, kv_cache_bytes=0, read=lambda *_: planned)
     assert setting.pack.tokens == batch.tokens
 
     def sync() -> None:

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlcli.algorithms.build import build_algorithm
 from rlcli.config.schema import RunConfig
 from rlcli.model.lora import LoraSpec, add_lora
 from rlcli.model.optim import build_optimizer, clip_grad_norm
@@ -22,7 +21,7 @@ from rlcli.model.parallel.fsdp import shard
 from rlcli.model.policy import PolicyModel
 from rlcli.planner import passes
 from rlcli.planner.device import Device
-from rlcli.planner.setting import Setting
+from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import shape_of
 from tests.live_bytes import LiveBytes
 
@@ -70,8 +69,8 @@ def setting_of_test(config: Any, samples: int, dtype: str, checkpointing: bool, 
             "lora": {"rank": rank},
         }
     )
-    algorithm = build_algorithm(**run.algorithm.model_dump())
-    return Setting(run, Device("cpu", 1e12), shape_of(config), None, algorithm, PROMPT, 0)
+    shape = shape_of(config)
+    return setting_of(run, Device("cpu", 1e12), prompt_tokens=PROMPT, kv_cache_bytes=0, read=lambda *_: shape)
 
 
 def peak(model: PolicyModel, states: Any, work: Callable[[], object]) -> int:
