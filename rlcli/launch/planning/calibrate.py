@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -109,7 +108,7 @@ def calibrate(on_case: Callable[[int, int], None] = lambda number, total: None) 
         for what, real in case.measured.items()
         if what in after
     ]
-    return Calibration(constants, save(device.name, constants, {"device": device.name}), rows)
+    return Calibration(constants, save(device.name, constants), rows)
 
 
 def predicted(setting: Setting, constants: Constants) -> dict[str, float]:
@@ -199,7 +198,7 @@ def rlcli(*words: str, limit_s: float = LIMIT_S) -> None:
     """Run a command of rlcli, on one thread a worker. Raises `SetupError` if it fails or takes longer than `limit_s`
     seconds, by when all that it started is ended."""
     command = [sys.executable, "-P", "-m", "rlcli.cli.main", *words]
-    environment: dict[str, Any] = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile("w+") as output:
         child = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
         try:

@@ -63,7 +63,7 @@ def test_figures_are_the_largest_memory_and_the_usual_time() -> None:
 
 def test_plans_use_measured_figures_of_the_same_packages() -> None:
     assert parse_gpus("h100")[0].constants == load("h100") == Constants()
-    save("h100", Constants(context=123.0, measured="2026-01-02"), {})
+    save("h100", Constants(context=123.0, measured="2026-01-02"))
     assert parse_gpus("h100:2")[0].constants == Constants(context=123.0, measured="2026-01-02")
     assert parse_gpus("a100")[0].constants == Constants()
     file = calibration_file("h100")
