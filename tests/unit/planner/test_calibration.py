@@ -79,7 +79,20 @@ def test_an_unreadable_file_leaves_the_defaults(text: str) -> None:
     assert load("cpu") == Constants()
 
 
-@pytest.mark.parametrize("words", [["plan"], ["plan", "grpo", "--calibrate"]])
-def test_plan_is_for_a_run_or_for_the_machine(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plan"], "error: rlcli plan needs a recipe; for example: rlcli plan grpo --model ./my-model\n"),
+        *(
+            (["plan", *words, "--calibrate"], "error: --calibrate measures this machine, not a run; give it alone,")
+            for words in (["grpo"], ["--gpus", "h100:8"], ["--set", "lora.rank=8"])
+        ),
+    ],
+)
+def test_plan_is_for_a_run_or_for_the_machine(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
-    assert "\n" not in capsys.readouterr().err.strip()
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
