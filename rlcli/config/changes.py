@@ -13,47 +13,22 @@ from typing import Any
 from rlcli.config.load import Resolved, resolve, to_toml
 from rlcli.errors import ConfigError
 
-NOTHING, ROUNDING, LENGTH = "", "from here on results agree to rounding, not bitwise", "the run's length changes"
-SAME_PROMPTS = "if the prompts are the same, which is checked once they are read"
-VERDICTS = "from here on verifications near the deadline may end differently"
-UPDATES = "from here on a bad update may be handled differently"
-SAMPLED = "from here on the engine that samples has another precision"
-POLICIES = "from here on the share of samples from older policies may change"
-EVALUATIONS = "evaluations before and after cannot be compared"
-
+ROUNDING = "from here on results agree to rounding, not bitwise"
 ALLOWED: Mapping[str, str] = {
-    "data.path": SAME_PROMPTS,
-    "train.steps": LENGTH,
-    "train.deterministic": ROUNDING,
-    "train.tokens_per_microbatch": ROUNDING,
-    "train.offload": NOTHING,
-    "model.gradient_checkpointing": ROUNDING,
-    "model.compile": ROUNDING,
-    "cluster.address": NOTHING,
-    "cluster.*": ROUNDING,
-    "rollout.engine": ROUNDING,
-    "rollout.workers": ROUNDING,
-    "rollout.tensor_parallel": ROUNDING,
-    "rollout.max_concurrent": ROUNDING,
-    "rollout.oversample": POLICIES,
-    "rollout.enforce_eager": ROUNDING,
-    "rollout.kv_cache_mb": ROUNDING,
-    "rollout.gpu_memory_utilization": ROUNDING,
-    "rollout.canary_tolerance": NOTHING,
-    "rollout.quantization": SAMPLED,
-    "algorithm.mismatch_warning": NOTHING,
-    "verifier.deadline_s": VERDICTS,
-    "verifier.processes": NOTHING,
-    "verifier.max_crash_rate": NOTHING,
-    "verifier.sandbox": NOTHING,
-    "checkpoint.*": NOTHING,
-    "evaluation.every": NOTHING,
-    "evaluation.*": EVALUATIONS,
-    "tracking.*": NOTHING,
-    "fault_tolerance.*bad*": UPDATES,
-    "fault_tolerance.*": NOTHING,
+    "if the prompts are the same, which is checked once they are read": "data.path",
+    "the run's length changes": "train.steps",
+    "from here on the engine that samples has another precision": "rollout.quantization",
+    "from here on the share of samples from older policies may change": "rollout.oversample",
+    "from here on verifications near the deadline may end differently": "verifier.deadline_s",
+    "from here on a bad update may be handled differently": "fault_tolerance.*bad*",
+    "": "train.offload cluster.address rollout.canary_tolerance algorithm.mismatch_warning verifier.processes "
+    "verifier.max_crash_rate verifier.sandbox checkpoint.* evaluation.every tracking.* fault_tolerance.*",
+    "evaluations before and after cannot be compared": "evaluation.*",
+    ROUNDING: "train.deterministic train.tokens_per_microbatch model.gradient_checkpointing model.compile cluster.* "
+    "rollout.engine rollout.workers rollout.tensor_parallel rollout.max_concurrent rollout.enforce_eager "
+    "rollout.kv_cache_mb rollout.gpu_memory_utilization",
 }
-"""Keys that may change → the effect. The first pattern that matches counts."""
+"""The effect of a change (empty: none) → patterns of the keys that may change. The first that matches counts."""
 
 PATHS = ("model.path", "critic.path", "data.path", "evaluation.data", "algorithm.code")
 """Keys that may hold a path."""
@@ -72,7 +47,8 @@ class Change:
         """The effect of the change; None if the key may not change."""
         if self.key == "critic.workers" and self.was and self.now:
             return ROUNDING
-        return next((effect for pattern, effect in ALLOWED.items() if fnmatchcase(self.key, pattern)), None)
+        patterns = ((pattern, effect) for effect, some in ALLOWED.items() for pattern in some.split())
+        return next((effect for pattern, effect in patterns if fnmatchcase(self.key, pattern)), None)
 
     def __str__(self) -> str:
         return f"{self.key}: was {to_toml(self.was)}, is {to_toml(self.now)}"

@@ -10,13 +10,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlcli.config.keys import UNSET, Key, current, describe, find, keys, unknown_key
+from rlcli.config.keys import UNSET, Key, current, find, keys, unknown_key
 from rlcli.config.recipes import Recipe, flatten, load
 from rlcli.config.rules import broken
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError
-
-__all__ = ["FLAGS", "Resolved", "describe", "dump_toml", "layered", "resolve", "to_toml"]
 
 FLAGS = {
     "model.path": "--model",

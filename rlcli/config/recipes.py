@@ -63,18 +63,12 @@ class Recipe:
 
 def names() -> list[str]:
     """The packaged recipes, sorted."""
-    return sorted(_catalog())
+    return sorted(_catalog()[0])
 
 
 def broken() -> list[RlcliError]:
     """The errors of installed recipe packages that do not load."""
-    errors = []
-    for entry in PACKAGES.names():
-        try:
-            PACKAGES.get(entry)
-        except RlcliError as error:
-            errors.append(error)
-    return errors
+    return _catalog()[1]
 
 
 def load(name: str, _chain: tuple[str, ...] = ()) -> Recipe:
@@ -147,9 +141,9 @@ def _find(name: str) -> tuple[Path | Traversable, str]:
             raise ConfigError(f"{name!r} is not a path: it holds a NUL character", "give the path of a .toml file")
         path = Path(name).expanduser()
         return path, os.path.realpath(path)
-    catalog = _catalog()
+    catalog, errors = _catalog()
     if name not in catalog:
-        hidden = [f"and {error}" for error in broken()]  # the recipe may be in one of these packages
+        hidden = [f"and {error}" for error in errors]  # the recipe may be in one of these packages
         fixes = [near(name, catalog), "a file name must end in .toml", *hidden]
         raise UnknownName(f"no recipe is called '{name}'", "; ".join(fixes))
     return catalog[name]
@@ -180,13 +174,16 @@ def _with_field(text: str, name: str, value: str, recipe: Recipe) -> str:
     return changed
 
 
-def _catalog() -> dict[str, tuple[Traversable, str]]:
-    found: dict[str, tuple[Traversable, str]] = {}
+def _catalog() -> tuple[dict[str, tuple[Traversable, str]], list[RlcliError]]:
+    """Each packaged recipe's file and source, and the errors of packages that do not load: one broken package must not
+    hide the others."""
+    found, errors = dict[str, tuple[Traversable, str]](), list[RlcliError]()
     for entry in PACKAGES.names():
         try:
             package = PACKAGES.get(entry)
-        except RlcliError:
-            continue  # One broken package must not hide the others; `broken` reports it.
+        except RlcliError as error:
+            errors.append(error)
+            continue
         for file in files(package).iterdir():
             name, dot, ending = file.name.rpartition(".")
             if (dot, ending) != (".", "toml"):
@@ -197,7 +194,7 @@ def _catalog() -> dict[str, tuple[Traversable, str]]:
                     "uninstall one of the two packages",
                 )
             found[name] = (file, f"{package.__name__}/{file.name}")
-    return found
+    return found, errors
 
 
 def _header(table: Any, default_name: str, source: str) -> Header:

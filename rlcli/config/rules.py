@@ -112,27 +112,29 @@ def _sampling(config: RunConfig) -> list[Rule]:
 
 def _older_policies(config: RunConfig) -> list[Rule]:
     """Samples from a policy other than the trained one need a correction, and cannot be deterministic."""
-    r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    r, d, staleness = config.rollout, config.dynamic_sampling, config.async_.staleness
+    corrected = config.algorithm.correction != "none"
+    biased = "and algorithm.correction = none leaves the ratios biased"
     return [
         (
-            not config.async_.staleness or r.workers > 0,
-            f"async.staleness = {config.async_.staleness}: engines that generate while the trainer trains need "
-            "separate workers; give rollout.workers = 1 or more, or staleness = 0",
+            not staleness or r.workers > 0,
+            f"async.staleness = {staleness}: engines that generate while the trainer trains need separate workers; "
+            "give rollout.workers = 1 or more, or staleness = 0",
         ),
         (
-            not config.async_.staleness or a.correction != "none",
-            f"async.staleness = {config.async_.staleness} trains on samples of an earlier policy, and "
-            "algorithm.correction = none leaves the ratios biased; give staleness = 0 or a correction",
+            not staleness or corrected,
+            f"async.staleness = {staleness} trains on samples of an earlier policy, {biased}; "
+            "give staleness = 0 or a correction",
         ),
         (
-            not r.quantization or a.correction != "none",
+            not r.quantization or corrected,
             f"rollout.quantization = {r.quantization} samples from a distribution other than the trained one, "
-            "and algorithm.correction = none leaves the ratios biased; leave it out or give a correction",
+            f"{biased}; leave it out or give a correction",
         ),
         (
-            r.oversample == 1 or a.correction != "none",
-            f"rollout.oversample = {r.oversample} trains on samples with tokens from several policies, and "
-            "algorithm.correction = none leaves the ratios biased; give oversample = 1 or a correction",
+            r.oversample == 1 or corrected,
+            f"rollout.oversample = {r.oversample} trains on samples with tokens from several policies, {biased}; "
+            "give oversample = 1 or a correction",
         ),
         (
             r.oversample == 1 or not config.train.deterministic,
@@ -141,48 +143,34 @@ def _older_policies(config: RunConfig) -> list[Rule]:
             "false",
         ),
         (
-            d.oversample == 1 or d.keep == "all" or a.correction != "none",
-            f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, and "
-            "algorithm.correction = none leaves the ratios biased; give oversample = 1 or a correction",
+            d.oversample == 1 or d.keep == "all" or corrected,
+            f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, {biased}; "
+            "give oversample = 1 or a correction",
         ),
     ]
 
 
 def _given_responses(config: RunConfig) -> list[Rule]:
+    if not config.data.response:
+        return []
     r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    given = "if responses are given (data.response)"
     return [
         (
-            not config.data.response or (r.samples_per_prompt == 1 and d.keep == "all"),
+            r.samples_per_prompt == 1 and d.keep == "all",
             f"data.response = {config.data.response} trains on given responses: that needs "
             "rollout.samples_per_prompt = 1 and dynamic_sampling.keep = all; start from the recipe sft",
         ),
         (
-            not config.data.response or r.temperature == 1,
+            r.temperature == 1,
             f"rollout.temperature = {r.temperature}: the likelihood of given responses (data.response) is taken at "
             "1; give 1",
         ),
-        (
-            not config.data.response or r.top_p == 1,
-            f"rollout.top_p = {r.top_p}: nothing is sampled if responses are given (data.response); give 1",
-        ),
-        (
-            not config.data.response or not r.quantization,
-            f"rollout.quantization = {r.quantization}: nothing is sampled if responses are given (data.response); "
-            "leave it out",
-        ),
-        (
-            not config.data.response or r.workers == 0,
-            f"rollout.workers = {r.workers}: nothing is sampled if responses are given (data.response); give 0",
-        ),
-        (
-            not config.data.response or r.oversample == 1,
-            f"rollout.oversample = {r.oversample}: nothing is sampled if responses are given (data.response); give 1",
-        ),
-        (
-            not config.data.response or a.correction == "none",
-            f"algorithm.correction = {a.correction}: no engine takes part if responses are given "
-            "(data.response); give none",
-        ),
+        (r.top_p == 1, f"rollout.top_p = {r.top_p}: nothing is sampled {given}; give 1"),
+        (not r.quantization, f"rollout.quantization = {r.quantization}: nothing is sampled {given}; leave it out"),
+        (r.workers == 0, f"rollout.workers = {r.workers}: nothing is sampled {given}; give 0"),
+        (r.oversample == 1, f"rollout.oversample = {r.oversample}: nothing is sampled {given}; give 1"),
+        (a.correction == "none", f"algorithm.correction = {a.correction}: no engine takes part {given}; give none"),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, WithJsonSchema
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -45,7 +45,7 @@ class WeightedPath(Section):
     """One of several datasets. weight: relative to the other weights; None: no dataset has one."""
 
     path: Annotated[str, Field(min_length=1)]
-    weight: Annotated[float, Field(gt=0.0)] | None = None
+    weight: PositiveFloat | None = None
 
 
 class Data(Section):
@@ -105,7 +105,7 @@ class Rollout(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=1.0, description="Sample from the most likely tokens with this total probability; 1: all."
     )
-    workers: Annotated[int, Field(ge=0)] = Field(
+    workers: NonNegativeInt = Field(
         default=0, description="Separate workers for the engines; 0: each of cluster.workers hosts one."
     )
     tensor_parallel: Positive = Field(default=1, description="Workers that share one engine.")
@@ -115,7 +115,7 @@ class Rollout(Section):
         description="Prompts started in a step, as a multiple of those needed; the step ends when enough are "
         "finished, and unfinished responses continue in the next step.",
     )
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    stop_token_ids: tuple[NonNegativeInt, ...] = Field(
         default=(),
         description="Token ids that end a response, in addition to the tokenizer's EOS, those of the generation "
         "config and the chat template's end-of-turn token.",
@@ -134,7 +134,7 @@ class Rollout(Section):
         description="fp8: compute the engine's linear layers in 8-bit floating point, on GPUs that support it (Ada, "
         "Hopper and newer): faster, but less close to the trainer.",
     )
-    canary_tolerance: Annotated[float, Field(gt=0.0)] | None = Field(
+    canary_tolerance: PositiveFloat | None = Field(
         default=None,
         description="Largest allowed log-prob difference |engine − trainer| on the probe after a weight sync; "
         "unset: 0.001 in float32, 0.3 in bfloat16, 1 with rollout.quantization = fp8.",
@@ -166,16 +166,16 @@ class DynamicSampling(Section):
 
 
 class Shaping(Section):
-    overlong_buffer: Annotated[int, Field(ge=0)] = Field(
+    overlong_buffer: NonNegativeInt = Field(
         default=0, description="Tokens before rollout.max_response_tokens over which a penalty rises (DAPO); 0: none."
     )
-    overlong_penalty: Annotated[float, Field(ge=0.0)] = Field(
+    overlong_penalty: NonNegativeFloat = Field(
         default=1.0, description="Overlong penalty at rollout.max_response_tokens."
     )
-    length_weight: Annotated[float, Field(ge=0.0)] = Field(
+    length_weight: NonNegativeFloat = Field(
         default=0.0, description="Weight of the reward for short responses within a group (Kimi k1.5)."
     )
-    format_weight: Annotated[float, Field(ge=0.0)] = Field(
+    format_weight: NonNegativeFloat = Field(
         default=0.0, description="Weight of the verdict part named format, added to the score."
     )
 
@@ -192,7 +192,7 @@ class Algorithm(Section):
     clip_low: Fraction | None = Field(
         default=None, description="Lower clip of the ratio: 1 − clip_low; unset: the loss's default."
     )
-    clip_high: Annotated[float, Field(ge=0.0)] | None = Field(
+    clip_high: NonNegativeFloat | None = Field(
         default=None, description="Upper clip of the ratio: 1 + clip_high; unset: the loss's default."
     )
     dual_clip: Annotated[float, Field(gt=1.0)] | None = Field(
@@ -204,21 +204,21 @@ class Algorithm(Section):
         default_factory=dict,
         description="Further numeric parameters of the chosen functions: options.NAME; see their docstrings.",
     )
-    kl_coef: Annotated[float, Field(ge=0.0)] = Field(
+    kl_coef: NonNegativeFloat = Field(
         default=0.0, description="β, the weight of the KL to the reference model; 0 loads no reference."
     )
     kl_estimator: str = Field(default="k3", description="Estimator of the KL to the reference model.")
     kl_in: Literal["loss", "reward"] = Field(
         default="loss", description="Where the KL is applied: as a loss term, or subtracted from each token's reward."
     )
-    kl_target: Annotated[float, Field(gt=0.0)] | None = Field(
+    kl_target: PositiveFloat | None = Field(
         default=None, description="Target KL per token: kl_coef adapts to reach it; unset: kl_coef is fixed."
     )
-    entropy_coef: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="Weight of the entropy bonus.")
-    entropy_target: Annotated[float, Field(gt=0.0)] | None = Field(
+    entropy_coef: NonNegativeFloat = Field(default=0.0, description="Weight of the entropy bonus.")
+    entropy_target: PositiveFloat | None = Field(
         default=None, description="Target entropy: entropy_coef adapts to reach it; unset: entropy_coef is fixed."
     )
-    nll_coef: Annotated[float, Field(ge=0.0)] = Field(
+    nll_coef: NonNegativeFloat = Field(
         default=0.0, description="Weight of the negative log-likelihood of correct responses (VAPO)."
     )
     correction: str = Field(
@@ -226,7 +226,7 @@ class Algorithm(Section):
         description="How the difference between engine and trainer is corrected; join several with *, as in "
         "token_tis * off_policy_mask.",
     )
-    mismatch_warning: Annotated[float, Field(gt=0.0)] = Field(
+    mismatch_warning: PositiveFloat = Field(
         default=0.05, description="KL of engine to trainer above which a warning is logged."
     )
 
@@ -237,14 +237,12 @@ class Critic(Section):
         description="Folder or hub id of the value model (gae, vapo) or process reward model (prime); "
         "unset: starts from the policy's model.",
     )
-    lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-5, description="Peak learning rate of the critic.")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="First steps, in which only the critic is trained."
-    )
-    clip: Annotated[float, Field(gt=0.0)] | None = Field(
+    lr: PositiveFloat = Field(default=1e-5, description="Peak learning rate of the critic.")
+    warmup_steps: NonNegativeInt = Field(default=0, description="First steps, in which only the critic is trained.")
+    clip: PositiveFloat | None = Field(
         default=0.5, description="Largest change of a value from its old one in the loss; unset: no bound."
     )
-    workers: Annotated[int, Field(ge=0)] = Field(
+    workers: NonNegativeInt = Field(
         default=0, description="Separate workers for a value model; 0: it shares the policy's workers."
     )
 
@@ -255,20 +253,16 @@ class Train(Section):
     minibatches: Positive = Field(default=1, description="Optimizer updates in one pass over a step's samples.")
     passes: Positive = Field(default=1, description="Passes over a step's samples.")
     tokens_per_microbatch: Positive = Field(default=8192, description="Maximum tokens per forward pass of a worker.")
-    lr: Annotated[float, Field(gt=0.0)] = Field(default=1e-6, description="Peak learning rate (AdamW).")
+    lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate (AdamW).")
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.9, description="AdamW β1.")
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(default=0.999, description="AdamW β2.")
-    weight_decay: Annotated[float, Field(ge=0.0)] = Field(default=0.0, description="AdamW weight decay.")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Steps over which the learning rate rises from 0."
-    )
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="AdamW weight decay.")
+    warmup_steps: NonNegativeInt = Field(default=0, description="Steps over which the learning rate rises from 0.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Learning rate schedule after warm-up."
     )
     min_lr_fraction: Fraction = Field(default=0.0, description="Final value of linear and cosine, as a share of lr.")
-    max_grad_norm: Annotated[float, Field(gt=0.0)] = Field(
-        default=1.0, description="Gradients are clipped to this global norm."
-    )
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="Gradients are clipped to this global norm.")
     truncated: Literal["keep", "mask", "zero_reward"] = Field(
         default="keep",
         description="Responses cut off at rollout.max_response_tokens: keep trains on them as scored, mask excludes "
@@ -290,7 +284,7 @@ class Lora(Section):
     rank: Annotated[int, Field(ge=0, le=512)] = Field(
         default=0, description="Rank of the adapter; 0 trains all weights."
     )
-    alpha: Annotated[float, Field(gt=0.0)] = Field(default=32.0, description="Scale of the adapter (alpha / rank).")
+    alpha: PositiveFloat = Field(default=32.0, description="Scale of the adapter (alpha / rank).")
     targets: str = Field(
         default="all-linear", description="Comma-separated module names that get an adapter, or all-linear."
     )
@@ -303,7 +297,7 @@ class VerifierSection(Section):
         "path/to/file.py:function; auto: the verifier named by the row (reward_model.style), as in "
         "auto + 0.1 * format.",
     )
-    deadline_s: Annotated[float, Field(gt=0.0)] = Field(
+    deadline_s: PositiveFloat = Field(
         default=5.0,
         description="CPU seconds after which a verification is killed, retried once, then counted as wrong; after 10 "
         "times as long by the clock, at least 30 s, it is left out.",
@@ -342,18 +336,16 @@ class Cluster(Section):
 
 
 class Checkpoint(Section):
-    every: Annotated[int, Field(ge=0)] = Field(default=50, description="Steps between checkpoints; 0: only at the end.")
+    every: NonNegativeInt = Field(default=50, description="Steps between checkpoints; 0: only at the end.")
     keep: Positive = Field(default=2, description="Number of newest checkpoints to keep.")
-    keep_best: Annotated[int, Field(ge=0)] = Field(
+    keep_best: NonNegativeInt = Field(
         default=0, description="Additional checkpoints to keep: those with the best evaluation pass@1."
     )
-    keep_every: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Also keep the checkpoints of every N-th step; 0: none."
-    )
+    keep_every: NonNegativeInt = Field(default=0, description="Also keep the checkpoints of every N-th step; 0: none.")
 
 
 class FaultTolerance(Section):
-    max_restarts: Annotated[int, Field(ge=0)] = Field(
+    max_restarts: NonNegativeInt = Field(
         default=3,
         description="Maximum number of automatic restarts, after a process or machine failure, without a newer "
         "checkpoint in between.",
@@ -367,7 +359,7 @@ class FaultTolerance(Section):
         description="Reaction to a gradient that is not finite or above bad_grad_norm: skip the update, roll back to "
         "the last checkpoint and use other prompts, or stop. The batch is saved.",
     )
-    bad_grad_norm: Annotated[float, Field(gt=0.0)] | None = Field(
+    bad_grad_norm: PositiveFloat | None = Field(
         default=None, description="Gradient norm, before clipping, above which an update is bad; unset: no bound."
     )
 
@@ -378,16 +370,14 @@ class Evaluation(Section):
         description="A parquet file, a folder with test.parquet, or a list of them; unset: no evaluation.",
         json_schema_extra={"rule": "a path, or a list of paths"},
     )
-    every: Annotated[int, Field(ge=0)] = Field(
+    every: NonNegativeInt = Field(
         default=0, description="Steps between evaluations; 0: only before the first step and after the last."
     )
     samples: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="Responses per prompt.")
     temperature: Annotated[float, Field(ge=0.0, le=10.0)] = Field(
         default=0.0, description="Sampling temperature; 0 is greedy."
     )
-    max_prompts: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Evaluate only the first N prompts of each set; 0: all."
-    )
+    max_prompts: NonNegativeInt = Field(default=0, description="Evaluate only the first N prompts of each set; 0: all.")
 
     @property
     def paths(self) -> tuple[str, ...]:

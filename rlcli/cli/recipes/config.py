@@ -13,7 +13,8 @@ from rlcli.cli.options import Json
 from rlcli.cli.recipes.recipes import check_new, write_new
 
 if TYPE_CHECKING:
-    from rlcli.config.importing import Imported, Line
+    from rlcli.config.importing.convert import Imported
+    from rlcli.config.importing.reading import Line
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Import configurations of verl and TRL as recipes.")
 
@@ -45,7 +46,7 @@ def import_config(
       rlcli config import grpo.py --processes 8
       rlcli train mine.toml --data data/gsm8k --dry-run
     """
-    from rlcli.config.importing import import_file
+    from rlcli.config.importing.convert import import_file
 
     if out is not None:
         check_new(out)
@@ -78,7 +79,7 @@ def _json(found: Imported) -> dict[str, object]:
 
 
 def _described(line: Line, found: Imported) -> str:
-    from rlcli.config.importing import NAMES
+    from rlcli.config.importing.convert import NAMES
     from rlcli.config.load import to_toml
 
     given = f"{NAMES[found.framework]}'s default" if line.given is None else line.given

@@ -150,7 +150,8 @@ def explain(
       rlcli recipes explain algorithm.loss
     """
     from rlcli.cli.recipes.choices import choices
-    from rlcli.config.load import describe, to_toml
+    from rlcli.config.keys import describe
+    from rlcli.config.load import to_toml
 
     keys, named = describe(key), choices(key)
     if json:

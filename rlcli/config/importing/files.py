@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlcli.config.importing import pythoncode, shell
 from rlcli.config.importing.reading import Unresolved, scalar
@@ -37,9 +37,9 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
     if path.suffix == ".py":
         given = pythoncode.arguments(text, path)
     elif path.suffix == ".json":
-        given = _flat(_json(text, path), path)
+        given = _flat(_parsed(text, "JSON", path), path)
     elif path.suffix in (".yaml", ".yml"):
-        given = {key: _typed(value) for key, value in _flat(_yaml(text, path), path).items()}
+        given = {key: _typed(value) for key, value in _flat(_parsed(text, "YAML", path), path).items()}
     else:
         given = shell.overrides(text, path)
     framework = "verl" if any("." in key and key.partition(".")[0] in VERL for key in given) else ""
@@ -72,20 +72,13 @@ def _text(path: Path) -> str:
     return text
 
 
-def _json(text: str, path: Path) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON: {_line(error)}", "fix that place") from error
-
-
-def _yaml(text: str, path: Path) -> Any:
+def _parsed(text: str, form: Literal["JSON", "YAML"], path: Path) -> Any:
     import yaml
 
-    try:  # all values as text, tags ignored: YAML would read the bounds 0.5_2 as the number 0.52
-        return yaml.load(text, Loader=yaml.BaseLoader)
+    try:  # YAML: all values as text, tags ignored; it would read the bounds 0.5_2 as the number 0.52
+        return json.loads(text) if form == "JSON" else yaml.load(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {_line(error)}", "fix that place") from error
+        raise ConfigError(f"{path} is not {form}: {_line(error)}", "fix that place") from error
 
 
 def _flat(table: Any, path: Path) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from typing import Any
 from rlcli.config.importing.reading import Unresolved
 from rlcli.errors import ConfigError
 
-BESIDE = {"GRPOTrainer": {"model": "model_name_or_path"}, "LoraConfig": {}}
-"""Other calls whose arguments are read: their name → our name. Those of LoraConfig are in LORA."""
-LORA = {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"}
+BESIDE = {
+    "GRPOTrainer": {"model": "model_name_or_path"},
+    "LoraConfig": {"r": "lora_r", "lora_alpha": "lora_alpha", "target_modules": "lora_target_modules"},
+}
+"""Other calls whose arguments are read: their name → our name."""
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -47,8 +49,7 @@ def arguments(text: str, path: Path) -> dict[str, Any]:
     for call in calls:
         if _name(call) in BESIDE:
             beside = _keywords(call, constants)
-            names = LORA if _name(call) == "LoraConfig" else BESIDE[_name(call)]
-            found |= {ours: beside[theirs] for theirs, ours in names.items() if theirs in beside}
+            found |= {ours: beside[theirs] for theirs, ours in BESIDE[_name(call)].items() if theirs in beside}
             if _name(call) == "LoraConfig":
                 found["use_peft"] = True
     return found
@@ -68,13 +69,10 @@ def arithmetic(text: str) -> float | None:
 
 
 def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for keyword in call.keywords:
-        if keyword.arg is None:
-            found["**"] = Unresolved(_written(keyword.value))
-        else:
-            found[keyword.arg] = _value(keyword.value, constants)
-    return found
+    return {
+        one.arg or "**": _value(one.value, constants) if one.arg else Unresolved(_written(one.value))
+        for one in call.keywords
+    }
 
 
 def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
@@ -111,7 +109,6 @@ def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
 def _constants(tree: ast.Module) -> dict[str, Any]:
     """Names that the module sets exactly once, at its top level, to a plain value."""
     found: dict[str, Any] = {}
-    twice = set()
     stored = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
     twice = {name for name in stored if stored.count(name) > 1} if len(stored) < 2_000 else {*stored}
     for node in tree.body:

@@ -127,7 +127,7 @@ class Reading:
                 self.map(source, key, int(value) if kind is int else float(value))
 
     def finish(self, same: Mapping[str, str], missing: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
-        """Report the keys that were not read, by patterns → notes; drop settings that the file does not give and that
+        """Report the keys that were not read, by notes → patterns; drop settings that the file does not give and that
         equal our defaults."""
         for source, value in self.given.items():
             if isinstance(value, Unresolved) and (source in self.asked or source == "**"):
@@ -143,14 +143,16 @@ class Reading:
         self.lines = [line for line in self.lines if line.key not in needless]
 
     def _rest(self, source: str, value: Any, same: Mapping[str, str], missing: Mapping[str, str]) -> None:
-        known = [note for pattern, note in same.items() if fnmatchcase(source, pattern)]
-        lacking = [note for pattern, note in missing.items() if fnmatchcase(source, pattern)]
-        if known:
-            self.same(source, known[0])
+        def note(table: Mapping[str, str]) -> str:
+            notes = (note for note, some in table.items() if any(fnmatchcase(source, one) for one in some.split()))
+            return next(notes, "")
+
+        if known := note(same):
+            self.same(source, known)
         elif value is False or value in ([], {}, ""):
             self.same(source, "off")
         else:
-            self.missing(source, lacking[0] if lacking else "")
+            self.missing(source, note(missing))
 
     def _given(self, source: str) -> Any:
         """The value in the file, for the report: None if it is not known."""

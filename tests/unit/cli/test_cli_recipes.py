@@ -50,8 +50,9 @@ def test_list_tells_of_a_recipe_that_is_broken_and_shows_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.toml").write_text("[recipe\n")
-    catalog = recipes._catalog() | {"odd": (tmp_path / "odd.toml", "odd_recipes/odd.toml")}
-    monkeypatch.setattr(recipes, "_catalog", lambda: catalog)
+    found, errors = recipes._catalog()
+    found |= {"odd": (tmp_path / "odd.toml", "odd_recipes/odd.toml")}
+    monkeypatch.setattr(recipes, "_catalog", lambda: (found, errors))
     assert main(["recipes", "list"]) == 0
     printed = capsys.readouterr()
     assert "note: odd_recipes/odd.toml is not TOML" in printed.err

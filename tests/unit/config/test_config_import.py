@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcli.cli.main import main
-from rlcli.config.importing import Imported, import_file
+from rlcli.config.importing.convert import Imported, import_file
 from rlcli.config.importing.pythoncode import arithmetic
 from rlcli.config.importing.shell import overrides
 from rlcli.config.load import resolve
