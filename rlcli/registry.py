@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
@@ -66,21 +67,20 @@ class Registry(Generic[T]):
         self.kind = kind
         self.group = group
         self._added: dict[str, T | str] = {}
-        self._published: dict[str, EntryPoint] | None = None
 
     def add(self, name: str, target: T | str) -> None:
         """Register `target`, an object or a lazy `"module:attribute"`. A name can be taken once."""
-        if name in self._added or name in self._entry_points():
+        if name in self._added or name in self._published:
             raise RlcliError(f"the {self.kind} '{name}' is registered twice", "give one of them another name")
         self._added[name] = target
 
     def names(self) -> list[str]:
         """All names, sorted. Loads nothing."""
-        return sorted({*self._added, *self._entry_points()})
+        return sorted({*self._added, *self._published})
 
     def origin(self, name: str) -> str:
         """The distribution that published `name` (`rlcli 0.1.0`), or `local`."""
-        entry = self._entry_points().get(name)
+        entry = self._published.get(name)
         return f"{entry.dist.name} {entry.dist.version}" if entry and entry.dist else "local"
 
     def target(self, name: str) -> str:
@@ -88,9 +88,7 @@ class Registry(Generic[T]):
         if name in self._added:
             added = self._added[name]
             return added if isinstance(added, str) else f"{added.__module__}:{getattr(added, '__qualname__', name)}"
-        entry = self._entry_points().get(name)
-        if entry is None:
-            raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
+        entry = self._entry(name)
         return f"{entry.module}:{entry.attr}"
 
     def get(self, name: str) -> T:
@@ -101,24 +99,24 @@ class Registry(Generic[T]):
         target = self._added.get(name)
         if target is not None and not isinstance(target, str):
             return target
-        entry = self._entry_points().get(name)
-        if target is not None:
-            entry = EntryPoint(name, target, self.group)
-        if entry is None:
-            raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
+        entry = self._entry(name) if target is None else EntryPoint(name, target, self.group)
         return cast(T, load_entry(entry, f"the {self.kind} '{name}' ({self.origin(name)}, {entry.value})"))
 
-    def _entry_points(self) -> dict[str, EntryPoint]:
-        if self._published is None:
-            found: dict[str, EntryPoint] = {}
-            for entry in entry_points(group=self.group):
-                other = found.get(entry.name)
-                # An editable install can list the same entry twice; two different targets are a clash.
-                if other is not None and other.value != entry.value:
-                    raise RlcliError(
-                        f"the {self.kind} '{entry.name}' is published twice: {other.value} and {entry.value}",
-                        "uninstall one of the two packages",
-                    )
-                found[entry.name] = entry
-            self._published = found
-        return self._published
+    @cached_property
+    def _published(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for entry in entry_points(group=self.group):
+            other = found.get(entry.name)
+            # An editable install can list the same entry twice; two different targets are a clash.
+            if other is not None and other.value != entry.value:
+                raise RlcliError(
+                    f"the {self.kind} '{entry.name}' is published twice: {other.value} and {entry.value}",
+                    "uninstall one of the two packages",
+                )
+            found[entry.name] = entry
+        return found
+
+    def _entry(self, name: str) -> EntryPoint:
+        if name not in self._published:
+            raise UnknownName(f"no {self.kind} is called '{name}'", near(name, self.names()))
+        return self._published[name]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rlcli.data.samples import schema, write_table
 from rlcli.errors import ConfigError, DataError, RlcliError
@@ -36,15 +36,15 @@ class EvalStore:
         store.finish("gsm8k")       # one file of them
     """
 
-    def __init__(self, path: Path, held: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.logs = path / "logs"
-        self._held = held
 
     @classmethod
+    @contextmanager
     def open(
         cls, path: Path, settings: Mapping[str, Any], datasets: Mapping[str, str], force: bool = False
-    ) -> EvalStore:
+    ) -> Iterator[EvalStore]:
         """Create or reopen the folder, and lock it.
 
         settings: what a sample depends on, by names that the user knows. datasets: name → fingerprint of its prompts;
@@ -53,8 +53,8 @@ class EvalStore:
         differences, or if the origin of the samples there is unknown, and `RlcliError` if another process uses it.
         """
         path = evaluation_folder(path)
-        store = cls(path, _hold(path))
-        try:
+        with _held(path):
+            store = cls(path)
             before = settings_of(path)
             if not before and store._has_samples():
                 raise ConfigError(f"--out {path} holds parquet files of unknown origin", "give another folder")
@@ -70,13 +70,9 @@ class EvalStore:
             for name in [*known] if differing else others:
                 store._remove(name)
                 del known[name]
-            write_json(
-                path / SETTINGS, {"format": FORMAT, "settings": dict(settings), "datasets": {**known, **datasets}}
-            )
-        except BaseException:
-            store.close()
-            raise
-        return store
+            now = {"format": FORMAT, "settings": dict(settings), "datasets": {**known, **datasets}}
+            write_json(path / SETTINGS, now)
+            yield store
 
     def samples(self, name: str, columns: Sequence[str] | None = None) -> Any:
         """The distinct samples of a dataset as a pyarrow table, or None if there are none. columns: those to read,
@@ -108,18 +104,6 @@ class EvalStore:
         room = self.path / PARTS
         if room.is_dir() and not any(room.glob("*.parquet")):
             shutil.rmtree(room)  # including partial files left by a kill
-
-    def close(self) -> None:
-        """Unlock the folder. May be called more than once."""
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _parts(self, name: str) -> list[Path]:
         # Not by glob: a name may contain glob characters, or start like another one.
@@ -254,13 +238,12 @@ def shown(value: object) -> str:
     return f"{text[:8]}…" if re.fullmatch(r"[0-9a-f]{32,40}", text) else text
 
 
-def _hold(path: Path) -> int:
-    held = os.open(path / HELD, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise RlcliError(
-            f"--out {path} is in use by another evaluation", "wait for it, or give another folder"
-        ) from None
-    return held
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    with (path / HELD).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"--out {path} is in use by another evaluation"
+            raise RlcliError(why, "wait for it, or give another folder") from None
+        yield

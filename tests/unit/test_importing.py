@@ -15,7 +15,7 @@ from rlcli.algorithms.named import load_plugins
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.config import recipes
-from rlcli.prep.converters import CONVERTERS
+from rlcli.prep.pipeline import CONVERTERS
 from rlcli.scoring.registry import VERIFIERS
 
 HANGS, EXITS = "import time; time.sleep(600)", "import os; os._exit(0)"
@@ -43,7 +43,7 @@ def publish(monkeypatch: pytest.MonkeyPatch, registry: Any, folder: Path, code: 
     (folder / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
     entry = EntryPoint("mine", f"{module}:it", registry.group)
-    monkeypatch.setattr(registry, "_published", {**registry._entry_points(), "mine": entry})
+    monkeypatch.setattr(registry, "_published", {**registry._published, "mine": entry})
 
 
 @pytest.mark.parametrize(

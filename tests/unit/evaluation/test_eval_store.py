@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def row(prompt: int, sample: int, response: str = "yes") -> dict[str, Any]:
     )
 
 
-def opened(path: Path, settings: dict[str, Any] = SETTINGS, mark: str = "a", force: bool = False) -> EvalStore:
+def opened(
+    path: Path, settings: dict[str, Any] = SETTINGS, mark: str = "a", force: bool = False
+) -> AbstractContextManager[EvalStore]:
     return EvalStore.open(path, settings, {"sums": mark}, force)
 
 
@@ -66,10 +69,9 @@ def test_samples_of_several_calls_are_there_once_and_in_order(tmp_path: Path) ->
 def test_what_differs_is_named_and_nothing_is_touched(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, row(0, 0))
-    with pytest.raises(
-        ConfigError, match=r"temperature = 1\.0, now 0\.5; dataset sums has different prompts; give another"
-    ):
-        opened(tmp_path, {**SETTINGS, "temperature": 0.5}, mark="b")
+    named = r"temperature = 1\.0, now 0\.5; dataset sums has different prompts; give another"
+    with pytest.raises(ConfigError, match=named), opened(tmp_path, {**SETTINGS, "temperature": 0.5}, mark="b"):
+        pass
     with opened(tmp_path) as store:
         assert len(store.samples("sums")) == 1
     with opened(tmp_path, {**SETTINGS, "temperature": 0.5}, force=True) as store:
@@ -86,8 +88,9 @@ def test_a_dataset_may_be_added(tmp_path: Path) -> None:
     with EvalStore.open(tmp_path, SETTINGS, {"more": "z"}) as store:
         assert len(store.samples("sums")) == 1
         assert store.samples("more") is None
-    with pytest.raises(ConfigError, match="dataset more has different prompts"):
-        EvalStore.open(tmp_path, SETTINGS, {"more": "y", "sums": "a"})
+    again = EvalStore.open(tmp_path, SETTINGS, {"more": "y", "sums": "a"})
+    with pytest.raises(ConfigError, match="dataset more has different prompts"), again:
+        pass
 
 
 def test_force_throws_away_what_is_others_and_nothing_else(tmp_path: Path) -> None:
@@ -115,10 +118,10 @@ def test_killed_while_dropping_samples_it_keeps_none_as_new(tmp_path: Path, monk
     other = {**SETTINGS, "temperature": 0.5}
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", killed)
-        with pytest.raises(KeyboardInterrupt):
-            opened(tmp_path, other, force=True)
-    with pytest.raises(ConfigError, match="holds samples of another evaluation"):
-        opened(tmp_path, other)
+        with pytest.raises(KeyboardInterrupt), opened(tmp_path, other, force=True):
+            pass
+    with pytest.raises(ConfigError, match="holds samples of another evaluation"), opened(tmp_path, other):
+        pass
     with opened(tmp_path, other, force=True) as store:
         assert store.samples("sums") is None
 
@@ -126,8 +129,8 @@ def test_killed_while_dropping_samples_it_keeps_none_as_new(tmp_path: Path, monk
 def test_samples_of_which_nothing_is_known_are_refused_and_left(tmp_path: Path) -> None:
     write_samples(tmp_path / "sums.parquet", 0, [row(1, 0)])
     for force in (False, True):
-        with pytest.raises(ConfigError, match="holds parquet files of unknown origin"):
-            opened(tmp_path, force=force)
+        with pytest.raises(ConfigError, match="holds parquet files of unknown origin"), opened(tmp_path, force=force):
+            pass
     assert (tmp_path / "sums.parquet").exists()
     assert not (tmp_path / "evaluation.json").exists()
 
@@ -139,7 +142,8 @@ def test_a_dataset_keeps_its_name_beside_another_of_that_name(tmp_path: Path) ->
     config = RunConfig()
     names, marks = _names(Request(config, (a,), out=tmp_path / "out"))
     assert names == ["sums"]
-    EvalStore.open(tmp_path / "out", SETTINGS, dict(zip(names, marks, strict=True))).close()
+    with EvalStore.open(tmp_path / "out", SETTINGS, dict(zip(names, marks, strict=True))):
+        pass
     assert _names(Request(config, (b, a), out=tmp_path / "out"))[0] == ["b-sums", "sums"]
     assert _names(Request(config, (b, a), out=tmp_path / "new"))[0] == ["b-sums", "a-sums"]
 
@@ -156,9 +160,10 @@ def _data(folder: Path, text: str) -> str:
 
 
 def test_two_evaluations_into_one_folder_are_kept_apart(tmp_path: Path) -> None:
-    with opened(tmp_path), pytest.raises(RlcliError, match="in use by another evaluation"):
-        opened(tmp_path)
-    opened(tmp_path).close()
+    with opened(tmp_path), pytest.raises(RlcliError, match="in use by another evaluation"), opened(tmp_path):
+        pass
+    with opened(tmp_path):
+        pass
 
 
 def test_files_of_others_are_not_taken_for_parts(tmp_path: Path) -> None:
@@ -173,12 +178,13 @@ def test_files_of_others_are_not_taken_for_parts(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path).close()
+    with opened(tmp_path):
+        pass
     found = json.loads((tmp_path / "evaluation.json").read_text())
     for other in ({**found, "format": 99}, {"format": 1}):
         (tmp_path / "evaluation.json").write_text(json.dumps(other))
-        with pytest.raises(DataError, match="by another version"):
-            opened(tmp_path)
+        with pytest.raises(DataError, match="by another version"), opened(tmp_path):
+            pass
 
 
 def test_a_writer_waits_a_second_between_parts_and_longer_later(

@@ -286,7 +286,7 @@ def test_the_list_names_each_verifier_with_its_source() -> None:
 
 def test_the_list_shows_a_verifier_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = EntryPoint("broken-import", "no_such_package.verifier:verify", VERIFIERS.group)
-    monkeypatch.setattr(VERIFIERS, "_published", {**VERIFIERS._entry_points(), broken.name: broken})
+    monkeypatch.setattr(VERIFIERS, "_published", {**VERIFIERS._published, broken.name: broken})
     cli = typer.Typer()
     cli.add_typer(app, name="verifiers")
     done = CliRunner().invoke(cli, ["verifiers", "list", "--json"])
