@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+
+REDRAW_S = 0.1
+"""Minimum time between two updates of a progress bar: a call for every row must cost almost nothing."""
 
 # Rich is imported inside the functions: commands that print JSON or plain text do not load it.
 
@@ -75,3 +80,35 @@ def _jsonable(value: object) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A function to call with what is being done, how much is done, and the total (None: unknown).
+
+    It shows a bar with the time left on standard error, if that is a terminal.
+    """
+    terminal = stderr()
+    # Not `is_terminal`: FORCE_COLOR, which many CI systems set, makes that true for a log file.
+    if not terminal.file.isatty() or terminal.is_dumb_terminal:
+        yield lambda what, done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=terminal, transient=True) as bars:
+        tasks: dict[str, tuple[float, TaskID]] = {}
+
+        def update(what: str, done: int, total: int | None) -> None:
+            now = time.monotonic()
+            if what not in tasks:
+                for _, task in tasks.values():
+                    bars.remove_task(task)
+                tasks.clear()
+                tasks[what] = now, bars.add_task(what, total=total)
+            last, task = tasks[what]
+            if now - last >= REDRAW_S:
+                tasks[what] = now, task
+                bars.update(task, completed=done, total=total)
+
+        yield update

@@ -18,38 +18,35 @@ P = ParamSpec("P")
 Options = Mapping[str, Any]
 
 
-def supervised(folder_of: Callable[[Options], Path | None]) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Run a training command under supervision if it comes from a shell. folder_of: the run folder of its options; None
-    if they name none, which the command then reports itself."""
+def supervised(command: Callable[P, None]) -> Callable[P, None]:
+    """Run a training command under supervision if it comes from a shell."""
 
-    def wrap(command: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(command)
-        def run(*args: P.args, **options: P.kwargs) -> None:
-            words = command_line.get()
-            alone = words is None or is_supervised() or options.get("dry_run")
-            if alone or not words or (folder := folder_of(options)) is None:
-                return command(*args, **options)
-            resumes = "out" not in options or bool(options.get("resume"))
-            debug = ["--debug"] if "--debug" in words else []
-            name, *rest = (word for word in words if word != "--debug")
-            out = [] if resumes or options["out"] else ["--out", str(folder)]
-            first = _rlcli(name, *out, *rest, *debug)
-            again = first  # its changes may not be in the folder yet; applying them twice changes nothing
-            if not resumes:
-                again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
-            raise typer.Exit(supervise(folder, first, again, resumes=resumes))
+    @functools.wraps(command)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        words = command_line.get()
+        alone = words is None or is_supervised() or options.get("dry_run")
+        if alone or not words or (folder := _folder(options)) is None:
+            return command(*args, **options)
+        resumes = "out" not in options or bool(options.get("resume"))
+        debug = ["--debug"] if "--debug" in words else []
+        name, *rest = (word for word in words if word != "--debug")
+        out = [] if resumes or options["out"] else ["--out", str(folder)]
+        first = _rlcli(name, *out, *rest, *debug)
+        again = first  # its changes may not be in the folder yet; applying them twice changes nothing
+        if not resumes:
+            again = _rlcli("train", "--resume", str(folder), *_of_this_call(options), *debug)
+        raise typer.Exit(supervise(folder, first, again, resumes=resumes))
 
-        return run
-
-    return wrap
+    return run
 
 
-def train_folder(options: Options) -> Path | None:
-    """The run folder of `rlcli train`: the one to resume, the one given with --out, or the next free one."""
-    if options["resume"]:
+def _folder(options: Options) -> Path | None:
+    """The folder of the run to resume, the one given with --out, or the next free one; None if no option names any,
+    which the command then reports itself."""
+    if resumed := options.get("run") or options.get("resume"):
         from rlcli.launch.resume import find_run
 
-        return find_run(options["resume"])
+        return find_run(resumed)
     from rlcli.config.recipes import load
     from rlcli.runs.folder import default_out
 

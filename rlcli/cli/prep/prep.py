@@ -195,11 +195,9 @@ def _refuse(plan: Plan, ngrams_given: bool, output_format: str) -> None:
 
 
 def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_format: str, as_json: bool) -> None:
-    from rlcli.cli.progress import progress
     from rlcli.data.prompts.provenance import provenance
     from rlcli.hub import offline_unless_reachable
-    from rlcli.prep.converters import CONVERTERS, converter_named
-    from rlcli.prep.pipeline import counts, prepare
+    from rlcli.prep.pipeline import CONVERTERS, converter_named, counts, prepare
     from rlcli.prep.write import write_splits
 
     converter = converter_named(name)
@@ -208,7 +206,7 @@ def _make(name: str, out: Path, options: ConvertOptions, plan: Plan, output_form
         _refuse_verifier(options.verifier)
     if _asks_the_hub(converter, options.source):
         offline_unless_reachable(lambda note: typer.echo(note, err=True))
-    with progress() as on_progress:
+    with console.progress() as on_progress:
         made = prepare(converter, options, plan, on_progress)
     arguments = _given(options) | _given(plan) | {"format": output_format}
     record = provenance(name, CONVERTERS.origin(name), made.origins, arguments, counts(made.steps))

@@ -28,7 +28,7 @@ def describe_all(as_json: Json = False) -> None:
 
       rlcli prep list --json
     """
-    from rlcli.prep.converters import CONVERTERS, converter_named
+    from rlcli.prep.pipeline import CONVERTERS, converter_named
 
     found = {}
     for name in CONVERTERS.names():
@@ -56,7 +56,7 @@ def show_one(
 
       rlcli prep show data/gsm8k/train.parquet --json
     """
-    from rlcli.prep.converters import converter_named
+    from rlcli.prep.pipeline import converter_named
 
     if name.endswith(".parquet") or Path(name).exists():
         shown, report = _file(Path(name)), _report_file
@@ -69,7 +69,7 @@ def show_one(
 
 
 def _describe(name: str, converter: Converter) -> dict[str, Any]:
-    from rlcli.prep.converters import CONVERTERS
+    from rlcli.prep.pipeline import CONVERTERS
 
     return {
         "name": name,

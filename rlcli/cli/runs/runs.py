@@ -109,7 +109,7 @@ def show(run: RunName, json: Json = False) -> None:
 
 
 @app.command("resume")
-@supervised(lambda options: _folder(options))
+@supervised
 def resume(
     run: RunName,
     steps: Annotated[int | None, typer.Option(help="Total steps of the run, to make it longer.")] = None,
@@ -135,12 +135,6 @@ def resume(
     require(*TRAINING)
     flags = {"train.steps": steps, "cluster.address": ray_address}
     resume_training(run, None, flags, sets or [], Call(show_samples, dry_run, as_json))
-
-
-def _folder(options: Mapping[str, Any]) -> Path:
-    from rlcli.launch.resume import find_run
-
-    return find_run(options["run"])
 
 
 def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli.console import emit_json, plain, show, table
-from rlcli.cli.options import Sets
-from rlcli.cli.train.datasets import data_sets
+from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.options import Sets, data_sets
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +84,6 @@ def plan(
 
 
 def _calibrate(as_json: bool) -> None:
-    from rlcli.cli.console import stderr
     from rlcli.launch.planning.calibrate import calibrate
 
     began = time.monotonic()
@@ -127,16 +125,12 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
         show(table(["a step at most", _seconds(total), "", "bound by"], times))
     else:
         plain("a step's time: unknown without a GPU name; give --gpus h100:8\n")
-    show(
-        table(
-            ["on disk", _bytes(sum(found.disk.values()))], [(what, _bytes(size)) for what, size in found.disk.items()]
-        )
-    )
+    files = [(what, _bytes(size)) for what, size in found.disk.items()]
+    show(table(["on disk", _bytes(sum(found.disk.values()))], files))
     _verdict(found)
     measured = found.setting.device.constants.measured
-    plain(
-        f"constants measured on {measured}" if measured else "constants assumed: rlcli plan --calibrate measures them"
-    )
+    origin = f"measured on {measured}" if measured else "assumed: rlcli plan --calibrate measures them"
+    plain(f"constants {origin}")
     for note in notes:
         plain(f"note: {note}")
 

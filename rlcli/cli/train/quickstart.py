@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcli.cli.console import emit_json, plain, show, stderr, table
+from rlcli.cli.console import emit_json, plain, progress, show, stderr, table
 from rlcli.cli.options import JsonFigures
-from rlcli.cli.progress import progress
 from rlcli.files import cache_folder
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
@@ -81,8 +80,7 @@ def quickstart(
 
 def _prepare_data(folder: Path, seed: int) -> Path:
     from rlcli.data.prompts.schema import write_prompts
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits.items():

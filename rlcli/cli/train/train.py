@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples
-from rlcli.cli.supervised import supervised, train_folder
-from rlcli.cli.train.datasets import data_sets, one_or_all
+from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples, data_sets, one_or_all
+from rlcli.cli.supervised import supervised
 from rlcli.cli.train.run import Call, resume_training, run_training
 from rlcli.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rlcli.config.load import Resolved
 
-
-@supervised(train_folder)
+@supervised
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")
@@ -115,15 +110,8 @@ def train(
         raise ConfigError(
             "no recipe is given", "name one (rlcli recipes list shows them), or resume a run: --resume runs/NAME"
         )
-    resolved = _resolved(recipe, flags, sets or [], auto_memory=memory == "auto")
-    run_training(resolved, call, out=out, force=force, auto_memory=memory == "auto")
-
-
-def _resolved(recipe: str, flags: Mapping[str, object], sets: Sequence[str], *, auto_memory: bool) -> Resolved:
-    if auto_memory:
-        from rlcli.launch.planning.memory_auto import resolve_auto
-
-        return resolve_auto(recipe, flags, sets)
-    from rlcli.config.load import resolve
-
-    return resolve(recipe, flags, sets)
+    if memory:
+        from rlcli.launch.planning.memory_auto import resolve_auto as resolve
+    else:
+        from rlcli.config.load import resolve
+    run_training(resolve(recipe, flags, sets or []), call, out=out, force=force, auto_memory=bool(memory))

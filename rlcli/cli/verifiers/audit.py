@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,6 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.options import Deadline, JsonReport, Processes
-from rlcli.cli.progress import progress
 
 if TYPE_CHECKING:
     from rlcli.audit.report import Report, Surprise, Tally
@@ -52,10 +52,9 @@ def audit_verifier(
       rlcli verifiers audit path/to/file.py:function --data data/gsm8k --strict --json
     """
     from rlcli.audit.run import Options, audit
-    from rlcli.cli.verifiers.run import cores
 
-    options = Options(limit, seed, mutations, processes or cores(), deadline, sandbox, strict)
-    with progress() as on_progress:
+    options = Options(limit, seed, mutations, processes or len(os.sched_getaffinity(0)), deadline, sandbox, strict)
+    with console.progress() as on_progress:
         report = audit(name, data, options, on_progress)
     if as_json:
         console.emit_json(report.as_dict())

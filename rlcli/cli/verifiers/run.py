@@ -11,18 +11,12 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.options import Deadline, Processes, VerifierName
-from rlcli.cli.progress import progress
 from rlcli.errors import ConfigError, RunFailed
 
 if TYPE_CHECKING:
     from rlcli.scoring.rows import Summary
 
 SANDBOXES = "bwrap, landlock, unsafe or auto"
-
-
-def cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
 
 
 def run_verifier(
@@ -69,9 +63,9 @@ def run_verifier(
         target(term.ref)  # an unknown name, before a large file is read
     rows, skipped = read_rows(source, skip_bad)
     summary = Summary()
-    with ScoringPool(processes or cores(), deadline, [str(composition)], sandbox) as pool:
+    with ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, [str(composition)], sandbox) as pool:
         backend = check_loaded(pool.loaded, deadline, sandbox, "--deadline")
-        with writing(output) if output else nullcontext() as write, progress() as on_progress:
+        with writing(output) if output else nullcontext() as write, console.progress() as on_progress:
             for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
                 summary.add(verdict)
                 if write:

@@ -12,6 +12,8 @@ from rlcli.cli.group import Group
 from rlcli.cli.options import Json, VerifierName
 from rlcli.cli.verifiers.audit import audit_verifier
 from rlcli.cli.verifiers.run import run_verifier
+from rlcli.errors import ConfigError, RlcliError, VerifierError
+from rlcli.types import VerifyRequest
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List, show, run and audit the verifiers that score responses.")
 
@@ -63,7 +65,6 @@ def show_verifier(
 
       rlcli verifiers show path/to/file.py:function --json
     """
-    from rlcli.errors import ConfigError
     from rlcli.scoring.expression import AUTO, parse
 
     composition = parse(name).located()
@@ -82,7 +83,6 @@ def show_verifier(
 def _summary(name: str) -> dict[str, Any]:
     """The first line of its docstring, or why loading failed: one broken package must not hide the others."""
     from rlcli.audit.subject import function_of
-    from rlcli.errors import RlcliError
 
     try:
         documentation = inspect.getdoc(function_of(name)) or ""
@@ -109,7 +109,6 @@ def _described(ref: str) -> dict[str, Any]:
 
 
 def _options(function: Any) -> list[dict[str, Any]]:
-    from rlcli.errors import VerifierError
     from rlcli.scoring.conventions.adapters import is_rubric, options_of
 
     if is_rubric(function):
@@ -136,8 +135,6 @@ def _annotation(annotation: Any) -> str:
 
 def _example(module: Any) -> dict[str, str] | None:
     """A ground truth, and what the verifier's gold writes for it; None if it has no gold or needs a whole row."""
-    from rlcli.types import VerifyRequest
-
     gold, truth = getattr(module, "gold", None), EXAMPLES.get(getattr(module, "ANSWER_KIND", ""))
     if not callable(gold) or truth is None:
         return None
