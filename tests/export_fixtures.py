@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
-from rlcli.export.dcp_reader import Stored
+from rlcli.export.weights import Stored
 from rlcli.model.io.loading import load_policy, load_value
 from rlcli.model.io.state import save_state, trained_state
 from rlcli.model.lora import LoraSpec

@@ -78,17 +78,13 @@ def _of_run(run: Path, step: str, on_note: Notify) -> Checkpoint:
     steps = [checkpoint.step for checkpoint in root.all()]
     there = f"{run} has {', '.join(map(str, steps)) or 'none'}"
     if step == "best":
-        scores = {number: score for number, score in _scores(run).items() if number in steps}
-        if not scores:
+        found = {number: report for number, report in evaluations_of(run).items() if number in steps}
+        if not found:
             raise RlcliError(f"--step best: no checkpoint of {run} was evaluated", f"give a step: {there}")
-        return read_checkpoint(root.path(max(scores, key=lambda number: (scores[number], number))))
+        return read_checkpoint(root.path(max(found, key=lambda one: (found[one]["pass"]["pass@1"]["mean"], one))))
     if not step.isdecimal() or int(step) not in steps:
         raise RlcliError(f"--step {step}: no such checkpoint", f"{there}; or give best")
     return read_checkpoint(root.path(int(step)))
-
-
-def _scores(run: Path) -> dict[int, float]:
-    return {step: report["pass"]["pass@1"]["mean"] for step, report in evaluations_of(run).items()}
 
 
 def is_run(folder: Path) -> bool:

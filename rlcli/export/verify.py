@@ -12,10 +12,9 @@ from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.prompts import load_tokenizer
 from rlcli.errors import CheckpointError, RlcliError, RunFailed
 from rlcli.export.checks import Change, change_of_adapter, change_of_model, log_probs_of_folder
-from rlcli.export.dcp_reader import Stored
 from rlcli.export.source import Origin
 from rlcli.export.types import EXACT, ROUNDED, Export, LogProbs, Options, manifest_digest
-from rlcli.export.weights import write_lora, write_merged, write_model, write_value
+from rlcli.export.weights import Stored, write_lora, write_merged, write_model, write_value
 from rlcli.model.io.config import read_config
 from rlcli.model.io.loading import read_policy, read_value
 from rlcli.model.lora import LoraSpec

@@ -3,31 +3,57 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from accelerate import init_empty_weights
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
 
 from rlcli.errors import ModelError
-from rlcli.export.dcp_reader import Stored
 from rlcli.model.io.config import read_config
 from rlcli.model.io.loading import read_model
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
 from rlcli.model.value import read_value_config, value_class
 
-if TYPE_CHECKING:
-    from peft import PeftModel
-
 INDEX = "model.safetensors.index.json"
 
 Read = Callable[[Iterable[str]], Mapping[str, Tensor]]
 """Reads the tensors of the given names."""
+
+
+class Stored:
+    """The tensors in the distributed checkpoint `folder` whose names start with `prefix`, named without it, read in one
+    process without a process group.
+
+    Each tensor is read whole, for any number of ranks that wrote it; no other tensors are read. The files are assumed
+    to be undamaged: see `read_checkpoint`.
+    """
+
+    def __init__(self, folder: Path, prefix: str) -> None:
+        self.folder, self.prefix = folder, prefix
+        metadata = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        self.shapes: dict[str, torch.Size] = {
+            name.removeprefix(prefix): entry.size
+            for name, entry in metadata.items()
+            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+        self._dtypes = {name: metadata[prefix + name].properties.dtype for name in self.shapes}
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The named tensors on the CPU, in their stored dtype."""
+        state = {self.prefix + name: torch.empty(self.shapes[name], dtype=self._dtypes[name]) for name in names}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the missing process group, which is intended
+            dcp.load(state, storage_reader=dcp.FileSystemReader(self.folder), no_dist=True)
+        return {name.removeprefix(self.prefix): tensor for name, tensor in state.items()}
 
 
 def write_model(
@@ -53,7 +79,7 @@ def write_value(stored: Stored, base: str, tokenizer: str, dtype: torch.dtype, f
 def write_lora(stored: Stored, spec: LoraSpec, base: str, dtype: torch.dtype, folder: Path) -> None:
     """Write the adapter `stored` in the format of peft and vLLM, with the base's tokenizer; `adapter_config.json` names
     the base."""
-    peft = _adapted(spec, base)
+    peft = add_lora(_skeleton(AutoModelForCausalLM, read_config(base)), spec, base, meta=True)
     names = [name for name, _ in peft.base_model.model.named_parameters() if is_adapter(name)]
     _check(stored, names, base)
     state = saved_names(peft, {name: tensor.to(dtype) for name, tensor in stored.read(names).items()})
@@ -89,10 +115,6 @@ def _skeleton(auto_class: Any, config: Any) -> nn.Module:
         lm: nn.Module = auto_class.from_config(config)
     lm.tie_weights()  # moving parameters to the meta device had untied them
     return lm
-
-
-def _adapted(spec: LoraSpec, base: str) -> PeftModel:
-    return add_lora(_skeleton(AutoModelForCausalLM, read_config(base)), spec, base, meta=True)
 
 
 def _write(lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path) -> None:

@@ -248,7 +248,7 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
     )
     apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
     assert {path.name for path in (tmp_path / "apart" / "logs").iterdir()} == {"critic-0.log", "rank-0.log"}
-    from rlcli.export.dcp_reader import Stored
+    from rlcli.export.weights import Stored
 
     critic = Stored(tmp_path / "apart" / "checkpoints" / "latest" / "critic", "critic.model.")
     (head,) = critic.read([name for name in critic.shapes if name.endswith("score.weight")]).values()

@@ -19,8 +19,8 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file
 
 from rlcli.errors import CheckpointError
-from rlcli.export.dcp_reader import Stored
 from rlcli.export.export import model_folder
+from rlcli.export.weights import Stored
 from tests import chat_templates as templates
 from tests.export_fixtures import LORA, PROBE, export, log_probs, nothing_beside, save_run, stored_log_probs
 from tests.model_fixtures import save_tiny
