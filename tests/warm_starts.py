@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.table import read_prompts
 
 
 def assert_it_can_show_its_work_but_mostly_does_not(folder: Path, data: Path) -> None:

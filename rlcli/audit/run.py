@@ -15,7 +15,7 @@ from rlcli.audit.forms import OWN, Form, accepted, bare, choose, stating
 from rlcli.audit.probes import Case, Group, Probe
 from rlcli.audit.report import END_CHARS, Determinism, Latency, Report, Surprise, Tally
 from rlcli.audit.subject import Subject, subject
-from rlcli.data.prompts.prompts import read_prompts
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, VerifierError
 from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.expression import parse

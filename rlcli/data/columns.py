@@ -6,8 +6,8 @@ which would take the controller longer than the rest of its step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlcli.scoring.processes.worker import OVERRAN
@@ -111,17 +111,14 @@ class Samples(Sequence[Sample]):
 
     def take(self, which: Any) -> Samples:
         """The samples at these places: indexes, a mask or a slice."""
-        return self._each(lambda column: column[which])
+        columns = {name: getattr(self, name)[which] for name in _COLUMNS}
+        return Samples(**columns, parts={name: column[which] for name, column in self.parts.items()})
 
     def sorted(self) -> Samples:
         """Sort by prompt, then sample."""
         import numpy as np
 
         return self.take(np.lexsort((self.sample, self.prompt)))
-
-    def moved(self, *, prompt: np.ndarray, shard: np.ndarray) -> Samples:
-        """The same with prompts and shards renumbered."""
-        return replace(self, prompt=prompt, shard=shard)
 
     @property
     def tokens(self) -> np.ndarray:
@@ -184,10 +181,6 @@ class Samples(Sequence[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         return map(self.__getitem__, range(len(self)))
-
-    def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> Samples:
-        parts = {name: change(column) for name, column in self.parts.items()}
-        return Samples(**{name: change(getattr(self, name)) for name in _COLUMNS}, parts=parts)
 
 
 _COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")

@@ -137,7 +137,8 @@ def plan_batches(
     from 0 on (None: no two do). `context_tokens` follow the prompt and are not drawn (None: there are none): they are
     forwarded, and count in no denominator.
     """
-    size = _Sizes.of(prompt_tokens, drawn_tokens, context_tokens or [0] * len(groups), prompts)
+    lengths = zip(prompt_tokens, drawn_tokens, context_tokens or [0] * len(groups), strict=True)
+    size = _Sizes(prompt_tokens, list(map(sum, lengths)), prompts)
     assert len(groups) == len(prompt_tokens) == len(drawn_tokens), "one prompt, response and group per sample"
     assert active is None or len(active) == len(groups), "one flag per sample"
     batches = list(_members(groups).values())
@@ -146,13 +147,8 @@ def plan_batches(
     for number in range(minibatches if share else longer):
         end = start + share + (number < longer)
         samples = [sample for group in batches[start:end] for sample in group]
-        assigned = min(
-            (
-                _assigned(units, size, tokens_per_microbatch, ranks)
-                for units in _units(samples, size, active, pairs, tokens_per_microbatch)
-            ),
-            key=_Assignment.pace,
-        )
+        ways = _units(samples, size, active, pairs, tokens_per_microbatch)
+        assigned = min((_assigned(units, size, tokens_per_microbatch, ranks) for units in ways), key=_Assignment.pace)
         planned.append(
             MiniBatch(
                 ranks=tuple(map(tuple, assigned.bins)),
@@ -178,28 +174,15 @@ def _members(labels: Sequence[int]) -> dict[int, list[int]]:
     return members
 
 
-@dataclass(frozen=True)
 class _Sizes:
     """The cost of a micro-batch of some samples, as tokens and as work: tokens × ATTENTION plus, for attention, the
     squares of the lengths. tokens, work: of each sample by itself. prompts: labels of those to compute once (see
     `_sharing`)."""
 
-    prompt_tokens: Sequence[int]
-    tokens: Sequence[int]
-    work: Sequence[int]
-    prompts: Sequence[int] | None
-
-    @classmethod
-    def of(
-        cls,
-        prompt_tokens: Sequence[int],
-        drawn_tokens: Sequence[int],
-        context_tokens: Sequence[int],
-        prompts: Sequence[int] | None,
-    ) -> _Sizes:
-        tokens = [sum(counts) for counts in zip(prompt_tokens, drawn_tokens, context_tokens, strict=True)]
-        work = [ATTENTION * length + length * length for length in tokens]
-        return cls(prompt_tokens, tokens, work, _sharing(prompt_tokens, tokens, prompts))
+    def __init__(self, prompt_tokens: Sequence[int], tokens: list[int], prompts: Sequence[int] | None) -> None:
+        self.prompt_tokens, self.tokens = prompt_tokens, tokens
+        self.work = [ATTENTION * length + length * length for length in tokens]
+        self.prompts = _sharing(prompt_tokens, tokens, prompts)
 
     def __call__(self, samples: Sequence[int]) -> tuple[int, int]:
         """Tokens and work of `samples` together."""
@@ -286,9 +269,8 @@ def _assigned(units: Sequence[list[int]], size: _Sizes, budget: int, ranks: int)
 
     rows = min((_rows(bins, sizes, work, ranks) for bins in _packings(sizes, work, budget, ranks)), key=slowest)
     rows.sort(key=lambda row: -max([sum([sizes[unit] for unit in bin]) for bin in row]))
-    return _assign(
-        [[sorted([sample for unit in bin for sample in units[unit]]) for bin in row] for row in rows], size, ranks
-    )
+    samples = [[sorted([sample for unit in bin for sample in units[unit]]) for bin in row] for row in rows]
+    return _assign(samples, size, ranks)
 
 
 def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int) -> list[list[list[int]]]:
@@ -304,12 +286,10 @@ def _packings(sizes: Sequence[int], work: Sequence[int], budget: int, ranks: int
     count = -(-len(tight) // ranks) * ranks
     if count > fewest and (even := _spread(most_first, sizes, work, budget, count)) is not None:
         return [even]
-    others = (
-        _spread(longest_first, sizes, sizes, budget, count),
-        _spread(most_first, sizes, work, budget, count + ranks),
-    )
     full = tight + [[] for _ in range(count - len(tight))]
-    return [full, *(bins for bins in others if bins is not None)]
+    by_tokens = _spread(longest_first, sizes, sizes, budget, count)
+    one_more = _spread(most_first, sizes, work, budget, count + ranks)
+    return [bins for bins in (full, by_tokens, one_more) if bins is not None]
 
 
 def _best_fit(longest_first: Sequence[int], sizes: Sequence[int], budget: int) -> list[list[int]]:

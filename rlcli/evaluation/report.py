@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.worker_group import WorkerGroup
@@ -160,10 +161,8 @@ def evaluate(
     rows = prompts.prompts
     if not isinstance(rows, JoinedPrompts):
         return report
-    own = {name: responses.between(*rows.starts[place : place + 2]) for place, name in enumerate(rows.names)}
-    return replace(
-        report, sets={name: report_of(own[name], part) for name, part in zip(rows.names, rows.parts, strict=True)}
-    )
+    sets = zip(rows.names, rows.parts, pairwise(rows.starts), strict=True)
+    return replace(report, sets={name: report_of(responses.between(*ends), part) for name, part, ends in sets})
 
 
 def generate(

@@ -70,7 +70,7 @@ class Group:
         new = {one.sample for one in begun} | set(samples.sample.tolist()) | ({GREEDY} if baseline else set())
         at = len(self.shards)
         kept = [one for one in self.open.begun if one.sample not in new] + [replace(one, shard=at) for one in begun]
-        joined = samples.moved(prompt=samples.prompt, shard=samples.shard * 0 + at)
+        joined = replace(samples, shard=samples.shard * 0 + at)
         if len(self.samples):
             joined = Samples.joined([self.samples, joined])
             joined = joined.take(joined.sample.argsort())  # not by prompt: each round renumbers prompts
@@ -79,7 +79,7 @@ class Group:
         place = {shard: number for number, shard in enumerate(used)}
         return replace(
             self,
-            samples=joined.moved(prompt=joined.prompt, shard=_counted(joined.shard, place)),
+            samples=replace(joined, shard=_counted(joined.shard, place)),
             shards=[all_shards[shard] for shard in used],
             baseline=baseline or self.baseline,
             open=replace(self.open, begun=[replace(one, shard=place[one.shard]) for one in kept]),
@@ -112,7 +112,8 @@ def batch_of(groups: Sequence[Group]) -> Collected:
     shards, places = _places(groups)
     counts = [len(group.samples) for group in groups]
     columns = [_counted(group.samples.shard, place) for group, place in zip(groups, places, strict=True)]
-    samples = Samples.joined([group.samples for group in groups]).moved(
+    samples = replace(
+        Samples.joined([group.samples for group in groups]),
         prompt=np.repeat(np.arange(len(groups)), counts),
         shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
     )

@@ -11,7 +11,11 @@ from rlcli.errors import DataError
 from rlcli.prep import steps
 from rlcli.prep.decontaminate import NGRAM, SHARE
 from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Row, Rows
+from rlcli.registry import Registry
 from rlcli.types import Converter, ConvertOptions, Prompt, RawRow
+
+CONVERTERS: Registry[Converter] = Registry("dataset", "rlcli.data_prep")
+"""The datasets that `rlcli prep` knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,18 @@ class Prepared:
     splits: dict[str, list[Prompt]]
     steps: list[Step]
     origins: list[str]
+
+
+def converter_named(name: str) -> Converter:
+    """The dataset's converter. Raises `UnknownName` with similar names, `RlcliError` if its package does not load, and
+    `DataError` if the package publishes something else."""
+    found: object = CONVERTERS.get(name)
+    if not isinstance(found, Converter):
+        raise DataError(
+            f"the dataset '{name}' ({CONVERTERS.origin(name)}, {CONVERTERS.target(name)}) is a {type(found).__name__}",
+            "its package must publish an rlcli.types.Converter",
+        )
+    return found
 
 
 def prepare(

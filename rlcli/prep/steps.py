@@ -86,7 +86,7 @@ def without_duplicates(rows: Rows) -> Outcome:
 
 def decontaminated(rows: Rows, against: Sequence[str], n: int, share: float, on_progress: OnProgress) -> Outcome:
     """Remove train rows that hold `share` of the n-grams of a prompt in the evaluation sets `against`."""
-    from rlcli.data.prompts.prompts import read_prompts
+    from rlcli.data.prompts.table import read_prompts
 
     train = rows.get(TRAIN)
     if train is None:

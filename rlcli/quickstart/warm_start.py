@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError, ModelError
 from rlcli.types import Prompt
 

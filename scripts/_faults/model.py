@@ -18,8 +18,7 @@ def make_quickstart(work: Path) -> None:
     """`work`/sums, and `work`/warm, a link to the warmed-up model, which the cache keeps: 40 s the first time."""
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.files import cache_folder
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.quickstart.warm_start import warm_start
     from rlcli.types import ConvertOptions
 
@@ -33,8 +32,7 @@ def make_model_and_data(work: Path) -> None:
 
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.model.io.tiny import make_tiny_model
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     make_tiny_model(work / "model")

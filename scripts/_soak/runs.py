@@ -88,8 +88,7 @@ def _look(supervisor: int, out: Path, soaked: Soaked) -> None:
 def make_model_and_data(work: Path) -> None:
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.model.io.tiny import make_tiny_model
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     make_tiny_model(work / "model")

@@ -81,8 +81,7 @@ def main() -> int:
 def make_model_and_data(work: Path) -> None:
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.model.io.tiny import make_tiny_model
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     make_tiny_model(work / "model")

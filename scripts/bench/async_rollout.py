@@ -111,8 +111,7 @@ class Contest:
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
     from rlcli.data.prompts.schema import write_prompts
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
 
     for split, prompts in prepare(converter_named("arithmetic"), options).splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)

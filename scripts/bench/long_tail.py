@@ -92,8 +92,7 @@ def _set(worker: Any, version: int) -> None:
 
 def make_data(folder: Path, count: int) -> Path:
     from rlcli.data.prompts.schema import write_prompts
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     made = prepare(converter_named("arithmetic"), ConvertOptions(count=count, test_count=8))

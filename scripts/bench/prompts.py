@@ -71,7 +71,7 @@ def start(path: Path, tokenizer_folder: Path) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from rlcli.data.prompts.cache import tokenized
-    from rlcli.data.prompts.prompts import read_prompts
+    from rlcli.data.prompts.table import read_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer("warm")

@@ -39,8 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rlcli.data.prompts.schema import write_prompts
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     folder = tmp_path_factory.mktemp("data")

@@ -137,8 +137,7 @@ def check(tokenizer: Any, prompts: Sequence[Prompt]) -> list[str]:
                 )
         _check_begin(tokenizer, text, name)
         closed |= text == render(tokenizer, messages, opened=False)
-    notes = [f"the chat template of {name} opens no assistant turn: the model may continue the user's"]
-    notes = notes if closed else []
+    notes = [f"the chat template of {name} opens no assistant turn: the model may continue the user's"] * closed
     if shapes and end_of_turn(tokenizer) is None:
         notes.append(
             f"no token closes a turn in the chat template of {name}: a response that does not end at "
@@ -216,15 +215,11 @@ def _check_begin(tokenizer: Any, text: str, name: str) -> None:
 
 
 def _fixed(template: str, values: Mapping[str, Value], day: date | None) -> str:
-    statements = [f"{{% set {name} = {_literal(value)} %}}" for name, value in sorted(values.items())]
+    literals = {name: json.dumps(value, ensure_ascii=False) for name, value in sorted(values.items())}
+    statements = [f"{{% set {name} = {literal} %}}" for name, literal in literals.items()]
     if day is not None and re.search(rf"\b{DATE}\b", template):
         statements.append(_clock(day))
     return "".join(statements) + "\n" + template if statements else template  # its first line must start a line
-
-
-def _literal(value: Value) -> str:
-    """As Jinja source: a JSON text, true, false or a number."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _clock(day: date) -> str:

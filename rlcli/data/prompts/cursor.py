@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from rlcli.errors import DataError
-
-
-class CursorState(TypedDict):
-    """Position of a cursor; saved in checkpoints as JSON."""
-
-    count: int
-    seed: int
-    shuffle: bool
-    epoch: int
-    position: int
 
 
 class PromptCursor:
@@ -59,18 +50,12 @@ class PromptCursor:
     def account(self, index: int, tokens: int) -> None:
         """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor`)."""
 
-    def state(self) -> CursorState:
-        """The state that `restore` needs to continue exactly from here."""
-        return {
-            "count": self.count,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "epoch": self.epoch,
-            "position": self.position,
-        }
+    def state(self) -> dict[str, Any]:
+        """The state that `restore` needs to continue exactly from here; saved in checkpoints as JSON."""
+        return {name: getattr(self, name) for name in ("count", "seed", "shuffle", "epoch", "position")}
 
     @classmethod
-    def restore(cls, state: CursorState, count: int) -> PromptCursor:
+    def restore(cls, state: Mapping[str, Any], count: int) -> PromptCursor:
         """The cursor with the state `state`, over a dataset of `count` prompts.
 
         Raises `DataError` if the number of prompts has changed.

@@ -81,7 +81,7 @@ class MixedCursor:
             "sets": self.names,
             "weights": self.weights,
             "unit": self.unit,
-            "cursors": [dict(cursor.state()) for cursor in self.cursors],
+            "cursors": [cursor.state() for cursor in self.cursors],
             "drawn": list(self.drawn),
             "finished": list(self.finished),
             "tokens": list(self.tokens),
@@ -132,7 +132,7 @@ def resumed(cursor: PromptCursor | MixedCursor, state: Mapping[str, Any], count:
             f"data: the run began with {_shown(state['sets'], state['weights'], state['unit'])} and now has no weights",
             RESUME,
         )
-    return PromptCursor.restore(state, count)  # type: ignore[arg-type]
+    return PromptCursor.restore(state, count)
 
 
 def shares(weights: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from rlcli.errors import SetupError
 from rlcli.importing import python
@@ -87,14 +87,10 @@ class _Child:
     def __exit__(self, *exception: object) -> None:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                _close(pipe)
+            assert pipe is not None
+            with suppress(OSError):  # unflushed data has no reader
+                pipe.close()
         self._process.wait()
-
-
-def _close(pipe: IO[bytes]) -> None:
-    with suppress(OSError):  # unflushed data has no reader
-        pipe.close()
 
 
 def main() -> None:

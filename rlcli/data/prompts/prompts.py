@@ -14,11 +14,9 @@ import numpy as np
 
 from rlcli.data.prompts.chat_template import render
 from rlcli.data.prompts.parallel_map import spread
-from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_prompts, taken
+from rlcli.data.prompts.table import JoinedPrompts, PromptTable, taken
 from rlcli.errors import DataError, ModelError
 from rlcli.types import Prompt
-
-__all__ = ["TokenizedPrompts", "load_tokenizer", "prompt_lengths", "read_prompts"]
 
 TOKENIZE_AT_ONCE = 512
 MANY, CHUNK = 50_000, 4096
@@ -146,9 +144,6 @@ class TokenizedPrompts:
         """The token ids of prompt i: int32[length(i)], a view."""
         return self.flat[self.offsets[i] : self.offsets[i + 1]]
 
-    def length(self, i: int) -> int:
-        return int(self.offsets[i + 1] - self.offsets[i])
-
     def longest(self) -> int:
         """The index of the longest prompt, the first in case of a tie."""
         return int(np.diff(self.offsets).argmax())
@@ -217,7 +212,7 @@ def _encoded(
 
 def _encode_some(tokenizer: Any, response: str, prompts: Sequence[Prompt]) -> tuple[Ragged, Ragged]:
     some = list(prompts)
-    ids = _encode(tokenizer, [_render(tokenizer, prompt) for prompt in some])
+    ids = _encode(tokenizer, [render(tokenizer, prompt.messages, what=f"prompt {prompt.id}") for prompt in some])
     answers = [_response(prompt, response) for prompt in some] if response else []
     return ids, _encode(tokenizer, answers, tokenizer.eos_token_id) if response else Ragged.of([])
 
@@ -268,7 +263,3 @@ def _response(prompt: Prompt, name: str) -> str:
             "name a field of text with data.response; rlcli prep gsm8k and rlcli prep arithmetic write one: response",
         )
     return text
-
-
-def _render(tokenizer: Any, prompt: Prompt) -> str:
-    return render(tokenizer, prompt.messages, what=f"prompt {prompt.id}")

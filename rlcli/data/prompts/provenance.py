@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli import __version__
+from rlcli.files import described
 
 KEY = b"rlcli_provenance"
 
@@ -44,5 +44,4 @@ def _source(origin: str) -> dict[str, str]:
     file = Path(origin)
     if not file.is_file():
         return {"hub": origin}
-    with file.open("rb") as opened:
-        return {"file": str(file.resolve()), "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    return {"file": str(file.resolve()), "sha256": described(file)["sha256"]}

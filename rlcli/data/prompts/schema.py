@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def write_tables(tables: Mapping[Path, Any]) -> None:
     """Write each pyarrow table to its parquet file, atomically: all of them or, with a `DataError`, none."""
     import pyarrow.parquet
 
+    if not all(map(len, tables.values())):
+        raise DataError("no rows to write", "check the source and the counts")
     paths = list(tables)
     try:
         for path in paths:
@@ -109,8 +112,6 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """`rows`, as `row` makes them, as a pyarrow table. Raises `DataError` like `write_rows`."""
     import pyarrow as pa
 
-    if not rows:
-        raise DataError("no rows to write", "check the source and the counts")
     text = pa.string()
     message = pa.struct([("role", text), ("content", text)])
     types = {
@@ -127,23 +128,16 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 def _column(name: str, values: list[Any], kind: Any) -> Any:
     import pyarrow as pa
 
-    try:
-        array = pa.array(values, type=kind)
-    except (pa.ArrowException, TypeError, ValueError):
-        array = None
-    # Arrow drops unknown struct fields and fills missing ones with nulls, silently: only equality shows it.
-    if array is not None and array.to_pylist() == values:
-        return array
-    for number, value in enumerate(values):
-        try:
-            fits = pa.array([value], type=kind).to_pylist() == [value]
-        except (pa.ArrowException, TypeError, ValueError):
-            fits = False
-        if not fits:
-            raise DataError(
-                f"row {number}: column '{name}' holds {value!r:.200}, which is not {kind}", "fix the converter"
-            )
-    raise AssertionError(f"column {name}: each row fits alone but not together")
+    def fitting(some: list[Any]) -> Any:
+        with suppress(pa.ArrowException, TypeError, ValueError):
+            array = pa.array(some, type=kind)
+            # Arrow drops unknown struct fields and fills missing ones with nulls, silently: only equality shows it.
+            return array if array.to_pylist() == some else None
+
+    if (column := fitting(values)) is not None:
+        return column
+    number, value = next((number, value) for number, value in enumerate(values) if fitting([value]) is None)
+    raise DataError(f"row {number}: column '{name}' holds {value!r:.200}, which is not {kind}", "fix the converter")
 
 
 def extra_info_column(values: list[dict[str, Any]]) -> Any:

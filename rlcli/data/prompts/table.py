@@ -47,8 +47,8 @@ def read_prompts(path: str | Path, split: str, verifier: str = "auto", label: st
     """
     expression = parse(verifier).located()
     file = find_file(Path(path), split)
-    stamp = _stamp(file)
-    table = PromptTable(_read(file), Origin(file, split, expression, stamp, label))
+    origin = Origin(file, split, expression, _stamp(file), label)
+    table = PromptTable(_read(file), origin)
     table.check()
     return table
 
@@ -137,18 +137,12 @@ class PromptTable(Sequence[Prompt]):
     positions in it; None: all of them. first: the number of the table's first row in the file.
     """
 
-    def __init__(
-        self,
-        table: Any,
-        origin: Origin,
-        places: np.ndarray | None = None,
-        first: int = 0,
-    ) -> None:
+    def __init__(self, table: Any, origin: Origin, places: np.ndarray | None = None, first: int = 0) -> None:
         import numpy as np
 
         self.table, self.origin, self.first = table, origin, first
         self.places: np.ndarray = np.arange(len(table)) if places is None else places
-        self._of_style = _styles(origin.expression)
+        self._of_style = cache(lambda style: str(of_row(origin.expression, style)))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -179,10 +173,7 @@ class PromptTable(Sequence[Prompt]):
         sink = pyarrow.BufferOutputStream()
         with pyarrow.ipc.new_stream(sink, self.table.schema) as stream:
             stream.write_table(self.table.slice(low, high - low))
-        return {
-            "stream": sink.getvalue().to_pybytes(),
-            "rest": (self.origin, self.places - low, self.first + low),
-        }
+        return {"stream": sink.getvalue().to_pybytes(), "rest": (self.origin, self.places - low, self.first + low)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         import pyarrow
@@ -230,27 +221,25 @@ class PromptTable(Sequence[Prompt]):
         import pyarrow.types as kinds
 
         columns = {name: self.table.column(name) for name in self.table.column_names}
-        ability, extra = columns.get("ability"), columns.get("extra_info")
-        if not (_is_text(columns["data_source"]) and _are_chats(columns["prompt"])):
-            return False
-        if ability is not None and not (_is_text(ability, nulls=True) or kinds.is_null(ability.type)):
-            return False
-        if extra is not None and not _are_extras(extra):
-            return False
-        reward = columns["reward_model"]
-        if not _has_texts(reward, "ground_truth"):
-            return False
-        if not self.origin.expression.names_rows_own:
-            return True
-        if not _has_texts(reward, "style"):
-            return False
+        ability, extra, reward = columns.get("ability"), columns.get("extra_info"), columns["reward_model"]
+        return (
+            _is_text(columns["data_source"])
+            and _are_chats(columns["prompt"])
+            and (ability is None or _is_text(ability, nulls=True) or kinds.is_null(ability.type))
+            and (extra is None or _are_extras(extra))
+            and _has_texts(reward, "ground_truth")
+            and (not self.origin.expression.names_rows_own or self._are_verifiers(reward))
+        )
+
+    def _are_verifiers(self, reward: Any) -> bool:
+        """Whether every row of the column `reward_model` names a verifier."""
         import pyarrow.compute
 
-        return all(map(self._is_verifier, pyarrow.compute.struct_field(reward, "style").unique().to_pylist()))
-
-    def _is_verifier(self, style: str) -> bool:
+        if not _has_texts(reward, "style"):
+            return False
+        styles = pyarrow.compute.struct_field(reward, "style").unique().to_pylist()
         try:
-            return not _is_verls(style) and bool(self._of_style(style))
+            return all(not _is_verls(style) and self._of_style(style) for style in styles)
         except ConfigError:
             return False
 
@@ -378,21 +367,10 @@ def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:
     return found
 
 
-def _styles(expression: Composition) -> Callable[[str], str]:
-    return cache(lambda style: str(of_row(expression, style)))
-
-
 def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(
-            isinstance(message, dict)
-            and isinstance(message.get("role"), str)
-            and isinstance(message.get("content"), str)
-            for message in messages
-        )
-    )
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return False
+    return bool(messages) and all(isinstance(one.get(key), str) for one in messages for key in ("role", "content"))
 
 
 def _is_verls(style: str) -> bool:

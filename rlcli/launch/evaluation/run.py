@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
-from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, RlcliError
 from rlcli.evaluation.report import MOST_CATEGORIES, EvalReport, generate, labels_of, report_of
 from rlcli.evaluation.responses import COLUMNS, Responses, joined

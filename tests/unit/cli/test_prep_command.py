@@ -18,7 +18,7 @@ from rlcli_verifiers.gsm8k import verify
 from typer.testing import CliRunner
 
 from rlcli.cli.prep.prep import app
-from rlcli.data.prompts.prompts import read_prompts
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, RlcliError, UnknownName
 from rlcli.prep.pipeline import Plan, prepare
 from rlcli.types import ConvertOptions, Outcome, Prompt, VerifyRequest

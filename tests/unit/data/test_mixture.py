@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcli.cli.train.datasets import data_sets
+from rlcli.cli.options import data_sets
 from rlcli.config.changes import read_run_config
 from rlcli.config.load import dump_toml, resolve
 from rlcli.config.schema import RunConfig

@@ -12,9 +12,9 @@ import pytest
 
 from rlcli.data.prompts import cache, parallel_map, prompts
 from rlcli.data.prompts.cache import tokenized
-from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import PromptTable
+from rlcli.data.prompts.table import PromptTable, read_prompts
 from rlcli.errors import ModelError, SetupError
 from rlcli.model.io.tiny import tiny_tokenizer
 

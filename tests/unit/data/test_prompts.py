@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from rlcli_verifiers.gsm8k import verify
 
-from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError, ModelError
 from rlcli.model.io.tiny import tiny_tokenizer
 from rlcli.types import Prompt, VerifyRequest
@@ -131,7 +132,7 @@ def test_tokens_are_those_of_the_chat_template_one_prompt_at_a_time() -> None:
     for i, prompt in enumerate(prompts):
         alone = tokenizer.apply_chat_template(list(prompt.messages), add_generation_prompt=True)["input_ids"]
         assert tokenized.tokens(i).tolist() == alone
-        assert tokenized.length(i) == len(alone)
+        assert len(tokenized.tokens(i)) == len(alone)
     assert tokenized.flat.dtype == np.int32
 
 
@@ -141,7 +142,7 @@ def test_longer_prompts_than_the_limit_are_left_out_and_counted() -> None:
     tokenized = TokenizedPrompts.tokenize(prompts, tiny_tokenizer(), max_prompt_tokens=10)
     assert [prompt.id for prompt in tokenized.prompts] == ["toy:train:1", "toy:train:3"]
     assert tokenized.too_long == 2
-    assert [tokenized.length(i) for i in range(2)] == [10, 3]
+    assert [len(tokenized.tokens(i)) for i in range(2)] == [10, 3]
 
 
 def test_no_prompt_within_the_limit_is_an_error_that_says_what_would_do() -> None:
@@ -265,7 +266,7 @@ def test_rows_with_longer_responses_are_left_out_and_counted() -> None:
     assert [prompt.id for prompt in tokenized.prompts] == ["toy:train:0", "toy:train:4"]
     assert (tokenized.too_long, tokenized.too_long_responses) == (3, 1)
     assert [len(tokenized.responses(i)) for i in range(2)] == [10, 2]
-    assert [tokenized.length(i) for i in range(2)] == [3, 3]
+    assert [len(tokenized.tokens(i)) for i in range(2)] == [3, 3]
 
 
 def test_no_response_within_the_limit_is_an_error_that_says_what_would_do() -> None:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rlcli.data.prompts.prompts import TokenizedPrompts, read_prompts
+from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.schema import row, write_rows
-from rlcli.data.prompts.table import JoinedPrompts, PromptTable, verifiers_of
+from rlcli.data.prompts.table import JoinedPrompts, PromptTable, read_prompts, verifiers_of
 from rlcli.errors import DataError
 from rlcli.model.io.tiny import tiny_tokenizer
 from rlcli.types import Prompt
@@ -146,5 +146,5 @@ def test_tokenizing_a_table_equals_tokenizing_its_rows(tmp_path: Path) -> None:
     assert list(as_table.prompts) == list(as_rows.prompts)
     assert np.array_equal(as_table.flat, as_rows.flat)
     assert as_table.fingerprint() == as_rows.fingerprint()
-    lengths = [as_table.length(i) for i in range(len(as_table))]
+    lengths = [len(as_table.tokens(i)) for i in range(len(as_table))]
     assert as_table.longest() == lengths.index(max(lengths))

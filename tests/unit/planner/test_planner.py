@@ -398,8 +398,7 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The words of a run that could begin here."""
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.model.io.tiny import make_tiny_model
-    from rlcli.prep.converters import converter_named
-    from rlcli.prep.pipeline import prepare
+    from rlcli.prep.pipeline import converter_named, prepare
     from rlcli.types import ConvertOptions
 
     folder = tmp_path_factory.mktemp("run")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlcli.data.prompts.prompts import read_prompts
 from rlcli.data.prompts.provenance import provenance
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, UnknownName
 from rlcli.prep.pipeline import Plan, Step, prepare
 from rlcli.prep.write import write_splits

@@ -8,8 +8,8 @@ import torch
 from rlcli_data_prep.arithmetic import CONVERTER
 from transformers import AutoModelForCausalLM
 
-from rlcli.data.prompts.prompts import read_prompts
 from rlcli.data.prompts.schema import write_prompts
+from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError, ModelError
 from rlcli.model.io.tiny import tiny_tokenizer
 from rlcli.prep.pipeline import prepare
