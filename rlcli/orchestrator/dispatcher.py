@@ -18,27 +18,9 @@ from rlcli.workers.roles.work_queue import Queue
 OnProgress = Callable[[int, int], None]
 
 
-def collect(
-    workers: WorkerGroup,
-    tasks: Sequence[PromptTask],
-    call: RolloutCall,
-    *,
-    tensor_parallel: int = 1,
-    slots: int,
-    until: int | None = None,
-    on_progress: OnProgress = lambda done, total: None,
-) -> Collected:
-    """Generate and verify the tasks. `Sample.prompt` is the task's, `Sample.shard` the worker's rank. See `gather` for
-    the other arguments; with `until` there may be more groups than that, and aborted responses."""
-    reports = gather(
-        workers,
-        tasks,
-        call,
-        tensor_parallel=tensor_parallel,
-        slots=slots,
-        until=until,
-        on_progress=on_progress,
-    )
+def collect(workers: WorkerGroup, reports: Sequence[Collected]) -> Collected:
+    """The reports of `gather` as one, with the workers' shards. `Sample.prompt` is the task's, `Sample.shard` the
+    worker's rank; with `until` there may be more groups than that, and aborted responses."""
     samples = Samples.joined([report.samples for report in reports]).sorted()
     baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
     shards = [shard for (shard,) in workers.take_shard()]

@@ -17,8 +17,7 @@ from rlcli.data.prompts.mixture import MixedCursor, cursor_of
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import set_of, verifiers_of
 from rlcli.errors import RunFailed
-from rlcli.orchestrator.dispatcher import OnProgress, collect
-from rlcli.orchestrator.draw_check import DrawCheck
+from rlcli.orchestrator.dispatcher import OnProgress, collect, gather
 from rlcli.orchestrator.groups import Group, PartialGroup, Source, batch_of, by_prompt, task_of
 from rlcli.orchestrator.sample_filter import left_out, rewarded
 from rlcli.orchestrator.supervised_source import SupervisedSource
@@ -26,6 +25,7 @@ from rlcli.orchestrator.verifier_failures import Failures, part_weights
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
 from rlcli.types import Prompt
+from rlcli.workers.roles.integrity import REPORT
 
 NONE = Samples.of([])
 
@@ -71,6 +71,26 @@ class _Rounds:
     @property
     def mean_score(self) -> float:
         return self.score / max(self.counting, 1)
+
+
+class DrawCheck:
+    """Checks that the data cursor moves: compares each draw of prompts with the previous two. count: of the prompts in
+    the dataset, the smallest of several. An epoch's first prompts may equal the last ones of the epoch before, but not
+    a third time."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._before: list[list[int]] = [[], []]
+
+    def check(self, indexes: list[int]) -> None:
+        """Raise RunFailed if the same prompts are drawn a third time although the dataset has others."""
+        if len(indexes) > 1 and self._before == [indexes, indexes] and 2 * len(indexes) <= self.count:
+            raise RunFailed(
+                f"the last {len(indexes)} prompts are drawn a third time, of {self.count} in the dataset: the data "
+                "cursor does not move",
+                REPORT,
+            )
+        self._before = [self._before[1], indexes]
 
 
 def source_of(
@@ -195,7 +215,7 @@ class RolloutSource:
             task_of(group, position, self.prompts, rollout.samples_per_prompt, self.greedy)
             for position, group in enumerate(groups)
         ]
-        collected = collect(
+        reports = gather(
             self.workers,
             tasks,
             RolloutCall(
@@ -211,6 +231,7 @@ class RolloutSource:
             until=wanted if started > wanted else None,
             on_progress=lambda done, total: self.on_progress(before + done, before + total),
         )
+        collected = collect(self.workers, reports)
         rounds.add(collected, [task.source for task in tasks], self.config.train.truncated)
         rounds.failures.check(self.config.verifier.max_crash_rate)
         whole, still = self._sorted_out(groups, collected, step, rounds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected
 from rlcli.data.prompts.cursor import PromptCursor
@@ -39,6 +37,7 @@ class SupervisedSource:
         zeros and must not be compared with the policy's, and generation and verification took no time.
         """
         import numpy as np
+        import ray
 
         builder, samples, sources = ShardBuilder(), [], []
         for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
@@ -58,10 +57,4 @@ class SupervisedSource:
                     version=0,
                 )
             )
-        return Collected(Samples.of(samples), [_put(builder.build())], generate_s=0.0, verify_s=0.0, sources=sources)
-
-
-def _put(shard: Any) -> Any:
-    import ray
-
-    return ray.put(shard)
+        return Collected(Samples.of(samples), [ray.put(builder.build())], generate_s=0.0, verify_s=0.0, sources=sources)

@@ -38,7 +38,7 @@ from rich.table import Table
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.orchestrator import dispatcher
+from rlcli.orchestrator import rollout_source
 from rlcli.orchestrator.rollout_source import RolloutSource
 from rlcli.runs.folder import RunFolder
 from rlcli.tracking import Trackers
@@ -53,7 +53,7 @@ HOSTS = 4
 """Processes that stand for all ranks behind Ray."""
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "calls": ((WorkerGroup, "_call"), (Loopback, "_call")),
-    "gather": ((dispatcher, "gather"),),
+    "gather": ((rollout_source, "gather"),),
     "source": ((RolloutSource, "take"),),
     "select": ((trainer, "select_batch"),),
     "plan": ((trainer, "plan_step"),),

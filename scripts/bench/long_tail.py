@@ -108,7 +108,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from rlcli.config.load import resolve
     from rlcli.launch.launch import running_workers
     from rlcli.launch.preflight import prepare
-    from rlcli.orchestrator import dispatcher
+    from rlcli.orchestrator import rollout_source
     from rlcli.orchestrator.rollout_source import source_of
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -129,14 +129,14 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         return resolve("grpo", flags, [*sets, f"rollout.oversample={oversample}"]).config
 
     busy: list[float] = []
-    gather = dispatcher.gather
+    gather = rollout_source.gather
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         reports = gather(*args, **kwargs)
         busy.extend(report.generate_s for report in reports)
         return reports
 
-    dispatcher.gather = timed
+    rollout_source.gather = timed
     ready = prepare(config(max(arguments.oversample)))
     logs = folder / "logs"
     logs.mkdir()

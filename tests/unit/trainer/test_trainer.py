@@ -20,7 +20,7 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import ConfigError, ModelError, RunFailed, SetupError
 from rlcli.launch.launch import check_shared
 from rlcli.launch.preflight import _roles, prepare
-from rlcli.orchestrator.dispatcher import collect
+from rlcli.orchestrator.dispatcher import collect, gather
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
@@ -268,13 +268,14 @@ class OneWorkerAPrompt:
 def test_prompts_are_dealt_out_and_samples_come_back_in_order(tmp_path: Path) -> None:
     row = Prompt("sums:0", ({"role": "user", "content": "1+2="},), "sums", "math", "gsm8k", "3")
     workers, heard = OneWorkerAPrompt(), []
-    collected = collect(
+    reports = gather(
         workers,  # type: ignore[arg-type]
         [PromptTask(position, np.arange(4, dtype=np.int32), row, 2) for position in range(4)],
         RolloutCall(Sampling(1.0, 8), 0, "train", 1),
         slots=2,
         on_progress=lambda done, total: heard.append((done, total)),
     )
+    collected = collect(workers, reports)  # type: ignore[arg-type]
     assert [[task.prompt for task in own] for own in workers.tasks] == [[0, 2], [1, 3]]
     assert [(s.prompt, s.sample) for s in collected.samples] == [(p, i) for p in range(4) for i in range(2)]
     assert collected.shards == ["shard 0", "shard 1"]

@@ -20,7 +20,7 @@ from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
-from rlcli.orchestrator.draw_check import DrawCheck
+from rlcli.orchestrator.rollout_source import DrawCheck
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.trainer.invariants import Invariants
 from rlcli.types import Outcome, Sample, Verdict
