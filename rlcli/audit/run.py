@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -19,13 +19,10 @@ from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import ConfigError, DataError, VerifierError
 from rlcli.scoring.checking import check_loaded
 from rlcli.scoring.expression import parse
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.processes.worker import OVERRAN
 from rlcli.scoring.registry import of_row
 from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
-
-IN_FLIGHT = 512
-"""Maximum number of verifications queued in the pool: a dataset's probes are made as they are needed."""
 
 CALIBRATION_ROWS = 12
 """Rows on which the forms of an answer are tried."""
@@ -266,16 +263,14 @@ class _Audit:
     def _verdicts(
         self, asked: Iterable[_Asked], what: str, total: int, pool: ScoringPool | None = None
     ) -> Iterator[tuple[_Asked, Verdict]]:
-        """The verdicts, in order, with a bounded number of requests in the pool."""
-        waiting: deque[tuple[_Asked, Future[Verdict]]] = deque()
-        for done, one in enumerate(asked):
+        """The verdicts, in order."""
+
+        def submit(numbered: tuple[int, _Asked]) -> Future[Verdict]:
+            done, one = numbered
             self.on_progress(what, done, total)
-            waiting.append((one, (pool or self.pool).submit(one.subject.expression, one.request)))
-            if len(waiting) >= IN_FLIGHT:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+            return (pool or self.pool).submit(one.subject.expression, one.request)
+
+        return ((one, verdict) for (_, one), verdict in in_order(enumerate(asked), submit))
 
     def _count(self, asked: _Asked, verdict: Verdict) -> None:
         probe = asked.probe

@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -16,14 +16,13 @@ from typing import Any, BinaryIO
 
 from rlcli.errors import DataError
 from rlcli.files import replacing
-from rlcli.scoring.processes.pool import ScoringPool
+from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.processes.worker import FAILED
 from rlcli.types import Message, Verdict, VerifyRequest
 
 STANDARD = "-"
 """The path for standard input or output."""
 
-IN_FLIGHT = 512
 REQUIRED = {"completion": "the response, as text", "ground_truth": "the right answer, as text"}
 
 OnProgress = Callable[[str, int, int], None]
@@ -89,15 +88,13 @@ def verify_rows(
     verifier: str, rows: Sequence[Row], pool: ScoringPool, on_progress: OnProgress = lambda what, done, total: None
 ) -> Iterator[tuple[Row, Verdict]]:
     """The verdict on each row, in the order of the rows."""
-    waiting: deque[tuple[Row, Future[Verdict]]] = deque()
-    for done, row in enumerate(rows):
+
+    def submit(numbered: tuple[int, Row]) -> Future[Verdict]:
+        done, row = numbered
         on_progress("verify", done, len(rows))
-        waiting.append((row, pool.submit(verifier, row.request)))
-        if len(waiting) >= IN_FLIGHT:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    for first, future in waiting:
-        yield first, future.result()
+        return pool.submit(verifier, row.request)
+
+    return ((row, verdict) for (_, row), verdict in in_order(enumerate(rows), submit))
 
 
 def as_fields(row: Row, verdict: Verdict) -> dict[str, Any]:

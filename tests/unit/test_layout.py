@@ -46,7 +46,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_the_graph_sees_imports_of_every_kind() -> None:
     assert "rlcli.cli.app" in set(imported(MODULES["rlcli.cli.main"]))  # within a function
-    assert "rlcli.scoring.processes.jobs" in set(imported(MODULES["rlcli.scoring.processes.worker"]))  # annotations
+    assert "rlcli.model.value" in set(imported(MODULES["rlcli.workers.roles.critic"]))  # annotations
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda path: path.name)

@@ -136,12 +136,6 @@ def _end(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
-        os._exit(1)
-
-
 def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) -> None:
     """Main loop of a worker. In: a pickled (expression, sources that are new to it, keys of those to drop, requests as
     `sources.joined` takes them); out: a JSON reply. It ends when the owner closes the connection. A reply is a list of
@@ -149,7 +143,9 @@ def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) 
 
     Replies are JSON so that the owner never unpickles data from a verifier's process.
     """
-    _die_with(fork_server)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != fork_server:  # it died before the call
+        os._exit(1)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

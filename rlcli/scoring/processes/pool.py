@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
+from weakref import WeakValueDictionary
 
 from rlcli.errors import VerifierError
 from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.fork_server import Facts, ForkServer
-from rlcli.scoring.processes.jobs import Job, Line
-from rlcli.scoring.processes.worker import Deadline, ScoringWorker, wall_bound
+from rlcli.scoring.processes.worker import Job, Line, ScoringWorker, wall_bound
 from rlcli.scoring.registry import target
-from rlcli.scoring.service.sources import Source, Sources
+from rlcli.scoring.service.sources import Source, response
 from rlcli.types import Verdict, VerifyRequest
 
 MAX_COMPLETION_CHARS = 1 << 20
 """The beginning of a longer completion is cut before sending: answers are at the end. About 250,000 tokens."""
+
+IN_FLIGHT = 512
+"""Maximum number of verifications that `in_order` has queued in a pool."""
+
+T = TypeVar("T")
 
 
 class ScoringPool:
@@ -65,18 +71,19 @@ class ScoringPool:
     ) -> None:
         assert processes >= 1, processes
         assert deadline_s > 0, deadline_s
-        deadline = Deadline(deadline_s, wall_s or wall_bound(deadline_s))
+        wall_s = wall_s or wall_bound(deadline_s)
         self._lines = {expression: _line(expression) for expression in verifiers}
         # One ticket for each request; the worker that draws it may take more requests of its line.
         self._tickets: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
-        self._sources = Sources()
+        # Each is stored once, however many responses wait for it.
+        self._sources: WeakValueDictionary[bytes, Source] = WeakValueDictionary()
         self._fork_server = ForkServer(sandbox, log)
         try:
             for line in self._lines.values():
                 self._fork_server.load(line.composition)
-            self._workers = [ScoringWorker(self._fork_server, slot, deadline) for slot in range(processes)]
+            self._workers = [ScoringWorker(self._fork_server, slot, deadline_s, wall_s) for slot in range(processes)]
         except BaseException:
             self._fork_server.close()
             raise
@@ -92,10 +99,12 @@ class ScoringPool:
 
         Raises `ConfigError` if it cannot be parsed, `UnknownName`, and `VerifierError` once the pool is closed.
         """
-        return self.submit_response(verifier, *self._sources.split(request.tail(MAX_COMPLETION_CHARS)))
+        request = request.tail(MAX_COMPLETION_CHARS)
+        source = Source.of(request)
+        return self.submit_response(verifier, self._sources.setdefault(source.key, source), response(request))
 
     def submit_response(self, verifier: str, source: Source, response: bytes) -> Future[Verdict]:
-        """Like `submit`, for a request that `Sources.split` has split."""
+        """Like `submit`, for a request that is split into its source and its `sources.response`."""
         line = self._lines.get(verifier)
         if line is None:
             line = self._lines.setdefault(verifier, _line(verifier))
@@ -152,6 +161,18 @@ class ScoringPool:
                 for job in jobs or [job for job in line.take(1) if job.future.set_running_or_notify_cancel()]:
                     if not job.future.done():
                         job.future.set_exception(CancelledError() if self._closed else error)
+
+
+def in_order(items: Iterable[T], submit: Callable[[T], Future[Verdict]]) -> Iterator[tuple[T, Verdict]]:
+    """The verdict on each item, in their order. A bounded number is queued: items are made as they are needed."""
+    waiting: deque[tuple[T, Future[Verdict]]] = deque()
+    for item in items:
+        waiting.append((item, submit(item)))
+        if len(waiting) >= IN_FLIGHT:
+            first, future = waiting.popleft()
+            yield first, future.result()
+    for first, future in waiting:
+        yield first, future.result()
 
 
 def _line(expression: str) -> Line:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pickle
 import time
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rlcli.errors import VerifierError
 from rlcli.importing import how_ended
+from rlcli.scoring.expression import Composition
 from rlcli.scoring.processes.cpu_time import cpu_seconds
 from rlcli.scoring.processes.fork_server import ForkServer, FormerWorker
 from rlcli.scoring.processes.fork_server_main import MAX_REPLY_BYTES
-from rlcli.scoring.service.sources import Held
+from rlcli.scoring.service.sources import Held, Source
 from rlcli.types import Outcome, Verdict
-
-if TYPE_CHECKING:
-    from rlcli.scoring.processes.jobs import Job, Line
 
 STARTS = 4
 """Maximum number of processes in a row that die before their first request; more than that is no accident."""
@@ -49,12 +50,29 @@ def wall_bound(deadline_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Deadline:
-    """Limits of one verification: CPU seconds of its process and of all that it started, and wall-clock seconds, which
-    end one that sleeps."""
+class Job:
+    """A queued verification."""
 
-    cpu_s: float
-    wall_s: float
+    source: Source
+    response: bytes
+    future: Future[Verdict] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The requests that wait for one expression. key: its id in scoring processes."""
+
+    composition: Composition
+    key: str
+    jobs: deque[Job] = field(default_factory=deque)
+
+    def take(self, most: int) -> list[Job]:
+        """Take the first jobs, at most `most`. Callable from any thread."""
+        taken: list[Job] = []
+        with contextlib.suppress(IndexError):
+            while len(taken) < most:
+                taken.append(self.jobs.popleft())
+        return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +91,13 @@ class _Tried:
 
 
 class ScoringWorker:
-    """Used by one thread."""
+    """Used by one thread. Limits of one verification: cpu_s: CPU seconds of its process and of all that it started;
+    wall_s: wall-clock seconds, which end one that sleeps."""
 
-    def __init__(self, fork_server: ForkServer, slot: int, deadline: Deadline) -> None:
+    def __init__(self, fork_server: ForkServer, slot: int, cpu_s: float, wall_s: float) -> None:
         self.slot = slot
         self._fork_server = fork_server
-        self._deadline = deadline
+        self._cpu_s, self._longest_s = cpu_s, wall_s
         self._connection, self._pid, _ = fork_server.start(slot)
         self._known = fork_server.loaded
         self._fresh = True
@@ -113,7 +132,7 @@ class ScoringWorker:
         second = replace(second, latency_s=first.latency_s + second.latency_s)
         if before.overran and tried.overran:
             # Otherwise a response that keeps the verifier busy would score better than a wrong one.
-            detail = f"{OVERRAN} (more than {self._deadline.cpu_s:g} s)"
+            detail = f"{OVERRAN} (more than {self._cpu_s:g} s)"
             return Verdict(0.0, Outcome.WRONG, detail=detail, latency_s=second.latency_s)
         return second
 
@@ -127,7 +146,7 @@ class ScoringWorker:
         overran = self._await_reply(started)
         if overran is not None:
             self._start()
-            used = f"{self._deadline.cpu_s:g} s of CPU time" if overran else f"{self._wall_s:g} s"
+            used = f"{self._cpu_s:g} s of CPU time" if overran else f"{self._wall_s:g} s"
             self._timeouts += not overran
             return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", time.monotonic() - started, overran=overran)
         try:
@@ -151,7 +170,7 @@ class ScoringWorker:
 
         The first tenth of these is not checked, so that short verifications never read its CPU time.
         """
-        cpu_s, wall_s = self._deadline.cpu_s, self._wall_s
+        cpu_s, wall_s = self._cpu_s, self._wall_s
         if self._connection.poll(min(cpu_s / 10, wall_s)):
             return None
         left, before = cpu_s, cpu_seconds(self._pid)
@@ -168,8 +187,8 @@ class ScoringWorker:
     @property
     def _wall_s(self) -> float:
         """The wall-clock limit of the next try."""
-        bound = self._deadline.wall_s
-        return bound if self._timeouts < ASLEEP else min(bound, max(SHORT * self._deadline.cpu_s, 0.5))
+        bound = self._longest_s
+        return bound if self._timeouts < ASLEEP else min(bound, max(SHORT * self._cpu_s, 0.5))
 
     def _send(self, line: Line, jobs: Sequence[Job]) -> float:
         """Send the requests, with the sources that the process lacks; returns when their verification started."""

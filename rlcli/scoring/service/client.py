@@ -118,7 +118,7 @@ class ScoringService:
             return found[1]
         if (len(self._keys) > 64 and not self._asked) or len(self._keys) > 4096:
             self._keys.clear()
-        key = _source(prompt).key
+        key = Source.of(prompt.request()).key
         self._keys[id(prompt)] = (prompt, key)
         return key
 
@@ -128,7 +128,7 @@ class ScoringService:
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            source = _source(one.prompt)
+            source = Source.of(one.prompt.request())
             self._put(("source", source.key, source.data))
             self._known.add(key)
         self._put(one.frame)
@@ -235,17 +235,6 @@ class ScoringService:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-
-
-def _source(prompt: Prompt) -> Source:
-    return Source.of(
-        {
-            "ground_truth": prompt.ground_truth,
-            "prompt": prompt.messages,
-            "data_source": prompt.data_source,
-            "extra_info": prompt.extra_info,
-        }
-    )
 
 
 def _hang_up(connection: Connection) -> None:

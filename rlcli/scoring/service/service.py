@@ -31,7 +31,6 @@ import socket
 import threading
 import zlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
@@ -41,7 +40,7 @@ from typing import Any
 
 from rlcli.errors import RlcliError
 from rlcli.scoring.processes.pool import MAX_COMPLETION_CHARS, ScoringPool
-from rlcli.scoring.service.sources import OF_A_RESPONSE, Source, response
+from rlcli.scoring.service.sources import Held, Source, response
 from rlcli.types import Verdict, VerifyRequest
 
 SOURCES_BYTES = 256 << 20
@@ -156,7 +155,7 @@ class Service:
         self.sources = _Sources()
         self._listener, self._folder = listener, folder
         self._clients: set[_Client] = set()
-        self._left = threading.Event()
+        self.left = threading.Event()  # a client has disconnected
 
     def serve(self) -> None:
         """Run until the last client has disconnected; the folder is then removed."""
@@ -164,40 +163,34 @@ class Service:
         while True:
             while wait([self._listener], 0.0 if not came else 0.05):
                 self._clients.add(_Client(self, Connection(self._listener.accept()[0].detach())))
-            self._clients = {client for client in self._clients if client.is_local}
+            self._clients = {client for client in self._clients if client.reader.is_alive()}
             if self._clients:
-                self._left.wait(0.2)
-                self._left.clear()
+                self.left.wait(0.2)
+                self.left.clear()
             elif _ended(self._listener, self._folder):
                 return
-
-    def left(self) -> None:
-        """A client has disconnected."""
-        self._left.set()
 
 
 class _Sources:
     """The most recently used sources, up to SOURCES_BYTES. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, Source] = OrderedDict()
-        self._bytes = 0
+        self._lock, self._held = threading.Lock(), Held(SOURCES_BYTES)
+        self._kept: dict[bytes, Source] = {}
 
     def add(self, source: Source) -> None:
         with self._lock:
-            if source.key in self._kept:
-                return
             self._kept[source.key] = source
-            self._bytes += len(source.data)
-            while self._bytes > SOURCES_BYTES and len(self._kept) > 1:
-                self._bytes -= len(self._kept.popitem(last=False)[1].data)
+            _, gone = self._held.change([source])
+            for key in gone:
+                del self._kept[key]
 
     def get(self, key: bytes) -> Source | None:
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-            return self._kept.get(key)
+            source = self._kept.get(key)
+            if source is not None:
+                self._held.change([source])
+            return source
 
 
 class _Client:
@@ -208,13 +201,9 @@ class _Client:
         self._out: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._open: dict[int, Future[Verdict]] = {}
         self._out.put(("ready",))
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read, self._write)]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def is_local(self) -> bool:
-        return self._threads[0].is_alive()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        threading.Thread(target=self._write, daemon=True).start()
 
     def _read(self) -> None:
         try:
@@ -230,7 +219,7 @@ class _Client:
             for verdict in list(self._open.values()):  # no client waits for these any more
                 verdict.cancel()
             self._out.put(None)
-            self._service.left()
+            self._service.left.set()
 
     def _verify(
         self, number: int, verifier: str, key: bytes, tokens: bytes, spare: int, fields: Mapping[str, Any]
@@ -241,10 +230,9 @@ class _Client:
             return
         ids = array("i", tokens)
         text = self._service.decode(ids[: len(ids) - spare].tolist())
-        cut = VerifyRequest(text, "", **fields).tail(MAX_COMPLETION_CHARS)
-        given = {name: getattr(cut, name) for name in OF_A_RESPONSE} | {"completion_ids": ids}
+        request = VerifyRequest(text, "", completion_ids=ids, **fields).tail(MAX_COMPLETION_CHARS)
         try:
-            verdict = self._service.pool.submit_response(verifier, source, response(given))
+            verdict = self._service.pool.submit_response(verifier, source, response(request))
         except RlcliError as error:
             self._out.put(("error", number, error.message, error.hint))
             return

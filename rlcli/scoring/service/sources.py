@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from hashlib import blake2b
-from typing import Any
-from weakref import WeakValueDictionary
 
 from rlcli.types import VerifyRequest
 
@@ -29,27 +27,14 @@ class Source:
     data: bytes
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Source:
-        """row: by the names of OF_A_ROW."""
-        data = pickle.dumps([row[name] for name in OF_A_ROW])
+    def of(cls, request: VerifyRequest) -> Source:
+        data = pickle.dumps([getattr(request, name) for name in OF_A_ROW])
         return cls(blake2b(data, digest_size=16).digest(), data)
 
 
-class Sources:
-    """Sources by their key, each stored once however many responses wait for it."""
-
-    def __init__(self) -> None:
-        self._known: WeakValueDictionary[bytes, Source] = WeakValueDictionary()
-
-    def split(self, request: VerifyRequest) -> tuple[Source, bytes]:
-        """The source of a request, and its other fields."""
-        source = Source.of({name: getattr(request, name) for name in OF_A_ROW})
-        return self._known.setdefault(source.key, source), response({n: getattr(request, n) for n in OF_A_RESPONSE})
-
-
-def response(given: Mapping[str, Any]) -> bytes:
-    """The fields of a request that belong to its response, by name, for `joined`."""
-    return pickle.dumps(dict(given))
+def response(request: VerifyRequest) -> bytes:
+    """The fields of a request that belong to its response, for `joined`."""
+    return pickle.dumps({name: getattr(request, name) for name in OF_A_RESPONSE})
 
 
 def joined(source: bytes, given: bytes) -> VerifyRequest:
@@ -59,7 +44,8 @@ def joined(source: bytes, given: bytes) -> VerifyRequest:
 
 
 class Held:
-    """The owner's record of the sources that a scoring process holds: the owner decides which ones are dropped.
+    """The owner's record of the sources that are held, here or in a scoring process, and which of them are dropped: the
+    least recently used, once they have more bytes than `most`.
 
     >>> held, (a, b, c) = Held(most=10), (Source(name, bytes(4)) for name in (b"a", b"b", b"c"))
     >>> held.change([a, b]), held.change([a, c])
