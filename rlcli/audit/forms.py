@@ -35,18 +35,13 @@ class Form:
     other: Callable[[VerifyRequest, str], str | None]
 
 
-def candidates(subject: Subject) -> list[Form]:
-    """The forms to try, the most likely first."""
-    templates = [_of_template(name, text) for name, text in _TEMPLATES.items()]
-    return [_of_gold(subject.gold), *templates] if subject.gold else templates
-
-
 def choose(subject: Subject, rows: Sequence[VerifyRequest], verify: Verify) -> Form | None:
     """The form that the verifier accepts in most of `rows`; for a sum, the one that scores most; None if none is.
 
     The gold of a verifier without options is not tested here: if it is rejected, the audit must report that.
     """
-    forms = candidates(subject)
+    forms = [_of_gold(subject.gold)] if subject.gold else []
+    forms += [_of_template(name, text) for name, text in _TEMPLATES.items()]
     if subject.gold and not subject.has_options and not subject.composed:
         return forms[0]
     best, most = None, (0, 0.0)

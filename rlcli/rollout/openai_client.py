@@ -181,7 +181,9 @@ class ChatClient:
                     raise await self._refusal(http, path, response)
                 left -= 1
                 trouble = f"answers {response.status_code} {self._detail(response)}".rstrip()
-                asked_s = _seconds(response.headers.get("retry-after", ""))
+                retry_after = response.headers.get("retry-after", "")
+                # Its other form, a date, counts as none.
+                asked_s = float(retry_after) if retry_after.isdecimal() else 0.0
             except TimeoutError:
                 left -= TRIES // 2  # a request that was too slow once will rarely be faster: one more try
                 trouble = f"gave no answer in {limit_s:g} s"
@@ -255,11 +257,6 @@ def _versioned(base_url: str) -> str:
         raise EndpointError("the endpoint's address holds a password", "set the key in OPENAI_API_KEY instead")
     address = base_url.rstrip("/")
     return address if url.path.rstrip("/") else f"{address}/v1"
-
-
-def _seconds(retry_after: str) -> float:
-    """A Retry-After header in seconds; its other form, a date, counts as none."""
-    return float(retry_after) if retry_after.isdecimal() else 0.0
 
 
 def _wait_s(tries: int, asked_s: float) -> float:

@@ -345,8 +345,8 @@ def _generation(key: int, output: Any) -> Generation:
     )
 
 
-def check_version() -> str:
-    """The installed vLLM's version; SetupError if this file does not support it."""
+def check_version() -> None:
+    """SetupError if this file does not support the installed vLLM."""
     import vllm
 
     version = vllm.__version__
@@ -355,7 +355,6 @@ def check_version() -> str:
     # A development build may report "dev", which is accepted.
     if numbers is not None and not SUPPORTED[0] <= numbers < SUPPORTED[1]:
         raise SetupError(f"vLLM {version} is not supported", "install vllm>=0.24,<0.33: pip install 'rlcli[gpu]'")
-    return str(version)
 
 
 def _on_cpu(spec: EngineSpec) -> dict[str, Any]:

@@ -21,6 +21,7 @@ _ADDRESS_SLACK = 256 << 20
 """Bytes of address space above the memory limit: libraries and threads reserve more than they use."""
 _OPEN_FILES = 128
 _STACK_BYTES = 64 << 20
+_filter = cache(seccomp.program)
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,3 @@ def order(main: str, limits: Limits, *, keep_metadata: bool, bare: bool, landloc
 @cache
 def _inside() -> str:
     return Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
-
-
-@cache
-def _filter(keep_metadata: bool) -> bytes:
-    return seccomp.program(keep_metadata)

@@ -60,7 +60,8 @@ def _latex(case: Case) -> Iterator[Probe]:
     yield from statements.near_misses(case, wrongs)
     if wrong:
         yield from statements.hedges(case, wrong, " \\text{ or } ")
-    yield from statements.exploits(case, wrong, list(latex.tricks(case.answer)), numeric=True)
+    known = quantities.quantity(case.answer)
+    yield from statements.exploits(case, wrong, list(quantities.tricks(known)) if known else [], numeric=True)
 
 
 def _choice(case: Case) -> Iterator[Probe]:

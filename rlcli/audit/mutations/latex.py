@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 
 from rlcli.audit.mutations.quantities import Named, plain_equivalents, quantity
-from rlcli.audit.mutations.quantities import tricks as number_tricks
 from rlcli.audit.mutations.quantities import wrong as wrong_numbers
 from rlcli.audit.values import decimal, number, thousands
 
@@ -66,13 +65,6 @@ def wrong(answer: str) -> Iterator[Named]:
         return
     for forms in (_words, _lists, _scalars, _matrices):
         yield from forms(answer)
-
-
-def tricks(answer: str) -> Iterator[Named]:
-    """Wrong answers that look right to a verifier that simplifies characters."""
-    known = quantity(answer)
-    if known is not None:
-        yield from number_tricks(known)
 
 
 def elements(answer: str) -> tuple[str, list[str], str] | None:
