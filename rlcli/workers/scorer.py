@@ -38,10 +38,10 @@ def forget_worker(spec: WorkerSpec, rank: int) -> None:
 
 def scoring_service(spec: WorkerSpec, tokenizer: Any) -> ScoringService:
     """The scoring service shared by all engines of this run on this machine, possibly still loading."""
-    section = spec.config.verifier
+    section, cores = spec.config.verifier, len(os.sched_getaffinity(0))
     settings = Settings(
         tokenizer=spec.config.model.path,
-        processes=spec.scoring_processes or processes_of(_cores(), len(list(_noted(spec).iterdir())), spec.device),
+        processes=spec.scoring_processes or processes_of(cores, len(list(_noted(spec).iterdir())), spec.device),
         deadline_s=section.deadline_s,
         verifiers=tuple(spec.verifiers),
         sandbox=section.sandbox,
@@ -64,10 +64,6 @@ def processes_of(cores: int, workers: int, device: str) -> int:
     """
     left = cores - (CORES_OF_A_WORKER * workers if device == "cuda" else 0)
     return min(max(left, 1), MOST_PROCESSES)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _noted(spec: WorkerSpec) -> Path:

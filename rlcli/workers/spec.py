@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
-from rlcli.data.prompts.chat_template import stop_tokens
 from rlcli.rollout.engine import EngineSpec, shared_memory_prefix
 
 
@@ -18,9 +16,9 @@ class WorkerSpec:
     engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
     so on. max_length: prompt and response, tokens. scoring_processes: on each machine; 0: by its cores. verifiers:
-    names to preload. group_id: of this run on this machine. stop_token_ids: those that end a response; None: determined
-    automatically. thinking: prompts end within an open <think>. hub_token: the driver's, for workers on other machines;
-    passed here, since Ray logs the environment variables that it is given."""
+    names to preload. group_id: of this run on this machine. stop_token_ids: those that end a response. thinking:
+    prompts end within an open <think>. hub_token: the driver's, for workers on other machines; passed here, since Ray
+    logs the environment variables that it is given."""
 
     config: RunConfig
     device: str
@@ -35,7 +33,7 @@ class WorkerSpec:
     verifiers: tuple[str, ...]
     group_id: str
     weights_follow: bool = False
-    stop_token_ids: tuple[int, ...] | None = None
+    stop_token_ids: tuple[int, ...] = ()
     thinking: bool = False
     hub_token: str = field(default="", repr=False)
 
@@ -63,7 +61,7 @@ class WorkerSpec:
         return f"{shared_memory_prefix(self.group_id)}adapter-"
 
 
-def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
+def engine_spec(worker: WorkerSpec) -> EngineSpec:
     """The specification of such a worker's engine."""
     config, rollout = worker.config, worker.config.rollout
     return EngineSpec(
@@ -79,14 +77,6 @@ def engine_spec(worker: WorkerSpec, tokenizer: Any) -> EngineSpec:
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         quantization=rollout.quantization,
-        stop_token_ids=stop_token_ids(worker, tokenizer),
+        stop_token_ids=worker.stop_token_ids,
         group_id=worker.group_id,
     )
-
-
-def stop_token_ids(worker: WorkerSpec, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends a response of such a worker's engine, ascending."""
-    if worker.stop_token_ids is not None:
-        return worker.stop_token_ids
-    config = worker.config
-    return tuple(stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids))

@@ -25,12 +25,11 @@ from rlcli.workers.backend import TrainingBackend
 from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
 from rlcli.workers.roles.critic import CriticRole, ProcessRewardRole
-from rlcli.workers.roles.offload import OffloadManager
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.rollout import RolloutRole
 from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept, fill_selected
 from rlcli.workers.roles.weight_sync import WeightSync
-from rlcli.workers.roles.work_queue import Queue
+from rlcli.workers.roles.work_queue import NO_QUEUE, Queue
 from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.state_writer import Files, StateWriter, read_waiting, write_waiting
@@ -41,8 +40,6 @@ COLLECTIVE_MARGIN_S = 120.0
 
 class Worker(WeightSync):
     """Rank `rank` of `world`. For debugging without Ray, build one with world 1 and call the same methods."""
-
-    offload_manager = OffloadManager()
 
     def __init__(self, rank: int, world: int, spec: WorkerSpec | None = None) -> None:
         """spec: passed to `begin` if it is not known yet."""
@@ -141,10 +138,13 @@ class Worker(WeightSync):
         roles = self.spec.roles
         if self.device.type == "cuda" and "engine" in roles and roles != {"engine"}:
             engine_named(self.config.rollout.engine).check_beside_trainer(torch.cuda.get_device_capability())
-        self.offload_manager = OffloadManager()
         with memory.base():
             if roles != {"engine"}:
                 import rlcli.model.io.loading  # noqa: F401
+        from rlcli.model.parallel.offload import KINDS, Offload
+
+        # On a CPU everything is in host memory anyway.
+        self.offload = Offload(KINDS[self.config.train.offload if self.device.type == "cuda" else "none"], self.device)
         mesh = self.dims.mesh(self.device.type)
         load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
@@ -155,21 +155,21 @@ class Worker(WeightSync):
         if "process_reward" in roles:
             self.critic = ProcessRewardRole(self.config, load)
         startup.done("models")
-        models = self._trained()
+        for name, model in self._trained().items():
+            model.register(self.offload, name)
         if self.policy is not None and self.policy.reference is not None:
-            models["reference"] = self.policy.reference
-        self.offload_manager = OffloadManager.of(self.config.train.offload, self.device, models)
-        self.offload_manager.engine_takes_part("engine" in roles)
+            self.policy.reference.register(self.offload, "reference")
+        self.engine_takes_part("engine" in roles)
         watchdog.progress()
         if "engine" in roles:
-            self.offload_manager.send()  # before it measures the free memory
+            self.offload.to_host(*self.offload.names)  # before it measures the free memory
             self.rollout_role = self._build_rollout(AutoTokenizer.from_pretrained(self.config.model.path))
-            if self.offload_manager.moves:
+            if self.offload.names:
                 self.engine.sleep()  # A checkpoint may be loaded first; the sync wakes it.
 
     @dispatch(send="scatter", collect="stream")
     def rollout(
-        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
+        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
     ) -> Iterator[Progress | Collected]:
         """Generate and verify; yields Progress now and then, and what there is last."""
         yield from self._rollout.run(tasks, call, queue)
@@ -195,7 +195,7 @@ class Worker(WeightSync):
     def release_rollout_memory(self) -> None:
         self._cache_probe()
         self._colocated.sleep()
-        self.offload_manager.engine_takes_part(False)
+        self.engine_takes_part(False)
 
     @dispatch(send="data")
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
@@ -209,19 +209,19 @@ class Worker(WeightSync):
 
     @dispatch()
     def compute_old_log_probs(self) -> None:
-        self.offload_manager.bring("policy")
+        self.offload.to_device("policy")
         self._policy.compute_old_log_probs(self._batch)
 
     @dispatch()
     def compute_reference_log_probs(self) -> None:
-        self.offload_manager.bring("policy" if self._policy.reference is None else "reference")
+        self.offload.to_device("policy" if self._policy.reference is None else "reference")
         self._policy.compute_reference_log_probs(self._batch)
-        self.offload_manager.send("reference")
+        self.offload.to_host("reference")
 
     @dispatch()
     def infer_critic(self) -> None:
         """Compute the critic's output for the batch's tokens: values, or process rewards."""
-        self.offload_manager.bring("critic")
+        self.offload.to_device("critic")
         self._critic.infer(self._batch)
 
     @dispatch()
@@ -238,15 +238,15 @@ class Worker(WeightSync):
     @dispatch(collect="sum")
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
         """One optimizer step of the policy; sums over all ranks' tokens."""
-        self.offload_manager.bring("policy")
-        self.offload_manager.bring("policy.optimizer", ahead=True)
+        self.offload.to_device("policy")
+        self.offload.to_device("policy.optimizer", ahead=True)
         return self._policy.update(self._batch, minibatch, coefficients)
 
     @dispatch(collect="sum")
     def update_critic(self, minibatch: int, lr: float) -> dict[str, float]:
         """One optimizer step of the critic; sums over all ranks' tokens."""
-        self.offload_manager.bring("critic")
-        self.offload_manager.bring("critic.optimizer", ahead=True)
+        self.offload.to_device("critic")
+        self.offload.to_device("critic.optimizer", ahead=True)
         return self._critic.update(self._batch, minibatch, lr)
 
     @dispatch()
@@ -302,7 +302,7 @@ class Worker(WeightSync):
 
         self.writer.wait()  # or two copies would be in memory at once
         state = {key: value for name, model in self._trained().items() for key, value in model.state(name).items()}
-        self.writer.start(copied(state, self.offload_manager.copied), rng_state(), Path(folder))
+        self.writer.start(copied(state, self.offload.copied), rng_state(), Path(folder))
 
     @dispatch()
     def state_saved(self, wait: bool) -> Files | None:
@@ -317,7 +317,7 @@ class Worker(WeightSync):
         models. A rank that did not exist then keeps the random state of its seed."""
         from rlcli.model.io.state import load_own, set_rng_state
 
-        self.offload_manager.bring("policy", "policy.optimizer", "critic", "critic.optimizer")
+        self.offload.to_device("policy", "policy.optimizer", "critic", "critic.optimizer")
         for name, model in self._trained().items():
             model.load_state(Path(folder), name)
         own = load_own(Path(folder), self.rank)
@@ -345,7 +345,7 @@ class Worker(WeightSync):
         """The trainer's log-probs of `tokens` from the second on, at temperature 1. Collective."""
         import numpy as np
 
-        self.offload_manager.bring("policy")
+        self.offload.to_device("policy")
         found: list[float] = self._policy.probe_log_probs(np.asarray(tokens, np.int32)).tolist()
         return found
 
@@ -387,20 +387,20 @@ class Worker(WeightSync):
         self._close_scorer()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background
-        self._build_engine(tokenizer)
+        self._build_engine()
         if self.spec.adapter:
             self.engine.load_adapter(self.spec.adapter)
         if scorer is not None:
             scorer.wait_ready()
-        ends = self.engine.spec.stop_token_ids
+        ends = self.spec.stop_token_ids
         return RolloutRole(self.rank, self.engine, scorer, thinking=self.spec.thinking, stop_token_ids=ends)
 
-    def _build_engine(self, tokenizer: Any) -> None:
+    def _build_engine(self) -> None:
         engine = engine_named(self.config.rollout.engine)
         with memory.base():
             engine.preload()
         startup.done("engine imported")
-        spec = engine_spec(self.spec, tokenizer)
+        spec = engine_spec(self.spec)
         assert self.engine is None or (type(self.engine), self.engine.spec) == (engine, spec), "needs new workers"
         self.engine = self.engine or engine(spec)
         self.engine.on_step = _engine_step

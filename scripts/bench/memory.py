@@ -99,10 +99,10 @@ def offloaded(policy: Any, optimizer: Any, device: Any) -> dict[str, float]:
     for _ in range(2):
         before = torch.cuda.memory_allocated()
         started = time.perf_counter()
-        offload.send(*offload.names)
+        offload.to_host(*offload.names)
         sent = time.perf_counter()
         moved = (before - torch.cuda.memory_allocated()) / GIB
-        offload.bring(*offload.names)
+        offload.to_device(*offload.names)
         torch.cuda.synchronize()
         found = {"away_gib_s": moved / (sent - started), "back_gib_s": moved / (time.perf_counter() - sent)}
     return found

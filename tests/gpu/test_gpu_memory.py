@@ -113,22 +113,22 @@ def round_trip(model: str) -> dict[str, Any]:
     offload.add("policy", policy, optimizer)
     found: dict[str, Any] = {"same": [], "copied": [], "held": []}
     for _ in range(3):
-        offload.bring("policy")
-        offload.bring("policy.optimizer", ahead=True)
+        offload.to_device("policy")
+        offload.to_device("policy.optimizer", ahead=True)
         backward(1024)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         before, held = bits(policy, optimizer), torch.cuda.memory_allocated()
-        offload.send(*offload.names)
+        offload.to_host(*offload.names)
         found["held"].append((held, torch.cuda.memory_allocated()))
         away = copied(trained_state({"policy": (policy, optimizer)}), offload.copied)
         found["copied"].append(all(torch.equal(before[name], local(tensor)) for name, tensor in away.items()))
         filler = torch.full((held // 8,), 7.0, device="cuda")  # where they were
         del filler
-        offload.bring(*offload.names)
+        offload.to_device(*offload.names)
         after = bits(policy, optimizer)
         found["same"].append(all(torch.equal(before[name], after[name]) for name in before))
-        offload.send(*offload.names)
+        offload.to_host(*offload.names)
     return found
 
 

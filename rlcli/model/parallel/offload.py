@@ -78,7 +78,7 @@ class Offload:
     def names(self) -> tuple[str, ...]:
         return tuple(self._groups)
 
-    def send(self, *names: str) -> None:
+    def to_host(self, *names: str) -> None:
         """Move to host memory. On return torch may use their device memory for other tensors."""
         leaving = [self._groups[name] for name in names if name in self._groups and not self._groups[name].away]
         for name in names:
@@ -93,7 +93,7 @@ class Offload:
             for place in group.places.values():
                 place.storage.resize_(0)
 
-    def bring(self, *names: str, ahead: bool = False) -> None:
+    def to_device(self, *names: str, ahead: bool = False) -> None:
         """Move back to the device, for the next computation. ahead: only for an optimizer's next step, so that its
         states arrive while gradients are computed."""
         for name in names:

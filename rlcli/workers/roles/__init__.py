@@ -1,1 +1,1 @@
-"""The roles of a worker, one per file: policy, critic, rollout, batch, weight sync, offloading."""
+"""The roles of a worker, one per file: policy, critic, rollout, batch, weight sync."""

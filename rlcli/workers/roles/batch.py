@@ -139,26 +139,15 @@ class TrainBatch:
 
         shard, row = step.columns["shard"], step.columns["row"]
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
-
-        def on_device(values: Any) -> Tensor:
-            return torch.tensor(values, device=self.device)
-
-        def packed_rows() -> PackedBatch:
-            given = [(row.tokens, row.prompt_tokens) for row in rows]
-            return pack(given, self.device, [row.drawn for row in rows]) if rows else dummy(self.device)
-
-        packed = MicroBatch(
-            packed=packed_rows(),
-            samples=on_device(np.asarray(bin, dtype=np.int64)),
-            lengths=on_device(np.asarray([row.drawn_tokens for row in rows], dtype=np.int64)),
-            empty=not rows,
-            tokens={
-                "rollout_log_probs": on_device(np.concatenate([np.zeros(0, np.float32), *(r.log_probs for r in rows)]))
-            },
-        )
+        given = [(row.tokens, row.prompt_tokens) for row in rows]
+        packed = pack(given, self.device, [row.drawn for row in rows]) if rows else dummy(self.device)
+        samples = torch.tensor(bin, dtype=torch.int64, device=self.device)
+        lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64, device=self.device)
+        log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
+        tokens = {"rollout_log_probs": torch.tensor(log_probs, device=self.device)}
         if rows:
-            check.check(packed.packed, packed.samples, packed.lengths, packed.tokens["rollout_log_probs"], rows)
-        return packed
+            check.check(packed, samples, lengths, tokens["rollout_log_probs"], rows)
+        return MicroBatch(packed, samples, lengths, not rows, tokens)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import Samples
@@ -17,28 +17,16 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest
-from rlcli.scoring.service.client import Scored
-from rlcli.types import Prompt, Sample
+from rlcli.scoring.service.client import Scored, ScoringService
+from rlcli.types import Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
 from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending, sent
-from rlcli.workers.roles.work_queue import Counters, Queue, WorkGrant, WorkQueue, counters
+from rlcli.workers.roles.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
 
 EXCHANGE_STEPS = 8
 """Engine steps between two exchanges with the other engines; a number of steps, not a time, so that workers that share
 an engine exchange after the same one."""
 IDLE_S = 0.005
-
-
-class Scorer(Protocol):
-    """Verifies responses; implemented by `ScoringService`."""
-
-    def submit(
-        self, prompt: Prompt, tokens: bytes, spare: int, *, finish_reason: str = "", thinking: bool = False
-    ) -> Future[Scored]:
-        """Decode and verify a response. tokens: int32 ids, of which the last `spare` are not text."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class RolloutRole:
@@ -50,7 +38,7 @@ class RolloutRole:
         self,
         rank: int,
         engine: Engine,
-        scorer: Scorer | None,
+        scorer: ScoringService | None,
         *,
         thinking: bool = False,
         stop_token_ids: Sequence[int] = (),
@@ -62,61 +50,52 @@ class RolloutRole:
         self.version = 0
         self._texts: list[dict[str, Any]] = []
         self._shard: SampleShard | None = None
-        self._counting: Counters | None = None
+        self.counters = counters()
 
     def run(
-        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue | None = None
+        self, tasks: list[PromptTask], call: RolloutCall, queue: Queue = NO_QUEUE
     ) -> Iterator[Progress | Collected]:
         """Yield progress regularly, and the report last. tasks: those assigned to this engine. queue: shared with other
-        engines, if any; its groups are taken as slots become free."""
-        started = said = time.monotonic()
+        engines; its groups are taken as slots become free."""
+        started = reported = time.monotonic()
         round = _Round(self, call)
-        work_queue = None if queue is None else WorkQueue(queue, self._counters())
+        work_queue, ends_early = WorkQueue(queue, self.counters), queue.until is not None
         self.engine.begin(call.sampling)
         for task in tasks:
             round.begin(task)
-        turn, steps = WorkGrant(done=work_queue is None), 0
-        while not turn.stop and (self.engine.unfinished or not turn.done):
+        grant, steps = WorkGrant(done=not queue.tasks and not ends_early), 0
+        while not grant.stop and (self.engine.unfinished or not grant.done):
             if self.engine.unfinished:
                 for generation in self.engine.step():
                     round.finish(generation)
             else:
                 time.sleep(IDLE_S)  # Waiting for verdicts.
             steps += 1
-            if (
-                work_queue is not None
-                and queue is not None
-                and (steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished)
-            ):
-                turn = self.engine.agree(self._turn(work_queue, round, counted=queue.until is not None))
-                for place in turn.take:
+            exchanges = steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished
+            if exchanges and (ends_early or not grant.done):
+                grant = self.engine.agree(self._grant(work_queue, round, counted=ends_early))
+                for place in grant.take:
                     round.begin(queue.tasks[place])
-                if turn.done and queue.until is None:
-                    work_queue = None
-            if time.monotonic() - said > call.progress_s:
-                said = time.monotonic()
+            if time.monotonic() - reported > call.progress_s:
+                reported = time.monotonic()
                 yield round.progress()
-        if turn.stop:
+        if grant.stop:
             round.break_off(self.engine.abort())
         generated = time.monotonic()
         report = round.report()
         verified = time.monotonic()
-        self._texts, self._shard = round.rows, round.shard
+        self._texts, self._shard = round.saver.rows, round.shard
         yield round.progress()
         yield replace(report, generate_s=generated - started, verify_s=verified - generated)
 
-    def _turn(self, work_queue: WorkQueue, round: _Round, *, counted: bool) -> WorkGrant:
+    def _grant(self, work_queue: WorkQueue, round: _Round, *, counted: bool) -> WorkGrant:
         """The leader's grant for the workers that share its engine; only the leader uses the queue. counted: whether
         `until` groups end the round, each of which counts once it is verified."""
         if self.scorer is None:
             return WorkGrant()
-        turn = work_queue.exchange(round.newly_verified() if counted else 0, self.engine.slots - self.engine.unfinished)
-        return replace(turn, done=turn.stop or (turn.done and not (counted and round.unverified)))
-
-    def _counters(self) -> Counters:
-        if self._counting is None:
-            self._counting = counters()
-        return self._counting
+        room = self.engine.slots - self.engine.unfinished
+        grant = work_queue.exchange(round.newly_verified() if counted else 0, room)
+        return replace(grant, done=grant.stop or (grant.done and not (counted and round.unverified)))
 
     def take_shard(self) -> SampleShard | None:
         """The tokens of the last rollout, returned once. None if nothing was generated."""
@@ -142,16 +121,14 @@ class RolloutRole:
 
 
 class _Round:
-    """The results of one call of `RolloutRole.run` so far. rows: the samples not saved in parts, as text. shard: the
-    tokens, once complete."""
+    """The results of one call of `RolloutRole.run` so far. saver: of the samples, as text. shard: the tokens, once
+    complete."""
 
     def __init__(self, role: RolloutRole, call: RolloutCall) -> None:
         self.role, self.call = role, call
-        self.rows: list[dict[str, Any]] = []
         self.shard: SampleShard | None = None
         self._leads = role.scorer is not None
         self._asked: list[tuple[PromptTask, int]] = []
-        self._missing: dict[int, int] = {}
         self._verdicts: dict[int, list[Future[Scored]]] = {}
         self._whole: list[int] = []
         self._greedy: dict[int, Future[Scored]] = {}
@@ -159,12 +136,11 @@ class _Round:
         self._pending: list[PendingSample] = []
         self._begun: list[PartialRollout] = []
         self._builder = ShardBuilder()
-        self._saver = Saver(call.save_as, role.rank, call.step, call.truncated)
-        self._tokens = self._unsaid = 0
+        self.saver = Saver(call.save_as, role.rank, call.step, call.truncated)
+        self._tokens = self._unreported = 0
 
     def begin(self, task: PromptTask) -> None:
         """Have the engine generate the missing responses of a group."""
-        self._missing[task.prompt] = task.responses
         self._verdicts[task.prompt] = []
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             seed = self._seed(task, sample)
@@ -183,7 +159,7 @@ class _Round:
             return
         task, sample = self._asked[generation.key]
         self._tokens += len(generation.tokens)
-        self._unsaid += 1
+        self._unreported += 1
         whole = self._continued(task, sample, generation)
         scored = self.role.verify(task, whole)
         if task.greedy and sample == GREEDY:
@@ -193,10 +169,9 @@ class _Round:
         else:
             row, seed = self._builder.add(whole) if self.call.keep_tokens else None, self._seed(task, sample)
             self._pending.append(pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed))
-            self._saver.wait_for(self._pending[-1])
+            self.saver.wait_for(self._pending[-1])
         self._verdicts[task.prompt].append(scored)
-        self._missing[task.prompt] -= 1
-        if not self._missing[task.prompt]:
+        if len(self._verdicts[task.prompt]) == task.responses:
             self._whole.append(task.prompt)
 
     def _continued(self, task: PromptTask, sample: int, generation: Generation) -> Trajectory:
@@ -233,17 +208,16 @@ class _Round:
 
     def progress(self) -> Progress:
         """The progress to report now."""
-        said, self._unsaid = self._unsaid, 0
-        self._saver.save_finished()
-        return Progress(said)
+        finished, self._unreported = self._unreported, 0
+        self.saver.save_finished()
+        return Progress(finished)
 
     def report(self) -> Collected:
         """Call once all verdicts are there. The caller fills in the seconds."""
-        self._saver.save_rest()
+        self.saver.save_rest()
         samples = Samples.of(self._sample(item) for item in self._pending)
         baselines = {prompt: awaited(scored).verdict for prompt, scored in self._greedy.items()}
         baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in self._unrewarded}
-        self.rows = self._saver.rows
         kept = self.call.keep_tokens and (self._pending or self._begun)
         self.shard = self._builder.build() if kept else None
         return Collected(

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.watchdog import progress
-from rlcli.workers.roles.weight_transfer import Named
+from rlcli.workers.roles.weight_transfer import Named, buffer_bytes, packed, unpacked
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 32 << 20
 """Bytes of tensors in one broadcast, unless a single one is larger: as many as are gathered at once."""
-ALIGNED = 16
-"""Each tensor begins at a multiple of so many bytes, so that it can be viewed in its dtype."""
 JOIN_S = 60.0
 """Longest wait for all members to join."""
 
@@ -59,7 +57,7 @@ class Broadcast:
         """Broadcast all buckets. The next one is gathered (`buckets` is iterated) while one is sent."""
         sent: Any = None
         for bucket in buckets:
-            header, values = _joined(bucket, self._device)
+            header, values = packed(bucket, self._device)
             self._await(sent)
             self._send_header(header)
             sent = (self._broadcast(self._tensors, values), values)
@@ -98,9 +96,9 @@ class Broadcast:
         header = json.loads(text.numpy().tobytes())
         if not header:
             return []
-        values = torch.empty(_end(header), dtype=torch.uint8, device=self._device)
+        values = torch.empty(buffer_bytes(header), dtype=torch.uint8, device=self._device)
         self._await((self._broadcast(self._tensors, values), values))
-        return list(_divided(header, values))
+        return list(unpacked(header, values))
 
     def _broadcast(self, group: Any, tensor: Tensor) -> Any:
         import torch.distributed as dist
@@ -117,29 +115,3 @@ class Broadcast:
                 import torch
 
                 torch.cuda.synchronize()
-
-
-def _joined(bucket: list[Named], device: torch.device) -> tuple[list[Any], Tensor]:
-    """One buffer with the bytes of all tensors, and the name, dtype, shape and first byte of each."""
-    import torch
-
-    header, offset = list[Any](), 0
-    for name, tensor in bucket:
-        header.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, tensor.nbytes])
-        offset += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    values = torch.empty(_end(header), dtype=torch.uint8, device=device)
-    for (_, place), (_, tensor) in zip(_divided(header, values), bucket, strict=True):
-        place.copy_(tensor.detach())
-    return header, values
-
-
-def _end(header: list[Any]) -> int:
-    return max(int(offset + nbytes) for _, _, _, offset, nbytes in header)
-
-
-def _divided(header: list[Any], values: Tensor) -> Iterator[Named]:
-    """The tensors that `values` holds; they share its memory."""
-    import torch
-
-    for name, dtype, shape, offset, nbytes in header:
-        yield name, values[offset : offset + nbytes].view(getattr(torch, dtype)).view(shape)

@@ -14,7 +14,6 @@ from rlcli.cluster.process import memory
 from rlcli.cluster.watchdog import progress
 from rlcli.rollout.engine import Colocated
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
-from rlcli.workers.roles.offload import OffloadManager
 from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.rollout import RolloutRole
 from rlcli.workers.roles.weight_broadcast import BUCKET_BYTES as BROADCAST_BYTES
@@ -38,6 +37,7 @@ from rlcli.workers.synced import Follows, check_prefixes, check_verified
 if TYPE_CHECKING:
     import torch
 
+    from rlcli.model.parallel.offload import Offload
     from rlcli.model.weight_check.checksum import Checksums, Sent
 
 
@@ -47,7 +47,7 @@ class WeightSync:
     rank: int
     device: torch.device
     spec: WorkerSpec
-    offload_manager: OffloadManager
+    offload: Offload
     policy: PolicyRole | None
     rollout_role: RolloutRole | None
     batch: TrainBatch | None
@@ -70,9 +70,9 @@ class WeightSync:
 
         engine, policy, sums = self._rollout.engine, self._policy.policy, Checksums()
         self.batch = None
-        self.offload_manager.send("policy.optimizer", "critic.optimizer", "critic")
-        self.offload_manager.bring("policy")
-        self.offload_manager.engine_takes_part(True)
+        self.offload.to_host("policy.optimizer", "critic.optimizer", "critic")
+        self.offload.to_device("policy")
+        self.engine_takes_part(True)
         memory.mark()
         self._colocated.wake_weights()
         began, sizes = time.perf_counter(), list[int]()
@@ -84,14 +84,11 @@ class WeightSync:
                 sizes += [file.stat().st_size for file in Path(folder).iterdir()]
                 engine.load_adapter(folder)
         else:
-            weights = counted(sums.of(policy.stream_weights()), sizes)
-            engine.load_weights(weights)
-            for _ in weights:  # What it has not read was sent too.
-                pass
+            self._load(counted(sums.of(policy.stream_weights()), sizes))
         self._await_device()
         seconds = time.perf_counter() - began
         log_probs = self._policy.probe_log_probs(probe)
-        self.offload_manager.send("policy")
+        self.offload.to_host("policy")
         memory.mark()
         return self._loaded(probe, log_probs, version, sums.sent())._replace(bytes=sum(sizes), seconds=seconds)
 
@@ -127,10 +124,7 @@ class WeightSync:
         assert self.broadcast is not None, "join_engines comes first"
         self._cache_probe()
         sizes = list[int]()
-        weights = counted(self.broadcast.received(), sizes)
-        self._load(weights)
-        for _ in weights:  # What the engine has not read was sent too.
-            pass
+        self._load(counted(self.broadcast.received(), sizes))
         self._await_device()
         return sum(sizes)
 
@@ -139,11 +133,15 @@ class WeightSync:
         """A reference, in a list, to the next bucket that engines in other workers need of the policy, from the `first`
         on; an empty list after the last. Collective; rank 0 sends."""
         import ray
+        import torch
 
         if first:
             self.outgoing = self._outgoing(BUCKET_BYTES)
         bucket = next(self.outgoing, None)
-        return [] if bucket is None or self.rank else [ray.put(packed(bucket))]
+        if bucket is None or self.rank:
+            return []
+        header, values = packed(bucket, torch.device("cpu"))
+        return [ray.put((header, values.numpy()))]
 
     @dispatch(collect="first")
     def sent_weights(self) -> dict[str, Sent]:
@@ -157,12 +155,14 @@ class WeightSync:
         """Load the result of another group's `send_weights`, and wait until the engine has read it. Returns its
         bytes."""
         import ray
+        import torch
 
         if self.incoming is None:
             self._cache_probe()
             self.incoming = Incoming(self._load)
         sizes: list[int] = []
-        self.incoming.give(counted(unpacked(ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)), sizes))
+        header, values = ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)
+        self.incoming.give(counted(unpacked(header, torch.from_numpy(values)), sizes))
         self._await_device()
         return sum(sizes)
 
@@ -191,12 +191,14 @@ class WeightSync:
         return outgoing(policy, self.sums, place, most_bytes)
 
     def _load(self, weights: Iterator[Named]) -> None:
-        """Load what `_outgoing` yields on the other side."""
+        """Load weights, or an adapter's files, into the engine."""
         engine = self._rollout.engine
         if self.spec.separate_adapter:
-            load_files(engine, _fast_folder(), self.spec.adapter_prefix)(weights)
+            load_files(engine, _fast_folder(), self.spec.adapter_prefix, weights)
         else:
             engine.load_weights(weights)
+        for _ in weights:  # What the engine has not read was sent too.
+            pass
 
     def _begin_syncs(self) -> None:
         """Forget the history of earlier weights."""
@@ -232,6 +234,14 @@ class WeightSync:
         """Have the engine cache the probe of the last sync as a prefix: the next sync looks for it."""
         if self.probe is not None:
             self._rollout.engine.cached_tokens(self.probe)
+
+    def engine_takes_part(self, yes: bool) -> None:
+        """Whether an engine uses memory of this GPU from here on: otherwise torch allocates its memory in another way
+        (see `growing_segments`)."""
+        if self.device.type == "cuda":
+            from rlcli.model.parallel.offload import growing_segments
+
+            growing_segments(not yes)
 
     def _await_device(self) -> None:
         if self.spec.device == "cuda":

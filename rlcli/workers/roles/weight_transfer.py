@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rlcli.workers.backend import TrainingBackend
 
 Named = tuple[str, "Tensor"]
-Packed = list[tuple[str, str, tuple[int, ...], Any]]
-"""A bucket as it is sent: for each tensor its name, dtype, shape, and bytes as a numpy array."""
 
 BUCKET_BYTES = 256 << 20
 """Bytes of tensors in one bucket, unless a single one is larger."""
+ALIGNED = 16
+"""Each tensor begins at a multiple of so many bytes, so that it can be viewed in its dtype."""
 
 
 class Synced(NamedTuple):
@@ -79,7 +79,15 @@ def outgoing(
     names, or, with `adapter` (folder, prefix, the engine's dtype), the files of its adapter, which pass through a
     temporary folder in that folder with that prefix. Collective: every rank iterates to the end, in step."""
     if adapter is not None:
-        yield adapter_files(policy, sums, *adapter)
+        import numpy as np
+        import torch
+
+        folder, prefix, dtype = adapter
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+            save_adapter(policy, Path(place), sums, dtype)
+            files = sorted(Path(place).iterdir())
+            bytes_of = [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in files]
+        yield bytes_of
         return
     bucket: list[Named] = []
     size = 0
@@ -92,18 +100,6 @@ def outgoing(
     yield bucket
 
 
-def adapter_files(
-    policy: TrainingBackend, sums: Checksums, folder: str | None, prefix: str, dtype: torch.dtype
-) -> list[Named]:
-    """The files of the policy's adapter, by name, as uint8. Collective."""
-    import numpy as np
-    import torch
-
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
-        save_adapter(policy, Path(place), sums, dtype)
-        return [(file.name, torch.from_numpy(np.fromfile(file, np.uint8))) for file in sorted(Path(place).iterdir())]
-
-
 def save_adapter(policy: TrainingBackend, folder: Path, sums: Checksums, dtype: torch.dtype) -> None:
     """Write the policy's adapter to `folder`, and add to `sums` the values that an engine of `dtype` computes from it:
     it rounds both factors, then scales the second. Collective."""
@@ -112,27 +108,31 @@ def save_adapter(policy: TrainingBackend, folder: Path, sums: Checksums, dtype: 
         sums.add(name, rounded * policy.adapter_scale if ".lora_B." in name else rounded)
 
 
-def packed(bucket: Iterable[Named]) -> Packed:
-    """In host memory, each dtype as bytes: numpy has no bfloat16."""
+def packed(bucket: list[Named], device: torch.device) -> tuple[list[Any], Tensor]:
+    """A bucket as it is sent: the name, dtype, shape, first byte and bytes of each tensor, and one buffer that holds
+    all of them, uint8: numpy has no bfloat16."""
     import torch
 
-    return [
-        (
-            name,
-            str(tensor.dtype).removeprefix("torch."),
-            tuple(tensor.shape),
-            tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy(),
-        )
-        for name, tensor in bucket
-    ]
+    header, offset = list[Any](), 0
+    for name, tensor in bucket:
+        header.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), offset, tensor.nbytes])
+        offset += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    values = torch.empty(buffer_bytes(header), dtype=torch.uint8, device=device)
+    for (_, place), (_, tensor) in zip(unpacked(header, values), bucket, strict=True):
+        place.copy_(tensor.detach())
+    return header, values
 
 
-def unpacked(bucket: Packed) -> Iterator[Named]:
-    """The tensors, which share the memory of what was sent: read-only."""
+def buffer_bytes(header: list[Any]) -> int:
+    return max(int(offset + nbytes) for _, _, _, offset, nbytes in header)
+
+
+def unpacked(header: list[Any], values: Tensor) -> Iterator[Named]:
+    """The tensors that `values` holds; they share its memory."""
     import torch
 
-    for name, dtype, shape, values in bucket:
-        yield name, torch.from_numpy(values).view(getattr(torch, dtype)).view(shape)
+    for name, dtype, shape, offset, nbytes in header:
+        yield name, values[offset : offset + nbytes].view(getattr(torch, dtype)).view(shape)
 
 
 class Incoming:
@@ -152,15 +152,13 @@ class Incoming:
         self._done: Future[None] = Future()
         threading.Thread(target=self._run, args=(load,), daemon=True).start()
 
-    def give(self, bucket: Iterable[Named]) -> None:
-        self._pass(bucket)
-
     def end(self) -> None:
         """After the last bucket: wait until the engine has taken over everything."""
-        self._pass(None)
+        self.give(None)
         self._done.result()
 
-    def _pass(self, bucket: Iterable[Named] | None) -> None:
+    def give(self, bucket: Iterable[Named] | None) -> None:
+        """Have the engine read a bucket, or, given None, end its iteration."""
         self._given.put(bucket)
         self._read.get()
         if self._done.done():
@@ -181,14 +179,9 @@ class Incoming:
             self._read.put(None)
 
 
-def load_files(engine: WeightReceiver, folder: str | None, prefix: str) -> Callable[[Iterator[Named]], None]:
-    """The function that loads an adapter's files into the engine, through a temporary folder in `folder`, named
-    `prefix`…"""
-
-    def load(files: Iterator[Named]) -> None:
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
-            for name, content in files:
-                (Path(place) / name).write_bytes(content.cpu().numpy().tobytes())
-            engine.load_adapter(place)
-
-    return load
+def load_files(engine: WeightReceiver, folder: str | None, prefix: str, files: Iterable[Named]) -> None:
+    """Load an adapter's files into the engine, through a temporary folder in `folder`, named `prefix`…"""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as place:
+        for name, content in files:
+            (Path(place) / name).write_bytes(content.cpu().numpy().tobytes())
+        engine.load_adapter(place)

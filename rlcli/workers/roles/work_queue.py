@@ -13,9 +13,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rlcli.data.messages import PromptTask
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 LOOK_EVERY_S = 0.02
 """Interval of checks whether others have ended the round, and so the longest useless generation."""
@@ -31,23 +34,8 @@ class Queue:
     until: int | None
 
 
-class Counters(Protocol):
-    """Interface of `torch.distributed.Store`."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add and return the counter's new value; it begins at 0."""
-        ...
-
-
-class OwnCounters:
-    """Counters of a single engine."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, int] = {}
-
-    def add(self, key: str, amount: int) -> int:
-        self._values[key] = self._values.get(key, 0) + amount
-        return self._values[key]
+NO_QUEUE = Queue("", (), None)
+"""Of a round in which each engine is assigned all its tasks at once, and finishes them."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,7 @@ class WorkQueue:
     begin(queue.tasks[place] for place in grant.take)
     """
 
-    def __init__(self, queue: Queue, counters: Counters) -> None:
+    def __init__(self, queue: Queue, counters: Store) -> None:
         self._queue, self._counters = queue, counters
         self._taken, self._finished = f"{queue.name}/taken", f"{queue.name}/finished"
         self._empty = not queue.tasks
@@ -92,15 +80,14 @@ class WorkQueue:
         if self._queue.until is None or (not finished and now - self._looked < LOOK_EVERY_S):
             return False
         self._looked = now
-        return self._counters.add(self._finished, finished) >= self._queue.until
+        return bool(self._counters.add(self._finished, finished) >= self._queue.until)
 
 
-def counters() -> Counters:
+def counters() -> Store:
     """The counters that the engines of this process's group share."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return OwnCounters()
+        return dist.HashStore()
     # The group's own store: it exists, on the network that the ranks share.
-    store: Counters = dist.PrefixStore("rlcli/board", dist.distributed_c10d._get_default_store())
-    return store
+    return dist.PrefixStore("rlcli/board", dist.distributed_c10d._get_default_store())

@@ -37,7 +37,7 @@ class Learning:
     def step(self) -> None:
         from rlcli.model.packed import pack
 
-        self.offload.bring("policy", "policy.optimizer")
+        self.offload.to_device("policy", "policy.optimizer")
         tokens = torch.arange(5, 25, dtype=torch.int32).numpy()
         self.model(pack([(tokens, 4)], CPU), temperature=1.0, want_entropy=True).log_probs.sum().backward()
         self.optimizer.step()
@@ -73,12 +73,12 @@ def test_training_is_bitwise_the_same_with_everything_offloaded(
     plain, moved = Learning(mesh, base, "none", lora, dtype), Learning(mesh, base, kinds, lora, dtype)
     assert any(isinstance(p, DTensor) for p in plain.model.parameters()) == (dtype == torch.bfloat16)
     for _ in range(4):
-        moved.offload.send(*moved.offload.names)
+        moved.offload.to_host(*moved.offload.names)
         for one in (plain, moved):
             one.step()
-    moved.offload.send(*moved.offload.names)
+    moved.offload.to_host(*moved.offload.names)
     assert equal(plain.state(), moved.state()), "its state can be saved while it is away"
-    moved.offload.bring(*moved.offload.names)
+    moved.offload.to_device(*moved.offload.names)
     assert equal(plain.state(), moved.state())
 
 
@@ -86,12 +86,12 @@ def test_what_is_away_takes_no_memory_on_the_device(mesh: Any, base: str) -> Non
     learning = Learning(mesh, base, "all")
     learning.step()
     there = learning.held_bytes()
-    learning.offload.send("policy.optimizer")
+    learning.offload.to_host("policy.optimizer")
     assert learning.held_bytes() == {"model": there["model"], "optimizer": 0}
-    learning.offload.send("policy")
+    learning.offload.to_host("policy")
     assert learning.held_bytes() == {"model": 0, "optimizer": 0}
-    learning.offload.send("policy")  # where it is already
-    learning.offload.bring("policy", "policy.optimizer")
+    learning.offload.to_host("policy")  # where it is already
+    learning.offload.to_device("policy", "policy.optimizer")
     assert learning.held_bytes() == there
 
 
@@ -100,7 +100,7 @@ def test_only_what_the_setting_names_is_sent_away(mesh: Any, base: str) -> None:
     for learning in (none, optimizer):
         learning.step()
         there = learning.held_bytes()
-        learning.offload.send("policy", "policy.optimizer", "critic")
+        learning.offload.to_host("policy", "policy.optimizer", "critic")
         assert learning.held_bytes()["model"] == there["model"] > 0
     assert none.held_bytes() == there
     assert none.offload.names == ()
@@ -117,11 +117,11 @@ def test_the_base_beneath_an_adapter_is_copied_once(mesh: Any, base: str, monkey
         return original(self, source, *args, **kwargs)
 
     monkeypatch.setattr(Tensor, "copy_", counted)
-    learning.offload.send("policy")
+    learning.offload.to_host("policy")
     first, out = sum(out), []
-    learning.offload.bring("policy")
+    learning.offload.to_device("policy")
     back, out = sum(out), []
-    learning.offload.send("policy")
+    learning.offload.to_host("policy")
     assert first == back == sum(p.nbytes for p in learning.model.parameters())
     assert sum(out) == sum(p.nbytes for p in learning.model.parameters() if p.requires_grad)
 
@@ -130,14 +130,14 @@ def test_a_checkpoint_is_loaded_over_what_was_away(mesh: Any, base: str, tmp_pat
     saved, loaded = Learning(mesh, base, "all"), Learning(mesh, base, "all")
     for _ in range(2):
         saved.step()
-    saved.offload.send(*saved.offload.names)
+    saved.offload.to_host(*saved.offload.names)
     save_state(saved.state(), {}, tmp_path / "state", dist.group.WORLD)
     loaded.step()
-    loaded.offload.send(*loaded.offload.names)
-    loaded.offload.bring(*loaded.offload.names)
+    loaded.offload.to_host(*loaded.offload.names)
+    loaded.offload.to_device(*loaded.offload.names)
     load_state({"policy": (loaded.model, loaded.optimizer)}, tmp_path / "state")
     assert equal(saved.state(), loaded.state())
-    loaded.offload.send(*loaded.offload.names)
+    loaded.offload.to_host(*loaded.offload.names)
     assert equal(saved.state(), loaded.state())
     for learning in (saved, loaded):
         learning.step()

@@ -49,13 +49,13 @@ def test_tensors_arrive_as_they_were_sent_in_the_memory_that_held_them() -> None
         ("scalar", torch.tensor(2.5)),
         ("whole", torch.arange(9, dtype=torch.int64).view(3, 3)),
     ]
-    sent = packed(some)
-    arrived = dict(unpacked(sent))
+    header, sent = packed(some, torch.device("cpu"))
+    arrived = dict(unpacked(header, sent))
     assert list(arrived) == [name for name, _ in some]
     for name, tensor in some:
         assert arrived[name].dtype == tensor.dtype
         assert torch.equal(arrived[name], tensor)
-    assert arrived["half"].data_ptr() == sent[0][3].ctypes.data, "no copy is made of what is read"
+    assert arrived["half"].data_ptr() == sent.data_ptr(), "no copy is made of what is read"
 
 
 def test_buckets_hold_as_much_as_they_may_and_a_larger_tensor_is_one_alone() -> None:
@@ -107,8 +107,8 @@ def test_an_adapter_travels_as_its_files(tmp_path: Path) -> None:
     sums = Checksums()
     engine: Any = Engine()
     (bucket,) = outgoing(policy, sums, (str(tmp_path), "run-", torch.bfloat16))
-    incoming = Incoming(load_files(engine, str(tmp_path), "run-"))
-    incoming.give(unpacked(packed(bucket)))
+    incoming = Incoming(lambda files: load_files(engine, str(tmp_path), "run-", files))
+    incoming.give(unpacked(*packed(bucket, torch.device("cpu"))))
     incoming.end()
     sent = {name: one.checksum for name, one in sums.sent().items()}
     assert sent == {

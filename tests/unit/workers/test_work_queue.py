@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import HashStore
 
 from rlcli.cluster.dispatch import Shared
 from rlcli.config.schema import RunConfig
@@ -28,7 +29,7 @@ from rlcli.rollout.engine import Generation, GenerationRequest, Sampling
 from rlcli.scoring.service.client import Scored
 from rlcli.types import Outcome, Prompt, Verdict
 from rlcli.workers.roles.rollout import RolloutRole
-from rlcli.workers.roles.work_queue import OwnCounters, Queue, WorkGrant, WorkQueue
+from rlcli.workers.roles.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue
 
 SAMPLES, LIMIT, END = 3, 40, 0
 
@@ -69,7 +70,7 @@ def test_groups_of_earlier_steps_come_first_at_any_length() -> None:
 
 
 def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:
-    queue, counters = Queue("round", [task(i) for i in range(5)], None), OwnCounters()
+    queue, counters = Queue("round", [task(i) for i in range(5)], None), HashStore()
     one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
     assert one.exchange(0, 0) == WorkGrant()
     assert one.exchange(0, 3) == WorkGrant((0, 1))  # its last one waits for a slot within the engine
@@ -79,7 +80,7 @@ def test_each_group_of_a_queue_is_taken_once_and_only_if_it_fits() -> None:
 
 
 def test_a_round_ends_for_all_when_enough_groups_are_finished_by_whomever() -> None:
-    queue, counters = Queue("round", [], 3), OwnCounters()
+    queue, counters = Queue("round", [], 3), HashStore()
     one, other = WorkQueue(queue, counters), WorkQueue(queue, counters)
     assert one.exchange(2, 4) == WorkGrant(done=True)
     assert other.exchange(1, 4) == WorkGrant(stop=True, done=True)
@@ -147,27 +148,17 @@ class Scorer:
         return done
 
 
-class Counters(OwnCounters):
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-
-    def add(self, key: str, amount: int) -> int:
-        with self._lock:
-            return super().add(key, amount)
-
-
 class Workers:
     """Real rollout roles, each with an engine of its own, that run at once."""
 
     def __init__(self, engines: list[Engine], same_bits: bool = False) -> None:
-        counters = Counters()
+        counters = HashStore()
         self.queue: Queue | None = None
         self.same_bits = same_bits
         self.engines = engines
         self.roles = [RolloutRole(i, engine, Scorer()) for i, engine in enumerate(engines)]  # type: ignore[arg-type]
         for role in self.roles:
-            role._counting = counters
+            role.counters = counters
 
     def __len__(self) -> int:
         return len(self.roles)
@@ -182,7 +173,7 @@ class Workers:
         self.dealt, self.queue = tasks, None if queue is None else queue.value
 
         def run(rank: int) -> list[Progress | Collected]:
-            return list(self.roles[rank].run(tasks[rank], calls[rank], self.queue))
+            return list(self.roles[rank].run(tasks[rank], calls[rank], self.queue or NO_QUEUE))
 
         with ThreadPoolExecutor(len(self)) as pool:
             for items in pool.map(run, range(len(self))):

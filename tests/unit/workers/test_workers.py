@@ -10,12 +10,14 @@ from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
+import torch
 
 from rlcli.cluster.dispatch import add_up, dispatch
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
 from rlcli.errors import RunFailed
+from rlcli.model.parallel.offload import KINDS, Offload
 from rlcli.model.weight_check.engine_weights import Verified
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
@@ -78,6 +80,8 @@ def worker(tmp_path: Any) -> Worker:
         (),
         "test",
     )
+    made.device = torch.device("cpu")
+    made.offload = Offload(KINDS["none"], made.device)
     made.policy, made.rollout_role = MagicMock(), MagicMock(version=0, engine=sound_engine())
     return made
 
@@ -122,20 +126,17 @@ def test_a_sync_fails_if_the_engine_has_other_weights_or_old_prefixes(worker: Wo
 
 
 class Moves:
-    """In the place of a OffloadManager: where everything is, and what happened in which order."""
+    """In the place of an Offload: where everything is, and what happened in which order."""
 
     def __init__(self) -> None:
         self.here: set[str] = set()
         self.told: list[str] = []
 
-    def bring(self, *names: str, ahead: bool = False) -> None:
+    def to_device(self, *names: str, ahead: bool = False) -> None:
         self.here |= set(names)
 
-    def send(self, *names: str) -> None:
+    def to_host(self, *names: str) -> None:
         self.here -= set(names)
-
-    def engine_takes_part(self, yes: bool) -> None:
-        self.told.append(f"torch alone: {not yes}")
 
     def see(self, event: str) -> Any:
         """A stand-in that notes who was on the device when it was called."""
@@ -144,7 +145,8 @@ class Moves:
 
 def test_models_are_on_the_device_when_needed_and_else_offloaded(worker: Worker) -> None:
     moves, policy, critic, engine = Moves(), MagicMock(), MagicMock(), sound_engine()
-    worker.offload_manager = moves  # type: ignore[assignment]
+    worker.offload = moves  # type: ignore[assignment]
+    worker.engine_takes_part = lambda yes: moves.told.append(f"torch alone: {not yes}")  # type: ignore[method-assign]
     worker.policy, worker.critic, worker.batch = policy, critic, MagicMock()
     assert worker.rollout_role is not None
     worker.rollout_role.engine = engine
