@@ -13,7 +13,6 @@ from rlcli.cluster.process.memory import largest
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients, Collected, step_seed
 from rlcli.data.packer import Plan
-from rlcli.data.prompts.mixture import resumed
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
@@ -384,7 +383,7 @@ class Trainer:
         ahead = state.get("ahead")  # None without async.staleness
         kept = bool(state["waiting"] or ahead)
         shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if kept else []
-        self.source.cursor = resumed(self.source.cursor, state["cursor"], len(self.source.prompts))
+        self.source.cursor = self.source.cursor.restored(state["cursor"])
         self.source.waiting = as_groups(state["waiting"], shards)
         self.prefetcher.restore(ahead, shards)
         self.algorithm.kl.restore(state["kl"])

@@ -14,7 +14,7 @@ def cursor_stands_still(trainer: Any) -> None:
     state = cursor.state()
 
     def take(count: int) -> list[int]:
-        return list(type(cursor).restore(state, cursor.count).take(count))
+        return list(cursor.restored(state).take(count))
 
     patch(cursor, "take", take)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlcli.errors import DataError
+
+RESUME = "resume with the same data.path, weights and data.mix, or start a new run from the current state of this one"
 
 
 class PromptCursor:
@@ -51,21 +53,21 @@ class PromptCursor:
         """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor`)."""
 
     def state(self) -> dict[str, Any]:
-        """The state that `restore` needs to continue exactly from here; saved in checkpoints as JSON."""
+        """The state that `restored` needs to continue exactly from here; saved in checkpoints as JSON."""
         return {name: getattr(self, name) for name in ("count", "seed", "shuffle", "epoch", "position")}
 
-    @classmethod
-    def restore(cls, state: Mapping[str, Any], count: int) -> PromptCursor:
-        """The cursor with the state `state`, over a dataset of `count` prompts.
-
-        Raises `DataError` if the number of prompts has changed.
-        """
-        if state["count"] != count:
+    def restored(self, state: Mapping[str, Any]) -> PromptCursor:
+        """The cursor with the state `state`, over this one's prompts. Raises `DataError` if their number has changed or
+        the run had several sets with weights."""
+        if "sets" in state:
+            before = shown(state["sets"], state["weights"], state["unit"])
+            raise DataError(f"data: the run began with {before} and now has no weights", RESUME)
+        if state["count"] != self.count:
             raise DataError(
-                f"data: the run began on {state['count']} prompts and the dataset now has {count}",
+                f"data: the run began on {state['count']} prompts and the dataset now has {self.count}",
                 "resume with the same data and the same data.max_prompt_tokens",
             )
-        cursor = cls(count, state["seed"], state["shuffle"])
+        cursor = PromptCursor(self.count, state["seed"], state["shuffle"])
         cursor.epoch = state["epoch"]
         cursor.position = state["position"]
         cursor._order = cursor._order_of(cursor.epoch)
@@ -74,3 +76,10 @@ class PromptCursor:
     def _order_of(self, epoch: int) -> np.ndarray:
         order = np.arange(self.count)
         return np.random.default_rng([self.seed, epoch]).permutation(order) if self.shuffle else order
+
+
+def shown(names: Sequence[str] | None, weights: Sequence[float] | None, unit: str | None) -> str:
+    """Sets and their weights, for messages."""
+    if not names or not weights:
+        return "no weights"
+    return ", ".join(f"{name}:{weight:g}" for name, weight in zip(names, weights, strict=True)) + f" by {unit}"

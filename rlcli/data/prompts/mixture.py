@@ -15,13 +15,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.cursor import RESUME, PromptCursor, shown
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.errors import DataError
 from rlcli.types import Prompt
 
 Unit = Literal["prompts", "tokens"]
-RESUME = "resume with the same data.path, weights and data.mix, or start a new run from the current state of this one"
 
 
 class MixedCursor:
@@ -92,13 +91,11 @@ class MixedCursor:
         was = (state.get("sets"), state.get("weights"), state.get("unit"))
         if was != (self.names, self.weights, self.unit):
             raise DataError(
-                f"data: the run began with {_shown(*was)} and now has {_shown(self.names, self.weights, self.unit)}",
+                f"data: the run began with {shown(*was)} and now has {shown(self.names, self.weights, self.unit)}",
                 RESUME,
             )
         found = MixedCursor(self.names, self.starts, self.weights, seed=0, shuffle=False, unit=self.unit)
-        found.cursors = [
-            PromptCursor.restore(one, cursor.count) for one, cursor in zip(state["cursors"], self.cursors, strict=True)
-        ]
+        found.cursors = [cursor.restored(one) for one, cursor in zip(state["cursors"], self.cursors, strict=True)]
         found.drawn, found.finished, found.tokens = (list(state[name]) for name in ("drawn", "finished", "tokens"))
         return found
 
@@ -122,31 +119,12 @@ def cursor_of(
     return PromptCursor(len(prompts), seed, shuffle)
 
 
-def resumed(cursor: PromptCursor | MixedCursor, state: Mapping[str, Any], count: int) -> PromptCursor | MixedCursor:
-    """The cursor with the state `state`, over the `count` prompts of `cursor`. Raises `DataError` if they have
-    changed."""
-    if isinstance(cursor, MixedCursor):
-        return cursor.restored(state)
-    if "sets" in state:
-        raise DataError(
-            f"data: the run began with {_shown(state['sets'], state['weights'], state['unit'])} and now has no weights",
-            RESUME,
-        )
-    return PromptCursor.restore(state, count)
-
-
 def shares(weights: Sequence[float]) -> list[float]:
     """
     >>> shares([2.0, 1.0, 1.0])
     [0.5, 0.25, 0.25]
     """
     return [weight / sum(weights) for weight in weights]
-
-
-def _shown(names: Sequence[str] | None, weights: Sequence[float] | None, unit: str | None) -> str:
-    if not names or not weights:
-        return "no weights"
-    return ", ".join(f"{name}:{weight:g}" for name, weight in zip(names, weights, strict=True)) + f" by {unit}"
 
 
 def _seed(seed: int, place: int) -> int:

@@ -38,7 +38,7 @@ def test_a_restored_cursor_goes_on_exactly(count: int, seed: int, sizes: list[in
     for n in sizes:
         cursor.take(n)
     state = json.loads(json.dumps(cursor.state()))
-    assert PromptCursor.restore(state, count).take(more) == cursor.take(more)
+    assert PromptCursor(count, 0, shuffle=False).restored(state).take(more) == cursor.take(more)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
@@ -62,4 +62,4 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
 def test_another_dataset_than_the_saved_one_is_refused() -> None:
     state = PromptCursor(50, seed=0, shuffle=True).state()
     with pytest.raises(DataError, match="began on 50 prompts and the dataset now has 49"):
-        PromptCursor.restore(state, 49)
+        PromptCursor(49, seed=0, shuffle=True).restored(state)

@@ -15,7 +15,7 @@ from rlcli.config.load import dump_toml, resolve
 from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor, cursor_of, resumed
+from rlcli.data.prompts.mixture import MixedCursor, cursor_of
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.data.prompts.table import JoinedPrompts, read_sets, set_of
 from rlcli.errors import ConfigError, DataError, RlcliError
@@ -101,21 +101,21 @@ def test_shares_by_tokens_follow_what_the_groups_have_had() -> None:
 )
 def test_a_run_is_not_resumed_with_another_mixture(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        resumed(mixed(), mixed().state() | changed, 77)
+        mixed().restored(mixed().state() | changed)
 
 
 def test_a_run_is_not_resumed_with_other_dataset_weights() -> None:
     with pytest.raises(DataError, match="began with no weights and now has a:3"):
-        resumed(mixed(), dict(PromptCursor(77, 0, True).state()), 77)
+        mixed().restored(PromptCursor(77, 0, True).state())
     with pytest.raises(DataError, match="began with a:3, b:2, c:1 by prompts and now has no weights"):
-        resumed(PromptCursor(77, 0, True), mixed().state(), 77)
+        PromptCursor(77, 0, True).restored(mixed().state())
     state = mixed().state()
     state["cursors"][1]["count"] = 8
     with pytest.raises(DataError, match="8 prompts and the dataset now has 7"):
-        resumed(mixed(), state, 77)
+        mixed().restored(state)
     cursor = PromptCursor(77, 0, True)
     cursor.take(5)
-    assert resumed(PromptCursor(77, 0, True), dict(cursor.state()), 77).take(3) == cursor.take(3)
+    assert PromptCursor(77, 0, True).restored(cursor.state()).take(3) == cursor.take(3)
 
 
 def rows(path: Path, count: int) -> str:

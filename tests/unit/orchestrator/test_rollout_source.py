@@ -22,7 +22,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, Progress, PromptTask, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor, Unit, resumed
+from rlcli.data.prompts.mixture import MixedCursor, Unit
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.data.trajectories import Trajectory
@@ -565,7 +565,7 @@ def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) 
         waited |= bool(waiting)
         state = json.loads(json.dumps(parts.cursor.state()))
         parts = mixture_of(Workers(workers.score), unit, **rules)
-        parts.cursor = resumed(parts.cursor, state, 30)
+        parts.cursor = parts.cursor.restored(state)
         parts.waiting = as_groups(json.loads(json.dumps(waiting)), shards)
     drawn.update("a" if number(task.source.id) < 20 else "b" for tasks in workers.rounds for task in tasks)
     assert waited

@@ -93,7 +93,7 @@ def test_a_restored_cursor_goes_on_with_the_next_rows(prompts: TokenizedPrompts,
     whole.take(1)
     state = json.loads(json.dumps(whole.cursor.state()))
     expected = [rows_of(whole.take(step), stored) for step in (2, 3, 4)]
-    resumed = SupervisedSource(prompts, PromptCursor.restore(state, ROWS), 4)
+    resumed = SupervisedSource(prompts, PromptCursor(ROWS, 0, False).restored(state), 4)
     assert [rows_of(resumed.take(step), stored) for step in (2, 3, 4)] == expected
 
 
