@@ -57,14 +57,10 @@ def _folder(options: Options) -> Path | None:
 
 def _of_this_call(options: Options) -> list[str]:
     """The options that are not part of the configuration in the run folder."""
-    kept = []
-    if options.get("ray_address"):
-        kept += ["--ray-address", str(options["ray_address"])]
-    if options.get("show_samples"):
-        kept += ["--show-samples", str(options["show_samples"])]
-    if options.get("profile"):
-        kept.append("--profile")
-    return [*kept, "--json"] if options.get("as_json") else kept
+    valued = {"ray_address": "--ray-address", "show_samples": "--show-samples"}
+    flags = {"profile": "--profile", "as_json": "--json"}
+    kept = [word for name, flag in valued.items() if options.get(name) for word in (flag, str(options[name]))]
+    return kept + [flag for name, flag in flags.items() if options.get(name)]
 
 
 def _rlcli(*words: str) -> list[str]:

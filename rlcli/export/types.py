@@ -5,12 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlcli.runs.checkpoint import MANIFEST
-
-if TYPE_CHECKING:
-    from rlcli.export.checks import Change
 
 EXACT, ROUNDED = 1e-4, 0.3
 """How far a log-prob may be from the trainer's: in float32, and if trainer or files are bfloat16."""
@@ -25,6 +21,23 @@ class Options:
     dtype: str = ""
     critic: bool = False
     check: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How much weights differ from the base's. tensors: how many were compared (for an adapter, the adapted layers);
+    moved: how many differ at all. largest, mean: of the absolute differences of all elements."""
+
+    tensors: int
+    moved: int
+    largest: float
+    mean: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.moved} of {self.tensors} tensors differ from the base, by {self.mean:.2g} on average and "
+            f"{self.largest:.2g} at most"
+        )
 
 
 @dataclass(frozen=True)

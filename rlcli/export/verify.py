@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.prompts import load_tokenizer
 from rlcli.errors import CheckpointError, RlcliError, RunFailed
-from rlcli.export.checks import Change, change_of_adapter, change_of_model, log_probs_of_folder
 from rlcli.export.source import Origin
-from rlcli.export.types import EXACT, ROUNDED, Export, LogProbs, Options, manifest_digest
+from rlcli.export.types import EXACT, ROUNDED, Change, Export, LogProbs, Options, manifest_digest
 from rlcli.export.weights import Stored, write_lora, write_merged, write_model, write_value
 from rlcli.model.io.config import read_config
-from rlcli.model.io.loading import read_policy, read_value
+from rlcli.model.io.loading import read_model, read_policy, read_value
 from rlcli.model.lora import LoraSpec
 from rlcli.model.value import HEAD, read_value_config
 from rlcli.runs.checkpoint import Checkpoint
@@ -26,8 +32,6 @@ MODEL, ADAPTER, VALUE, PROCESS = "model", "adapter", "value model", "process rew
 
 def write(origin: Origin, options: Options, folder: Path, path: str) -> Export:
     """Write what `options` ask for to the new `folder`. path: its final path, for the report."""
-    import torch
-
     config = origin.resolved.config
     base, tokenizer = origin.base, origin.base
     lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
@@ -87,10 +91,10 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
 
 def _change(written: Export, folder: Path) -> Change:
     if written.kind == ADAPTER:
-        return change_of_adapter(folder)
+        return _change_of_adapter(folder)
     if written.kind == VALUE:
-        return change_of_model(folder, read_value(written.base, read_value_config(written.base)))
-    return change_of_model(folder, read_policy(written.base, read_config(written.base), None))
+        return _change_of_model(folder, read_value(written.base, read_value_config(written.base)))
+    return _change_of_model(folder, read_policy(written.base, read_config(written.base), None))
 
 
 def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
@@ -101,7 +105,7 @@ def _log_probs(origin: Origin, written: Export, folder: Path) -> LogProbs:
             f"{origin.checkpoint.path} holds no log-probs of a probe to compare with",
             "export without the check: --no-check",
         )
-    found = log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
+    found = _log_probs_of_folder(folder, written.base if written.kind == ADAPTER else "", tokens)
     apart = [abs(ours - theirs) for ours, theirs in zip(found, trained, strict=True)]
     differences = [difference if math.isfinite(difference) else math.inf for difference in apart]
     largest = max(differences)
@@ -124,3 +128,58 @@ def critic_of(checkpoint: Checkpoint) -> Stored:
     """The critic, with separate workers or on the policy's; without tensors if there is none."""
     own = checkpoint.path / "critic"
     return Stored(own if own.is_dir() else checkpoint.path / "policy", "critic.model.lm.")
+
+
+def _change_of_model(folder: Path, base: Mapping[str, Tensor]) -> Change:
+    """Change of the weights in `folder` from `base`, in the folder's dtype, so that rounding does not count."""
+    return _summed((tensor.float() - base[name].to(tensor.dtype).float()) for name, tensor in _tensors(folder))
+
+
+def _change_of_adapter(folder: Path) -> Change:
+    """The change that the adapter in `folder` makes to its base: scale · B · A of each layer."""
+    from peft import LoraConfig
+
+    config = LoraConfig.from_pretrained(str(folder))
+    scale = config.lora_alpha / config.r
+    factors = dict(_tensors(folder))
+    layers = [name.removesuffix("lora_A.weight") for name in factors if name.endswith("lora_A.weight")]
+    return _summed(
+        scale * factors[f"{layer}lora_B.weight"].float() @ factors[f"{layer}lora_A.weight"].float() for layer in layers
+    )
+
+
+def _log_probs_of_folder(folder: Path, base: str, tokens: Sequence[int]) -> list[float]:
+    """log π of each of `tokens` except the first, computed only with transformers in float32. base: the base model of
+    the adapter in `folder`; empty if the folder holds a whole model."""
+    source = base or str(folder)
+    lm: Any = read_model(AutoModelForCausalLM, source, read_config(source), dtype=torch.float32)
+    if base:
+        from peft import PeftModel
+
+        lm = PeftModel.from_pretrained(lm, str(folder))
+    ids = torch.tensor(tokens, dtype=torch.int64)[None]
+    with torch.no_grad():
+        log_probs = lm.eval()(input_ids=ids, use_cache=False).logits[0].float().log_softmax(-1)
+    found: list[float] = log_probs[:-1].gather(-1, ids[0, 1:, None])[:, 0].tolist()
+    return found
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                yield name, opened.get_tensor(name)
+
+
+def _summed(differences: Iterator[Tensor]) -> Change:
+    tensors = moved = elements = 0
+    largest = total = 0.0
+    for difference in differences:
+        size = difference.abs_()
+        tensors += 1
+        elements += size.numel()
+        moved += bool(size.any())
+        # Python's max() would lose a NaN.
+        largest = float(torch.tensor([largest, float(size.max())]).max())
+        total += float(size.sum(dtype=torch.float64))
+    return Change(tensors, moved, largest, total / max(elements, 1))
