@@ -46,79 +46,68 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     epoch = len(prepared.prompts) / rollout.prompts_per_step
     trained = 2 * rollout.prompts_per_step if algorithm.selects_pairs else samples
     most = "at most " if config.algorithm.select == "right" else ""
-    rows = [
-        (
-            "model",
-            f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}"
-            + (", layers compiled" if config.model.compile else ""),
-        ),
-        ("trained", _trained(prepared)),
-        *_algorithm_rows(config, algorithm),
-        *_prompt_rows(prepared, epoch),
-        ("samples a step", f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}"),
-        ("samples an update", f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}"),
-        *_rollout_rows(prepared, algorithm, samples),
-        (
-            "longest sample",
-            f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} tokens",
-        ),
-        ("micro-batch", f"at most {train.tokens_per_microbatch} tokens a worker"),
-        (
-            "workers",
-            f"{workers} on {prepared.device}"
-            + (f", replicate {copies} × shard {workers // copies}" if copies > 1 else "")
-            + (f", and {rollout.workers} that generate" if rollout.workers else "")
-            + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
-        ),
-        ("optimizer", f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}"),
-        (
-            "length",
-            f"{train.steps} steps, {train.steps * samples} samples"
-            + (f", {train.steps / epoch:.2f} epochs" if epoch else ""),
-        ),
-    ]
-    rows += _memory_rows(prepared)
+    rows = {
+        "model": f"{config.model.path}, {_count(prepared.parameters)} parameters, {prepared.dtype} on {prepared.device}"
+        + (", layers compiled" if config.model.compile else ""),
+        "trained": _trained(prepared),
+        **_algorithm_rows(config, algorithm),
+        **_prompt_rows(prepared, epoch),
+        "samples a step": f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}",
+        "samples an update": f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}",
+        **_rollout_rows(prepared, algorithm, samples),
+        "longest sample": f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} "
+        "tokens",
+        "micro-batch": f"at most {train.tokens_per_microbatch} tokens a worker",
+        "workers": f"{workers} on {prepared.device}"
+        + (f", replicate {copies} × shard {workers // copies}" if copies > 1 else "")
+        + (f", and {rollout.workers} that generate" if rollout.workers else "")
+        + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
+        "optimizer": f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}",
+        "length": f"{train.steps} steps, {train.steps * samples} samples"
+        + (f", {train.steps / epoch:.2f} epochs" if epoch else ""),
+        **_memory_rows(prepared),
+    }
     if train.deterministic:
-        rows.append(("deterministic", DETERMINISTIC[prepared.device]))
+        rows["deterministic"] = DETERMINISTIC[prepared.device]
     if train.passes > 1:
         updates = train.passes * train.minibatches
-        rows.append(("updates a step", f"{train.passes} passes × {train.minibatches} minibatches = {updates}"))
-    return rows
+        rows["updates a step"] = f"{train.passes} passes × {train.minibatches} minibatches = {updates}"
+    return list(rows.items())
 
 
-def _memory_rows(prepared: Prepared) -> list[tuple[str, str]]:
+def _memory_rows(prepared: Prepared) -> dict[str, str]:
     """What moves to host memory, and what is recomputed to save memory."""
     config, on_gpu = prepared.config, prepared.device == "cuda"
-    rows = []
+    rows = {}
     if config.train.offload != "none":
         where = f"{OFFLOADED[config.train.offload]}: in host memory while the engine generates"
-        rows.append(("offload", where if on_gpu else "none: on CPUs everything is in host memory"))
+        rows["offload"] = where if on_gpu else "none: on CPUs everything is in host memory"
     if config.model.gradient_checkpointing:
         kept = "only the input of each layer is kept"
         inputs = config.model.gradient_checkpointing == "offload" and on_gpu
-        rows.append(("activations", kept + (", in host memory" if inputs else "")))
+        rows["activations"] = kept + (", in host memory" if inputs else "")
     return rows
 
 
-def _prompt_rows(prepared: Prepared, epoch: float) -> list[tuple[str, str]]:
+def _prompt_rows(prepared: Prepared, epoch: float) -> dict[str, str]:
     """Empty if the data is not known yet."""
     if not epoch:
-        return []
+        return {}
     left_out = f"{len(prepared.prompts)} ({prepared.prompts.too_long} left out), {epoch:.1f} steps an epoch"
-    return [("prompts", left_out), *_mix_rows(prepared), *_template_rows(prepared)]
+    return {"prompts": left_out, **_mix_rows(prepared), **_template_rows(prepared)}
 
 
-def _mix_rows(prepared: Prepared) -> list[tuple[str, str]]:
+def _mix_rows(prepared: Prepared) -> dict[str, str]:
     """The share of each dataset, if there are several."""
     prompts, data = prepared.prompts.prompts, prepared.config.data
     if not isinstance(prompts, JoinedPrompts):
-        return []
+        return {}
     sizes = [len(part) for part in prompts.parts]
     parts = [
         f"{name} {share:.1%} of {data.mix} ({size} rows)"
         for name, share, size in zip(prompts.names, shares(data.weights or sizes), sizes, strict=True)
     ]
-    return [("mix", ", ".join(parts) + ("" if data.weights else "; concatenated"))]
+    return {"mix": ", ".join(parts) + ("" if data.weights else "; concatenated")}
 
 
 def _trained(prepared: Prepared) -> str:
@@ -129,7 +118,7 @@ def _trained(prepared: Prepared) -> str:
     return f"LoRA of rank {lora.rank} on {lora.targets}, {how}"
 
 
-def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> list[tuple[str, str]]:
+def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
     """The algorithm's functions with the numbers they use, and the models that it needs."""
     section, critic = config.algorithm, config.critic
     parts: list[tuple[str, str, Sequence[Callable[..., object]]]] = [
@@ -139,106 +128,94 @@ def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> list[tuple[str, 
         ("correction", section.correction, algorithm.correction.functions),
         ("trained samples", section.select, [algorithm.select]),
     ]
-    rows = [(what, name + _numbers(functions, algorithm.options)) for what, name, functions in parts]
+    rows = {what: name + _numbers(functions, algorithm.options) for what, name, functions in parts}
     if not algorithm.needs_reference:
-        rows.append(("reference model", "none (algorithm.kl_coef = 0)"))
+        rows["reference model"] = "none (algorithm.kl_coef = 0)"
     else:
         target = f", with a target KL of {section.kl_target:g}" if section.kl_target else ""
         held_by = f"β = {section.kl_coef:g} · {section.kl_estimator} in the {section.kl_in}{target}; "
         held_by = held_by if section.kl_coef else ""
-        rows.append(
-            ("reference model", held_by + ("the policy without its adapter" if config.lora.rank else "a frozen copy"))
-        )
+        rows["reference model"] = held_by + ("the policy without its adapter" if config.lora.rank else "a frozen copy")
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         what = "value model" if algorithm.needs_critic else "process reward model"
         plural = "s" if critic.workers > 1 else ""
         where = f"{critic.workers} separate worker{plural}" if critic.workers else "in the policy's workers"
         where += f"; the first {critic.warmup_steps} steps train only it" if critic.warmup_steps else ""
-        rows.append((what, f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"))
+        rows[what] = f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"
     bonus = f"entropy × {section.entropy_coef:g}" if section.entropy_coef else ""
     bonus = f"entropy up to {section.entropy_target:g}" if section.entropy_target else bonus
     likelihood = f"log-likelihood of right responses × {section.nll_coef:g}" if section.nll_coef else ""
     if bonus or likelihood:
-        rows.append(("added to the objective", ", ".join(filter(None, (bonus, likelihood)))))
+        rows["added to the objective"] = ", ".join(filter(None, (bonus, likelihood)))
     return rows
 
 
-def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> list[tuple[str, str]]:
+def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dict[str, str]:
     config, dynamic = prepared.config, prepared.config.dynamic_sampling
     if config.data.response:
-        return [("responses", f"given by extra_info.{config.data.response}")]
+        return {"responses": f"given by extra_info.{config.data.response}"}
     engines = config.engine_workers // config.rollout.tensor_parallel
     each, at_once = math.ceil(samples / engines), config.rollout.max_concurrent
     rollout, shaping = config.rollout, config.shaping
     greedy = " and one greedy response a prompt" if algorithm.needs_baselines else ""
     how = ", linear layers in 8-bit floating point, one scale a tensor; the mismatch is reported, and corrected by "
-    rows = [
-        ("engine", rollout.engine + (f"{how}{config.algorithm.correction}" if rollout.quantization else "")),
-        ("samples an engine", f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once"),
-        ("sampling", f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}"),
-        *_ending_rows(prepared),
-    ]
+    rows = {
+        "engine": rollout.engine + (f"{how}{config.algorithm.correction}" if rollout.quantization else ""),
+        "samples an engine": f"{samples} / {engines} engines = {each}{greedy}, {at_once} at once",
+        "sampling": f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}",
+        **_ending_rows(prepared),
+    }
     if rollout.oversample > 1:
         started = math.ceil(round(rollout.prompts_per_step * rollout.oversample, 6))
-        rows.append(
-            (
-                "long tail",
-                f"{started} prompts start, the step ends when {rollout.prompts_per_step} are finished; the others "
-                "continue in the next",
-            )
+        rows["long tail"] = (
+            f"{started} prompts start, the step ends when {rollout.prompts_per_step} are finished; the others continue "
+            "in the next"
         )
     if config.async_.staleness:
         ahead = f"while the previous step is trained, by a policy {config.async_.staleness} step behind"
-        rows.append(("generated ahead", f"{ahead}; corrected by {config.algorithm.correction}"))
+        rows["generated ahead"] = f"{ahead}; corrected by {config.algorithm.correction}"
     shaped = {
         f"up to −{shaping.overlong_penalty:g} in the last {shaping.overlong_buffer} tokens": shaping.overlong_buffer,
         f"short responses × {shaping.length_weight:g}": shaping.length_weight,
         f"format × {shaping.format_weight:g}": shaping.format_weight,
     }
     if any(shaped.values()):
-        rows.append(("added to the score", ", ".join(what for what, there in shaped.items() if there)))
+        rows["added to the score"] = ", ".join(what for what, there in shaped.items() if there)
     if dynamic.keep != "all":
         kept = {
             "unequal": "whose rewards differ",
             "accuracy": f"whose mean score is {dynamic.low:g} to {dynamic.high:g}",
         }[dynamic.keep]
-        rows.append(
-            (
-                "dynamic sampling",
-                f"groups {kept}; {dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds",
-            )
-        )
+        missing = f"{dynamic.oversample:g} × what is missing, at most {dynamic.max_batches} rounds"
+        rows["dynamic sampling"] = f"groups {kept}; {missing}"
     if prepared.verifiers:
-        rows.append(
-            (
-                "verifiers",
-                f"{_listed(prepared.verifiers)}; {prepared.scoring_processes or 'by its cores'} processes a machine, "
-                f"killed after {config.verifier.deadline_s:g} s of CPU time",
-            )
+        rows["verifiers"] = (
+            f"{_listed(prepared.verifiers)}; {config.verifier.processes or 'by its cores'} processes a machine, "
+            f"killed after {config.verifier.deadline_s:g} s of CPU time"
         )
     if prepared.sandbox:
-        rows.append(("programs run in", SANDBOXES.get(prepared.sandbox, prepared.sandbox)))
+        rows["programs run in"] = SANDBOXES.get(prepared.sandbox, prepared.sandbox)
     if prepared.kv_cache_bytes:
-        rows.append(("KV cache", f"{prepared.kv_cache_bytes >> 20} MiB an engine"))
+        rows["KV cache"] = f"{prepared.kv_cache_bytes >> 20} MiB an engine"
     return rows
 
 
-def _ending_rows(prepared: Prepared) -> list[tuple[str, str]]:
+def _ending_rows(prepared: Prepared) -> dict[str, str]:
     """What ends a response, and how a cut-off one is treated."""
     cut = {"mask": "left out of the loss and of the group's statistics", "zero_reward": "their reward is 0"}
     stops = ", ".join(f"{token} {text!r}" for token, text in prepared.stop_tokens.items())
-    rows = [("a response ends at", stops)] if stops else []
+    rows = {"a response ends at": stops} if stops else {}
     rule = prepared.config.train.truncated
-    return rows + ([("cut-off responses", cut[rule])] if rule in cut else [])
+    return rows | ({"cut-off responses": cut[rule]} if rule in cut else {})
 
 
-def _template_rows(prepared: Prepared) -> list[tuple[str, str]]:
+def _template_rows(prepared: Prepared) -> dict[str, str]:
     """What prompts are rendered with, if not only the template."""
     given = prepared.config.data.chat_template_kwargs
-    rows = [("chat template", ", ".join(f"{name} = {value!r}" for name, value in given.items()))] if given else []
+    rows = {"chat template": ", ".join(f"{name} = {value!r}" for name, value in given.items())} if given else {}
     if prepared.day:
-        rows.append(("date in the template", f"{prepared.day.isoformat()}, kept with the run"))
-    return rows + ([("reasoning", "the template opens a <think>")] if prepared.thinking else [])
+        rows["date in the template"] = f"{prepared.day.isoformat()}, kept with the run"
+    return rows | ({"reasoning": "the template opens a <think>"} if prepared.thinking else {})
 
 
 def _listed(verifiers: Sequence[str]) -> str:

@@ -30,19 +30,17 @@ from rlcli.orchestrator.prefetch import GONE_S, in_background
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import rewind
+from rlcli.runs.records import RunResult, rewind
 from rlcli.supervisor.failure import exit_when_cluster_lost, noting_failure
 from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
 from rlcli.tracking import Trackers, open_trackers
 from rlcli.tracking.console import View
 from rlcli.tracking.plots import reward_curve_png
 from rlcli.trainer.profiling import StepProfile, profiled_step
-from rlcli.trainer.trainer import RunResult, StopRequest, Trainer
+from rlcli.trainer.trainer import StopRequest, Trainer
 from rlcli.workers.pools import CRITIC, ENGINES, POLICY, Groups
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
-
-KEYS = {POLICY: "cluster.workers", CRITIC: "critic.workers", ENGINES: "rollout.workers"}
 
 
 @contextmanager
@@ -115,7 +113,7 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         name=POLICY,
         max_length=prepared.max_length,
         kv_cache_bytes=prepared.kv_cache_bytes,
-        scoring_processes=prepared.scoring_processes,
+        scoring_processes=prepared.config.verifier.processes,
         verifiers=prepared.verifiers,
         group_id=group_id,
         stop_token_ids=tuple(prepared.stop_tokens),
@@ -130,11 +128,13 @@ def _held(
     """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
     pools before the first one starts."""
     first = policy_pool(config, device)
-    apart = {CRITIC: 1, ENGINES: config.rollout.tensor_parallel}
-    pools = [
-        (own, replace(first, workers=size, key=KEYS[own.name], engine=apart.get(own.name, first.engine)))
-        for size, own in _pools(config, spec)
-    ]
+    pools = [(spec, first)]
+    if workers := config.critic.workers:
+        critic = replace(spec, roles=frozenset({"critic"}), name=CRITIC)
+        pools.append((critic, replace(first, workers=workers, key="critic.workers", engine=1)))
+    if workers := config.rollout.workers:
+        engines = replace(first, workers=workers, key="rollout.workers", engine=config.rollout.tensor_parallel)
+        pools.append((engine_spec(spec), engines))
     placed = early.take(first)
     there = [first] if placed is not None else []
     left = [pool for _, pool in pools[len(there) :]]
@@ -142,16 +142,6 @@ def _held(
     for own, pool in pools:
         taken = own.name == POLICY and placed is not None
         yield own, pool, {"placed": placed} if taken else {"places": next(places)}
-
-
-def _pools(config: RunConfig, spec: WorkerSpec) -> list[tuple[int, WorkerSpec]]:
-    """The number of workers of each pool, and their spec."""
-    pools = [(config.cluster.workers, spec)]
-    if config.critic.workers:
-        pools.append((config.critic.workers, replace(spec, roles=frozenset({"critic"}), name=CRITIC)))
-    if config.rollout.workers:
-        pools.append((config.rollout.workers, engine_spec(spec)))
-    return pools
 
 
 def engine_spec(spec: WorkerSpec) -> WorkerSpec:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +64,6 @@ class Prepared:
         """Per worker on CPUs. With 1, the order of sums, and so every bit, is the same on any number of cores."""
         return policy_pool(self.config, self.device).threads
 
-    @property
-    def scoring_processes(self) -> int:
-        """On each machine; 0: depends on its cores, which only that machine knows."""
-        return self.config.verifier.processes
-
 
 def prepare(
     config: RunConfig,
@@ -118,10 +114,7 @@ def prepare(
     notes = [note for rows in (train_rows, test_rows) for note in chat_template.check(tokenizer, rows)]
     for note in dict.fromkeys(notes):
         on_note(note)
-
-    def ready(rows: Sequence[Prompt], what: str, response: str = "") -> TokenizedPrompts:
-        return _tokenized(rows, what, config, tokenizer, response, on_note, on_progress)
-
+    ready = partial(_tokenized, config, tokenizer, on_note, on_progress)
     return Prepared(
         config=config,
         device=device,
@@ -179,13 +172,13 @@ def compute_dtype(config: RunConfig, device: str) -> str:
 
 
 def _tokenized(
-    rows: Sequence[Prompt],
-    what: str,
     config: RunConfig,
     tokenizer: Any,
-    response: str,
     on_note: Callable[[str], None],
     on_progress: OnProgress,
+    rows: Sequence[Prompt],
+    what: str,
+    response: str = "",
 ) -> TokenizedPrompts:
     """The rows that are short enough; the note counts the others. what: the prompts' kind, for the note. response: the
     field of extra_info with the response, if one is given."""

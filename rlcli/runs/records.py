@@ -7,12 +7,26 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RunFailed
 from rlcli.files import read_objects, replacing, sync_file, sync_folder, write_synced
 from rlcli.runs.folder import METRICS, finite
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run, from its first step on. steps: how many were done. rewards: mean of each. evaluations: step
+    → report, as in its file. checkpoint: the newest. stopped: it was asked to end early."""
+
+    steps: int
+    rewards: list[float]
+    evaluations: dict[int, dict[str, Any]]
+    checkpoint: str
+    stopped: bool = False
+
 
 OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
 

@@ -93,7 +93,8 @@ class Checkpointer:
             sync(self.folder.path, self._synced)
             config = (self.folder.path / "config.toml").read_text(encoding="utf-8")
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}
-            self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, self.scores)
+            scores = {step: metrics["pass@1"] for step, metrics in self._evaluations.items()}
+            self.newest = self.checkpoints.commit(pending.step, state, config, pending.files, scores)
         except (OSError, RlcliError) as error:
             self._fail(pending.step, error)
             return
@@ -109,11 +110,6 @@ class Checkpointer:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record an evaluation: in the checkpoint of its step, and to keep the best checkpoints by pass@1."""
         self._evaluations[step] = dict(metrics)
-
-    @property
-    def scores(self) -> dict[int, float]:
-        """Step → pass@1 of its evaluation."""
-        return {step: metrics["pass@1"] for step, metrics in self._evaluations.items()}
 
     def resumed(self, checkpoint: Checkpoint) -> None:
         """The run resumes from `checkpoint`, and its records end there."""

@@ -6,21 +6,18 @@ the object store, from the ranks that made them to the ranks that need them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.cluster.dispatch import Shared
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, step_work
-from rlcli.trainer.metrics import process_reward_metrics, value_metrics
 
 
 class Critic:
     """A value model (gae, vapo), a process reward model (prime), or nothing. own: its separate workers, if any."""
 
     def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
-        self.algorithm, self.config = algorithm, config
+        self.config = config
         self.needed = algorithm.needs_critic or algorithm.needs_process_rewards
         self.policy, self.own = policy, own
         self.workers = own or policy
@@ -52,6 +49,3 @@ class Critic:
     def drop_batch(self) -> None:
         if self.own is not None:
             self.own.drop_batch()
-
-    def metrics(self, updates: Sequence[dict[str, float]]) -> dict[str, float]:
-        return process_reward_metrics(updates) if self.algorithm.needs_process_rewards else value_metrics(updates)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcli.algorithms.correction import mismatch_metrics
+from rlcli.algorithms.correction.mismatch import mismatch_metrics
 from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan
@@ -31,7 +31,7 @@ class Updates:
 
 @dataclass
 class Clock:
-    """Seconds by phase of one step, which began at `began`, by time.perf_counter; `on_phase` is called at the start of
+    """Seconds by phase of one step as metrics. began: the step, by time.perf_counter. on_phase: called at the start of
     each phase."""
 
     on_phase: Callable[[str], None]
@@ -41,16 +41,13 @@ class Clock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self.on_phase(name)
-        started = time.perf_counter()
-        try:
+        with timed(name, self.seconds):
             yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 @contextmanager
 def timed(name: str, metrics: dict[str, float]) -> Iterator[None]:
-    """Add the block's seconds to a step's metrics."""
+    """Set the block's seconds in a step's metrics."""
     started = time.perf_counter()
     try:
         yield
@@ -208,54 +205,40 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
     }
 
 
-def value_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """For a value model: means over the tokens of a step, and the share of the returns' variance that it explains."""
+def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """For a value model: means over the tokens of a step, and the share of the returns' variance that it explains. For
+    a process reward model: means over its responses."""
     done = steps_taken(updates)
-    skipped = {"critic/skipped": float(len(updates) - len(done))}
+    metrics = {"critic/skipped": float(len(updates) - len(done))} if updates else {}
     if not done:
-        return skipped if updates else {}
+        return metrics
     sums = {name: sum(update[name] for update in done) for name in done[0]}
-    tokens = max(sums["tokens"], 1.0)
-    variance, unexplained = (sums[f"{name}_sq"] / tokens - (sums[name] / tokens) ** 2 for name in ("returns", "errors"))
-    return {
-        **skipped,
-        "critic/loss": sums["loss"] / tokens,
-        "critic/clipped": sums["clipped"] / tokens,
-        "critic/returns": sums["returns"] / tokens,
-        "critic/explained_variance": 1.0 - unexplained / variance if variance > 1e-12 else 0.0,
-        "critic/grad_norm": sums["grad_norm"] / len(done),
-    }
-
-
-def process_reward_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """For a process reward model: means over the responses of a step."""
-    done = steps_taken(updates)
-    skipped = {"critic/skipped": float(len(updates) - len(done))}
-    if not done:
-        return skipped if updates else {}
-    sums = {name: sum(update[name] for update in done) for name in done[0]}
-    return {
-        **skipped,
-        "critic/loss": sums["loss"] / max(sums["responses"], 1.0),
-        "critic/accuracy": sums["agree"] / max(sums["responses"], 1.0),
-        "critic/grad_norm": sums["grad_norm"] / len(done),
-    }
+    size = max(sums["responses"] if "responses" in sums else sums["tokens"], 1.0)
+    metrics["critic/loss"] = sums["loss"] / size
+    if "responses" in sums:
+        metrics["critic/accuracy"] = sums["agree"] / size
+    else:
+        of = {name: sums[f"{name}_sq"] / size - (sums[name] / size) ** 2 for name in ("returns", "errors")}
+        metrics["critic/clipped"] = sums["clipped"] / size
+        metrics["critic/returns"] = sums["returns"] / size
+        metrics["critic/explained_variance"] = 1.0 - of["errors"] / of["returns"] if of["returns"] > 1e-12 else 0.0
+    return metrics | {"critic/grad_norm": sums["grad_norm"] / len(done)}
 
 
 def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
     """Seconds by phase and tokens per second. The phases and `bookkeeping`, the time outside all of them, add up to the
     step; the wait for verdicts is part of generation."""
-    seconds, whole = dict(clock.seconds), time.perf_counter() - clock.began
-    seconds["bookkeeping"] = whole - sum(seconds.values())
+    seconds, whole = clock.seconds, time.perf_counter() - clock.began
     tokens = int(collected.samples.tokens.sum())
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
     rate = collected.generated_tokens / collected.generate_s if collected.generate_s else 0.0
     return {
-        **{f"time/{name}_s": value for name, value in seconds.items()},
+        **seconds,
+        "time/bookkeeping_s": whole - sum(seconds.values()),
         "time/verify_wait_s": collected.verify_s,
         "time/idle_s": collected.idle_s,
         "time/step_s": whole,
         **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
-        "throughput/update_tokens_per_s": trained / max(seconds.get("update", 0.0), 1e-9),
+        "throughput/update_tokens_per_s": trained / max(seconds.get("time/update_s", 0.0), 1e-9),
         "throughput/tokens_per_s": tokens / max(whole, 1e-9),
     }

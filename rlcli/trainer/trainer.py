@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlcli.algorithms.build import build_algorithm
@@ -24,7 +23,7 @@ from rlcli.orchestrator.sample_filter import rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import evaluations_of, rewards_of, rewind
+from rlcli.runs.records import RunResult, evaluations_of, rewards_of, rewind
 from rlcli.tracking import Trackers
 from rlcli.tracking.console import SampleText, View
 from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
@@ -34,6 +33,7 @@ from rlcli.trainer.invariants import Invariants
 from rlcli.trainer.metrics import (
     Clock,
     Updates,
+    critic_metrics,
     left_out_metrics,
     plan_metrics,
     reward_metrics,
@@ -60,18 +60,6 @@ class StopRequest(Protocol):
 
     requested: bool
     armed: bool
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run, from its first step on. steps: how many were done. rewards: mean of each. evaluations: step
-    → report, as in its file. checkpoint: the newest. stopped: it was asked to end early."""
-
-    steps: int
-    rewards: list[float]
-    evaluations: dict[int, dict[str, Any]]
-    checkpoint: str
-    stopped: bool
 
 
 class Trainer:
@@ -283,7 +271,7 @@ class Trainer:
             "rollout/staleness": self.behind(batch),
             **plan_metrics(plan),
             **update_metrics(updates.policy),
-            **self.critic.metrics(updates.critic),
+            **critic_metrics(updates.critic),
             "update/kl_coef": self.algorithm.kl.coef,
             "update/entropy_coef": self.algorithm.entropy.coef,
         }

@@ -30,24 +30,19 @@ def documented() -> set[str]:
 SUMS = ("tokens", *PER_TOKEN, "grad_norm")
 MISMATCH = ("tokens", "kl", "k3", "ratio", "ratio_squared", "outliers", "corrected")
 MEMORY = (*PHASES.values(), "base", "shm", "host", "fragmented")
-CRITIC = (
-    "tokens",
-    "loss",
-    "clipped",
-    "returns",
-    "returns_sq",
-    "errors",
-    "errors_sq",
-    "responses",
-    "agree",
-    "grad_norm",
-)
+CRITIC = {
+    "gae": ("tokens", "loss", "clipped", "returns", "returns_sq", "errors", "errors_sq", "grad_norm"),
+    "prime": ("responses", "loss", "agree", "grad_norm"),
+}
 
 
 class Workers:
     """Stands in for a group of one: no tokens, just the numbers that a real one returns."""
 
     data_ranks = 1
+
+    def __init__(self, advantage: str) -> None:
+        self.advantage = advantage
 
     def __len__(self) -> int:
         return 1
@@ -60,7 +55,7 @@ class Workers:
         return dict.fromkeys(SUMS, 1.0) | checks | {f"mismatch_{name}": 1.0 for name in MISMATCH}
 
     def update_critic(self, index: int, lr: float) -> dict[str, float]:
-        return dict.fromkeys(CRITIC, 1.0)
+        return dict.fromkeys(CRITIC[self.advantage], 1.0)
 
     def sync_weights(self, probe: Any, version: int) -> list[Synced]:
         return [Synced(0.0, 8, 1.0, 1, 0, 1.0, 1)]
@@ -76,7 +71,7 @@ def written(advantage: str, folder: Path) -> set[str]:
     samples = Samples.of(Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **more) for i, verdict in enumerate(verdicts))
     trainer = trainer_of(
         folder,
-        Workers(),
+        Workers(advantage),
         algorithm={"kl_coef": 0.1, "advantage": advantage},
         train={"passes": 2, "tokens_per_microbatch": 1 << 20},
         rollout={"canary_tolerance": 1.0},

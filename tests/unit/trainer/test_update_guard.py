@@ -18,7 +18,7 @@ from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.trainer.invariants import Invariants
-from rlcli.trainer.metrics import process_reward_metrics, update_metrics, value_metrics
+from rlcli.trainer.metrics import critic_metrics, update_metrics
 from rlcli.trainer.trainer import Trainer
 from rlcli.trainer.update_guard import (
     CRITIC,
@@ -233,10 +233,10 @@ def test_metrics_count_what_was_left_out_and_take_nothing_from_it() -> None:
     assert update_metrics([BAD]) == {"update/count": 0.0, "update/skipped": 1.0}
     value = {"tokens": 2.0, "loss": 1.0, "clipped": 0.0, "returns": 2.0, "returns_sq": 4.0, "errors": 0.0}
     value |= {"errors_sq": 0.0, "grad_norm": 0.5}
-    assert value_metrics([value, BAD])["critic/skipped"] == 1.0
-    assert value_metrics([value, BAD])["critic/loss"] == 0.5
-    assert process_reward_metrics([BAD]) == {"critic/skipped": 1.0}
-    assert value_metrics([]) == {}
+    assert critic_metrics([value, BAD])["critic/skipped"] == 1.0
+    assert critic_metrics([value, BAD])["critic/loss"] == 0.5
+    assert critic_metrics([BAD]) == {"critic/skipped": 1.0}
+    assert critic_metrics([]) == {}
 
 
 def test_a_run_that_left_out_every_update_fails(tmp_path: Path) -> None:
