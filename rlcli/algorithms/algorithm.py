@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlcli.algorithms import advantages, kl, losses, selection
+from rlcli.algorithms import advantages, kl, selection
 from rlcli.algorithms.advantages import TokenAdvantages
 from rlcli.algorithms.aggregation import AggregationFunction, Denominators, token_mean
 from rlcli.algorithms.controllers import EntropyController, KlController, kl_controller
-from rlcli.algorithms.correction import Corrections, bypass, mismatch_sums
+from rlcli.algorithms.correction.base import Corrections
+from rlcli.algorithms.correction.mismatch import mismatch_sums
+from rlcli.algorithms.correction.weights import bypass
 from rlcli.algorithms.lazy import Tensor, torch
-from rlcli.algorithms.losses import ratio
+from rlcli.algorithms.losses.base import LossFunction, ratio
+from rlcli.algorithms.losses.critic import process_rewards
 from rlcli.algorithms.named import call, inputs_of
 
 
@@ -57,7 +60,7 @@ class Algorithm:
     """
 
     advantage: advantages.AdvantageFunction
-    loss: losses.LossFunction
+    loss: LossFunction
     token_selector: Callable[..., Tensor] | None
     select: selection.SelectionFunction
     aggregation: AggregationFunction
@@ -78,7 +81,7 @@ class Algorithm:
         parts += self.correction.functions
         parts += [self.token_selector] if self.token_selector is not None else []
         parts += [kl_controller] if self.kl.target is not None else []
-        return parts + ([losses.process_rewards] if self.needs_process_rewards else [])
+        return parts + ([process_rewards] if self.needs_process_rewards else [])
 
     @property
     def is_token_level(self) -> bool:
@@ -153,8 +156,7 @@ class Algorithm:
     def select_samples(self, rewards: Tensor, groups: Tensor, generator: torch.Generator) -> Tensor:
         """Indexes, int64, of the samples to train on; repeats are allowed."""
         inputs = {"rewards": rewards, "groups": groups, "generator": generator}
-        indexes: Tensor = call(self.select, inputs, self.options)
-        return indexes
+        return call(self.select, inputs, self.options)
 
     def token_advantages(self, inputs: Mapping[str, Any]) -> TokenAdvantages:
         """Advantage and return of each token. inputs: as named in `advantages.tokens`."""
@@ -164,8 +166,7 @@ class Algorithm:
     def select_tokens(self, inputs: Mapping[str, Any]) -> Tensor:
         """The tokens of a minibatch that the loss treats separately, bool [T]."""
         assert self.token_selector is not None
-        selected: Tensor = call(self.token_selector, inputs, self.options)
-        return selected
+        return call(self.token_selector, inputs, self.options)
 
     def keep_tokens(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The tokens of a minibatch that no rejection removes, bool [T]. inputs: as named in `correction`."""
@@ -175,8 +176,7 @@ class Algorithm:
         """Estimate of the KL to the reference at each token, float [T]. old_log_probs: of the policy from which the
         tokens were sampled; None: π itself."""
         inputs = {"log_probs": log_probs, "reference_log_probs": reference_log_probs, "old_log_probs": old_log_probs}
-        estimate: Tensor = call(self.kl_estimator, inputs, self.options)
-        return estimate
+        return call(self.kl_estimator, inputs, self.options)
 
     def pull(self, inputs: Mapping[str, Tensor], denominators: Denominators) -> Tensor:
         """−Σ A · ∂loss/∂log π of a first update, whose policy is still π_old: aggregate(A² · correction), float scalar.
@@ -188,8 +188,7 @@ class Algorithm:
         values = given["advantages"].double().square()
         if "weights" in given:
             values = values * given["weights"]
-        total: Tensor = call(self.aggregation, given | {"values": values, "denominators": denominators}, self.options)
-        return total
+        return call(self.aggregation, given | {"values": values, "denominators": denominators}, self.options)
 
     def objective(
         self,
@@ -278,23 +277,25 @@ def only_kept(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def loss_vanishes(algorithm: Algorithm) -> bool:
     """Whether the policy loss has no gradient if A = 0, tested on a few tokens."""
-    log_probs, loss = loss_of_four(algorithm, 0.0)
+    log_probs, loss = loss_of_four(algorithm, torch.zeros(4, dtype=torch.float64))
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return not bool(gradient.any())
 
 
-def loss_of_four(algorithm: Algorithm, advantage: float) -> tuple[Tensor, Tensor]:
-    """log π of four tokens of two responses, and the sum of their losses."""
-    log_probs = torch.tensor([-0.5, -1.0, -2.0, -0.1], dtype=torch.float64, requires_grad=True)
-    old = torch.tensor([-0.6, -3.0, -1.0, -0.1], dtype=torch.float64)
+def loss_of_four(algorithm: Algorithm, advantages: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
+    """log π of four tokens of two responses, and the sum of their losses. advantages: float64 [4]. moved: π differs
+    from π_old and from the reference, and some tokens are selected."""
+    drawn = [-0.5, -1.0, -2.0, -0.1] if moved else [-1.0] * 4
+    log_probs = torch.tensor(drawn, dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([-0.6, -3.0, -1.0, -0.1], dtype=torch.float64) if moved else log_probs.detach()
     inputs = {
         "log_probs": log_probs,
         "old_log_probs": old,
         "reference_log_probs": old.flip(0),
-        "advantages": torch.full_like(old, advantage),
+        "advantages": advantages,
         "sequence": torch.tensor([0, 0, 1, 1]),
         "lengths": torch.tensor([2, 2]),
         "pairs": torch.tensor([0, 0]),
-        "selected": torch.tensor([True, False, True, False]),
+        "selected": torch.tensor([moved, False, moved, False]),
     }
     return log_probs, call(algorithm.loss, inputs, algorithm.options).loss.sum()

@@ -14,7 +14,7 @@ from rlcli.algorithms import advantages, kl, losses, selection
 from rlcli.algorithms.aggregation import get as get_aggregation
 from rlcli.algorithms.algorithm import Algorithm, loss_of_four
 from rlcli.algorithms.controllers import EntropyController, kl_controller
-from rlcli.algorithms.correction import Corrections
+from rlcli.algorithms.correction.base import Corrections
 from rlcli.algorithms.lazy import torch
 from rlcli.algorithms.losses import selectors
 from rlcli.algorithms.named import call, inputs_of, options_of
@@ -150,19 +150,8 @@ def pulls_by_advantage(algorithm: Algorithm) -> bool:
     """
     if algorithm.bypasses or "weights" in inputs_of(algorithm.loss):
         return False
-    log_probs, sequence = torch.full((4,), -1.0, dtype=torch.float64, requires_grad=True), torch.tensor([0, 0, 1, 1])
-    advantages, lengths = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), torch.tensor([2, 2])
-    inputs = {
-        "log_probs": log_probs,
-        "old_log_probs": log_probs.detach(),
-        "reference_log_probs": log_probs.detach(),
-        "advantages": advantages,
-        "sequence": sequence,
-        "lengths": lengths,
-        "pairs": torch.tensor([0, 0]),
-        "selected": torch.zeros(4, dtype=torch.bool),
-    }
-    loss = call(algorithm.loss, inputs, algorithm.options).loss.sum()
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    log_probs, loss = loss_of_four(algorithm, advantages, moved=False)
     (gradient,) = torch.autograd.grad(loss, log_probs)
     return bool(torch.allclose(gradient, -advantages, rtol=0.05))
 
@@ -254,7 +243,7 @@ def _check_options(algorithm: Algorithm, options: Mapping[str, float], named: Ma
 def _try_loss(algorithm: Algorithm, name: str) -> None:
     """Refuse a loss that fails or has no gradient on a few tokens, before a model is loaded: it may be user code."""
     try:
-        loss = loss_of_four(algorithm, 1.0)[1]
+        loss = loss_of_four(algorithm, torch.ones(4, dtype=torch.float64))[1]
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(

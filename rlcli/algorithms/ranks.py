@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from rlcli.algorithms.lazy import Tensor
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 @dataclass(frozen=True)
 class Ranks:
     """add: sums a tensor, of the same shape on every rank, over the ranks. gather: concatenates 1-D tensors of any
@@ -21,5 +17,5 @@ class Ranks:
     gather: Callable[[Tensor], Tensor]
 
 
-ALONE = Ranks(add=_same, gather=_same)
+ALONE = Ranks(add=lambda tensor: tensor, gather=lambda tensor: tensor)
 """A single rank, which holds everything."""

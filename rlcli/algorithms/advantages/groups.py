@@ -111,7 +111,8 @@ def gpg(rewards: Tensor, groups: Tensor) -> Tensor:
     tensor([ 1., -1.,  0.,  0.])
     """
     of = Grouped.of(rewards, groups)
-    return (of.centred * (len(rewards) / of.varied.sum().clamp(min=1).double())).to(rewards.dtype)
+    varied = of.highest(of.raised) > 0
+    return (of.centred * (len(rewards) / varied.sum().clamp(min=1).double())).to(rewards.dtype)
 
 
 @register("maxrl", needs_group=True)

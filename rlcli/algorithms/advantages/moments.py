@@ -39,11 +39,6 @@ class Grouped:
         """Of the response's group, unbiased (÷ n − 1): float64 [N]; 0 in a group of one."""
         return (self.sum(self.centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
-    @property
-    def varied(self) -> Tensor:
-        """Whether the rewards of the response's group are not all equal: bool [N]."""
-        return self.highest(self.raised) > 0
-
     def sum(self, values: Tensor) -> Tensor:
         """Σ of `values` (float64 [N]) over each response's group: float64 [N]."""
         return torch.zeros_like(values).index_add_(0, self.index, values)[self.index]

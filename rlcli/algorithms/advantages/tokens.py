@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from rlcli.algorithms.advantages.base import TokenAdvantages, register
 from rlcli.algorithms.advantages.moments import whiten
-from rlcli.algorithms.advantages.scan import discounted_sums
 from rlcli.algorithms.lazy import Tensor, torch
 from rlcli.algorithms.ranks import ALONE, Ranks
 
@@ -127,6 +126,28 @@ def prime(
     terms[ends] += accuracy_coef * _leave_one_out(accuracy, count, total)[present]
     advantages = whiten(discounted_sums(terms, sequence, 1.0), ranks=ranks)
     return TokenAdvantages(advantages.to(process_rewards.dtype), None)
+
+
+def discounted_sums(values: Tensor, sequence: Tensor, decay: float | Tensor) -> Tensor:
+    """G_t = x_t + d · G_{t+1} within each sequence, 0 after its last token: float64 [T].
+
+    values: float [T]. sequence: int64 [T], non-decreasing. decay: d, one for all or float [T], equal within a sequence.
+
+    After k rounds G_t covers the 2^k tokens from t on, so ⌈log₂ of the longest⌉ rounds cover all: G_t ← G_t + d^(2^k) ·
+    G_{t + 2^k}, if token t + 2^k is still in the same sequence.
+
+    >>> discounted_sums(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 0, 0, 1]), 0.5)
+    tensor([3., 4., 4., 8.], dtype=torch.float64)
+    """
+    sums = values.double()
+    power = torch.as_tensor(decay, dtype=torch.float64, device=values.device).expand_as(sums)
+    step = 1
+    while step < len(sums) and bool((inside := sequence[step:] == sequence[:-step]).any()):
+        ahead = torch.where(inside, power[:-step] * sums[step:], 0.0)
+        sums = torch.cat([sums[:-step] + ahead, sums[-step:]])
+        power = power.square()
+        step *= 2
+    return sums
 
 
 def _deltas(token_rewards: Tensor, values: Tensor, sequence: Tensor, gamma: float) -> Tensor:

@@ -13,28 +13,7 @@ are those of π / μ. `algorithm.correction` may join several with `*`, as in `s
 
 from __future__ import annotations
 
-from rlcli.algorithms.correction.base import CorrectionFunction, Corrections, get, names, register, rejects
-from rlcli.algorithms.correction.mismatch import mismatch_metrics, mismatch_sums
-from rlcli.algorithms.correction.rejection import geometric_mask, off_policy_mask, sequence_mask, token_mask
-from rlcli.algorithms.correction.weights import bypass, icepop, none, sequence_icepop, sequence_tis, token_tis
+from rlcli.algorithms.correction import rejection, weights
+from rlcli.algorithms.correction.base import get, names, register, rejects
 
-__all__ = [
-    "CorrectionFunction",
-    "Corrections",
-    "bypass",
-    "geometric_mask",
-    "get",
-    "icepop",
-    "mismatch_metrics",
-    "mismatch_sums",
-    "names",
-    "none",
-    "off_policy_mask",
-    "register",
-    "rejects",
-    "sequence_icepop",
-    "sequence_mask",
-    "sequence_tis",
-    "token_mask",
-    "token_tis",
-]
+__all__ = ["get", "names", "register", "rejection", "rejects", "weights"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 from typing import Any
 
 from rlcli.algorithms.lazy import Tensor
@@ -58,11 +60,11 @@ class Corrections:
 
     def weights(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         """The product of all weights: float [T]."""
-        return _product([call(function, inputs, options) for function in self.functions])
+        return reduce(mul, [call(function, inputs, options) for function in self.functions])
 
     def kept(self, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Tensor:
         """The tokens that no function rejects: bool [T]."""
-        return _product([call(function, inputs, options) for function in self.rejecting]) > 0
+        return reduce(mul, [call(function, inputs, options) for function in self.rejecting]) > 0
 
 
 def log_ratio_of(log_probs: Tensor, rollout_log_probs: Tensor) -> Tensor:
@@ -83,10 +85,3 @@ def mean_of(log_ratio: Tensor, sequence: Tensor, lengths: Tensor) -> Tensor:
 def within(ratio: Tensor, low: float, high: float) -> Tensor:
     """Whether low ≤ ratio ≤ high: bool [T]."""
     return (low <= ratio) & (ratio <= high)
-
-
-def _product(factors: list[Tensor]) -> Tensor:
-    product, *others = factors
-    for factor in others:
-        product = product * factor
-    return product

@@ -47,7 +47,7 @@ def mismatch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
     >>> log_probs, rollout_log_probs = torch.tensor([0.5, 0.6]).log(), torch.tensor([0.5, 0.2]).log()
     >>> one = torch.tensor([0, 0]), torch.tensor([2])
-    >>> from rlcli.algorithms.correction import token_tis
+    >>> from rlcli.algorithms.correction.weights import token_tis
     >>> sums = mismatch_sums(log_probs, rollout_log_probs, token_tis(log_probs, rollout_log_probs), *one)
     >>> for name, value in mismatch_metrics({name: total.item() for name, total in sums.items()}).items():
     ...     print(f"{name} {value:.4f}")

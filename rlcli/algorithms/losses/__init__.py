@@ -11,49 +11,12 @@ finite.
 
 from __future__ import annotations
 
-from rlcli.algorithms.losses.base import LossFunction, TokenLoss, loss_functions, ratio, unclipped
-from rlcli.algorithms.losses.clipped import cispo, dppo_tv, ppo, sapo
-from rlcli.algorithms.losses.covariance import (
-    SelectorFunction,
-    clip_cov,
-    kl_cov,
-    select_clip_cov,
-    select_kl_cov,
-    selectors,
-)
-from rlcli.algorithms.losses.critic import implicit_reward_loss, process_rewards, value_loss
-from rlcli.algorithms.losses.plain import dro, gpg
-from rlcli.algorithms.losses.sequence import dpo, gmpo, gspo, sppo
+from rlcli.algorithms.losses import clipped, covariance, plain, sequence
+from rlcli.algorithms.losses.base import TokenLoss, loss_functions, ratio, unclipped
+from rlcli.algorithms.losses.covariance import selectors
 
 get = loss_functions.get
 names = loss_functions.names
 register = loss_functions.register
 
-__all__ = [
-    "LossFunction",
-    "SelectorFunction",
-    "TokenLoss",
-    "cispo",
-    "clip_cov",
-    "dpo",
-    "dppo_tv",
-    "dro",
-    "get",
-    "gmpo",
-    "gpg",
-    "gspo",
-    "implicit_reward_loss",
-    "kl_cov",
-    "names",
-    "ppo",
-    "process_rewards",
-    "ratio",
-    "register",
-    "sapo",
-    "select_clip_cov",
-    "select_kl_cov",
-    "selectors",
-    "sppo",
-    "unclipped",
-    "value_loss",
-]
+__all__ = ["TokenLoss", "clipped", "covariance", "plain", "ratio", "selectors", "sequence", "unclipped"]

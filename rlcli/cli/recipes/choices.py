@@ -68,7 +68,8 @@ def _functions(key: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def _options(key: str, name: str) -> dict[str, float | None]:
     """The numbers that the function takes from `algorithm.options`, without those that have their own keys."""
-    from rlcli.algorithms.losses import process_rewards, selectors
+    from rlcli.algorithms.losses import selectors
+    from rlcli.algorithms.losses.critic import process_rewards
     from rlcli.algorithms.named import inputs_of
 
     function = import_module(f"rlcli.algorithms.{MODULES[key]}").get(name)

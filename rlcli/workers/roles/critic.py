@@ -34,7 +34,7 @@ class CriticRole:
         def loss(micro: MicroBatch, outputs: ValueOutputs) -> tuple[Tensor, dict[str, Tensor]]:
             import torch
 
-            from rlcli.algorithms.losses import value_loss
+            from rlcli.algorithms.losses.critic import value_loss
 
             values = outputs.values
             returns = micro.tokens["returns"]
@@ -65,7 +65,7 @@ class ProcessRewardRole:
 
     def infer(self, batch: TrainBatch) -> None:
         """Compute the implicit reward of each token, as the batch's tokens `process_rewards`."""
-        from rlcli.algorithms.losses import process_rewards
+        from rlcli.algorithms.losses.critic import process_rewards
         from rlcli.algorithms.named import call
 
         for micro in batch:
@@ -80,8 +80,8 @@ class ProcessRewardRole:
         def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
             import torch
 
-            from rlcli.algorithms.losses import implicit_reward_loss
             from rlcli.algorithms.losses.base import sequence_sums
+            from rlcli.algorithms.losses.critic import implicit_reward_loss
             from rlcli.algorithms.named import call
 
             log_probs = outputs.log_probs

@@ -235,7 +235,7 @@ def test_a_token_level_advantage_may_ask_for_what_tokens_have(register: Register
 
 
 def selecting(log_probs: Tensor, advantages: Tensor, selected: Tensor) -> TokenLoss:
-    return losses.kl_cov(log_probs, log_probs.detach(), advantages, selected)
+    return losses.covariance.kl_cov(log_probs, log_probs.detach(), advantages, selected)
 
 
 def test_a_loss_of_selected_tokens_needs_a_selector_of_its_name(register: Register) -> None:
@@ -390,7 +390,7 @@ def test_a_kl_estimate_of_ones_own_is_given_by_name_and_with_its_options(registe
 @pytest.mark.parametrize(
     ("loss", "skips"),
     [
-        (lambda advantages, log_probs: losses.gpg(log_probs, advantages), True),
+        (lambda advantages, log_probs: losses.plain.gpg(log_probs, advantages), True),
         (lambda log_probs, advantages: losses.base.unclipped(advantages + 0 * log_probs), True),
         (lambda log_probs: losses.base.unclipped(-log_probs), False),
         (lambda log_probs, advantages: losses.base.unclipped(advantages * log_probs + log_probs.exp()), False),

@@ -163,9 +163,9 @@ def test_a_name_can_be_taken_once_and_both_places_are_named(tmp_path: Path) -> N
     file = written(tmp_path, text)
     with pytest.raises(ConfigError) as refused:
         load_file(str(file))
-    theirs = inspect.getfile(losses.ppo)
+    theirs = inspect.getfile(losses.clipped.ppo)
     assert f"the policy loss 'ppo' is registered twice: in {theirs} and {file}" in str(refused.value)
-    assert losses.get("ppo") is losses.ppo
+    assert losses.get("ppo") is losses.clipped.ppo
 
 
 ENTRY_POINTS = "[rlcli.algorithms]\n{lines}\n"

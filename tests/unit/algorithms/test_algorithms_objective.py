@@ -17,6 +17,7 @@ from rlcli.algorithms import aggregation, correction, kl, losses
 from rlcli.algorithms.aggregation import Denominators
 from rlcli.algorithms.algorithm import Algorithm, Objective
 from rlcli.algorithms.build import build_algorithm
+from rlcli.algorithms.correction.base import Corrections
 from rlcli.config.schema import Algorithm as Section
 from tests.loss_references import REFERENCES, Response, packed, rho_of
 
@@ -194,7 +195,7 @@ ragged = st.lists(st.integers(0, LONGEST), max_size=5)
 seeds = st.integers(0, 2**32)
 coefs = st.sampled_from([0.0, 0.1])
 estimators = st.sampled_from(kl.names())
-REJECTING = [name for name in correction.names() if correction.Corrections.of(name).rejecting]
+REJECTING = [name for name in correction.names() if Corrections.of(name).rejecting]
 corrections = st.sampled_from(correction.names())
 
 

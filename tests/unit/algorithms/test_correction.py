@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcli.algorithms import correction
+from rlcli.algorithms.correction.base import Corrections
+from rlcli.algorithms.correction.mismatch import mismatch_metrics, mismatch_sums
 from rlcli.algorithms.named import call, options_of
 from rlcli.errors import UnknownName
 
@@ -185,15 +187,15 @@ def test_rejections_are_verls_with_its_bounds_inverted(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_rejections_take_tokens_out(name: str) -> None:
-    assert bool(correction.Corrections.of(name).rejecting) == (name in REJECTING)
+    assert bool(Corrections.of(name).rejecting) == (name in REJECTING)
 
 
 def test_several_corrections_multiply_and_reject_what_either_rejects() -> None:
     batch = [[(-1.0, -1.0 - math.log(1.5)), (-1.0, -1.0 - math.log(0.2))], [(-1.0, -1.0)]]
-    joined = correction.Corrections.of("sequence_tis*token_mask * geometric_mask")
+    joined = Corrections.of("sequence_tis*token_mask * geometric_mask")
     assert joined.weights(inputs(batch), {}).tolist() == [0.0, 0.0, 1.0]
     assert joined.kept(inputs(batch), {}).tolist() == [False, False, True]
-    joined = correction.Corrections.of("sequence_tis * token_mask")
+    joined = Corrections.of("sequence_tis * token_mask")
     assert joined.weights(inputs(batch), {}).tolist() == pytest.approx([0.3, 0.0, 1.0])
     assert joined.kept(inputs(batch), {}).tolist() == [True, False, True]
 
@@ -213,7 +215,7 @@ def totals(batch: list[Response], name: str, dtype: torch.dtype = torch.float64,
     given = inputs(batch, dtype)
     pair = given["log_probs"], given["rollout_log_probs"]
     weights = weigh(name, given, **options)
-    sums = correction.mismatch_sums(*pair, weights, given["sequence"], given["lengths"])
+    sums = mismatch_sums(*pair, weights, given["sequence"], given["lengths"])
     assert all(total.dtype == torch.float64 and total.shape == () for total in sums.values())
     return {key: total.item() for key, total in sums.items()}
 
@@ -223,7 +225,7 @@ def totals(batch: list[Response], name: str, dtype: torch.dtype = torch.float64,
 def test_the_metrics_equal_the_reference(batch: list[Response]) -> None:
     logs = [clamp(new - engine) for response in batch for new, engine in response]
     ratios = [math.exp(log) for log in logs]
-    got = correction.mismatch_metrics(totals(batch, "none"))
+    got = mismatch_metrics(totals(batch, "none"))
     assert got == pytest.approx(
         {
             "mismatch/kl": -math.fsum(logs) / len(logs),
@@ -264,7 +266,7 @@ CORRECTED = {  # r of the four tokens: 1, 2.9 | 0.2, 1.0002; Π: 2.9 | 0.20004; 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_corrected_counts_the_tokens_whose_weight_was_cut_or_zeroed(name: str, dtype: torch.dtype) -> None:
     batch = [[(-1.0, -1.0), (-1.0, -1.0 - math.log(2.9))], [(-3.0, -3.0 - math.log(0.2)), (-1.0, -1.0002)]]
-    got = correction.mismatch_metrics(totals(batch, name, dtype))
+    got = mismatch_metrics(totals(batch, name, dtype))
     assert got["mismatch/corrected"] == CORRECTED[name]
     bounds = {"correction_cap": math.inf, "correction_low": 0.0, "correction_high": math.inf}
     free = totals(batch, name, dtype, **bounds, off_policy_threshold=math.inf)
@@ -279,13 +281,13 @@ def test_the_kl_is_that_of_engine_to_trainer() -> None:
     """Tokens as often as the engine draws them: 3/4 and 1/4, where the trainer has 1/2 and 1/2."""
     batch = [[(math.log(0.5), math.log(0.75))] * 3, [(math.log(0.5), math.log(0.25))]]
     exact = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
-    got = correction.mismatch_metrics(totals(batch, "none"))
+    got = mismatch_metrics(totals(batch, "none"))
     assert got["mismatch/kl"] == pytest.approx(exact, rel=1e-12)
     assert got["mismatch/k3"] == pytest.approx(exact, rel=1e-12)  # the ratios average to exactly 1
 
 
 def test_a_step_without_tokens_has_no_mismatch() -> None:
-    assert correction.mismatch_metrics(totals([[], []], "token_tis")) == {
+    assert mismatch_metrics(totals([[], []], "token_tis")) == {
         "mismatch/kl": 0.0,
         "mismatch/k3": 0.0,
         "mismatch/ess": 1.0,

@@ -213,7 +213,7 @@ def test_ppo_gradient_stops_exactly_at_clipped_tokens(dual: float | None) -> Non
     ratios = [0.01, 0.5, 0.79, 0.81, 0.999, 1.001, 1.19, 1.21, 2.0, 2.9, 3.1, 50.0]
     new = torch.tensor(ratios * 2, dtype=torch.float64).log().requires_grad_()
     advantages = torch.tensor([1.5] * len(ratios) + [-0.5] * len(ratios), dtype=torch.float64)
-    term = losses.ppo(new, torch.zeros_like(new), advantages, dual_clip=dual)
+    term = losses.clipped.ppo(new, torch.zeros_like(new), advantages, dual_clip=dual)
     (gradient,) = torch.autograd.grad(term.loss.sum(), new)
     assert (gradient == 0).tolist() == (term.clipped_low | term.clipped_high).tolist()
 
@@ -230,7 +230,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(name: str) -> None:
 def test_dppo_stops_only_moves_further_along_the_advantage() -> None:
     new, old = torch.tensor([0.7, 0.3, 0.7, 0.3, 0.6, 0.4]), torch.tensor([0.5] * 6)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0, -1.0])
-    term = losses.dppo_tv(new.log(), old.log(), advantages)
+    term = losses.clipped.dppo_tv(new.log(), old.log(), advantages)
     assert term.clipped_high.tolist() == [True, False, False, False, False, False]
     assert term.clipped_low.tolist() == [False, False, False, True, False, False]
     torch.testing.assert_close(term.loss, torch.tensor([0.0, -0.6, 1.4, 0.0, -1.2, 0.8]))
@@ -239,7 +239,7 @@ def test_dppo_stops_only_moves_further_along_the_advantage() -> None:
 def test_a_dual_clip_below_its_bound_keeps_the_policy_gradient() -> None:
     new = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -2.0, 0.0], dtype=torch.float64)
-    term = losses.ppo(new, new.detach(), advantages, clip_low=0.0, clip_high=0.0, dual_clip=2.0)
+    term = losses.clipped.ppo(new, new.detach(), advantages, clip_low=0.0, clip_high=0.0, dual_clip=2.0)
     (gradient,) = torch.autograd.grad(term.loss.sum(), new)
     assert gradient.tolist() == [-1.0, 2.0, 0.0]
 
@@ -264,7 +264,7 @@ def test_gspo_sees_bounds_of_a_few_ten_thousandths_in_float32() -> None:
     old = -torch.rand(tokens, generator=torch.Generator().manual_seed(0)) * 5
     sequence, lengths = torch.zeros(tokens, dtype=torch.int64), torch.tensor([tokens])
     for drift, clipped in [(3.9e-4, False), (4.1e-4, True)]:
-        term = losses.gspo((old.double() + drift).float(), old, torch.ones(tokens), sequence, lengths)
+        term = losses.sequence.gspo((old.double() + drift).float(), old, torch.ones(tokens), sequence, lengths)
         assert term.clipped_high.tolist() == [clipped] * tokens
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlcli.algorithms.aggregation import Denominators, seq_mean_token_mean
-from rlcli.algorithms.losses import implicit_reward_loss, process_rewards, value_loss
+from rlcli.algorithms.losses.critic import implicit_reward_loss, process_rewards, value_loss
 
 relaxed = settings(deadline=None, max_examples=60)
 values = st.floats(-10.0, 10.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcli.algorithms import advantages
 from rlcli.algorithms.advantages import TokenAdvantages, whiten
-from rlcli.algorithms.advantages.scan import discounted_sums
+from rlcli.algorithms.advantages.tokens import discounted_sums
 from rlcli.algorithms.ranks import ALONE, Ranks
 
 relaxed = settings(deadline=None, max_examples=60)
