@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import partial
 from pathlib import Path
 
 from rlcli.errors import RunFailed
@@ -82,27 +83,15 @@ def died(rank: int, method: str, death: Exception, log: Path, tail: str, oom_kil
     ending = f"; its log {log} ends: {tail}" if tail else f": {_of_ray(text)}"
     if getattr(death, "actor_init_failed", False):  # Its constructor raised, and would raise again.
         return RunFailed(f"{who} died in {method}{ending}", who=who)
+    failed = partial(RunFailed, retry=True, who=who)
     if "running low on memory" in text or type(death).__name__ == "OutOfMemoryError":
-        return RunFailed(
-            f"{who} was killed in {method}: its machine{_node(text)} ran out of memory{ending}",
-            hint,
-            retry=True,
-            who=who,
-        )
-    if "node" in text.lower() and re.search(
-        r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I
-    ):
-        return RunFailed(f"{who} died in {method}: its machine{_node(text)} is gone{ending}", retry=True, who=who)
+        return failed(f"{who} was killed in {method}: its machine{_node(text)} ran out of memory{ending}", hint)
+    if re.search(r"node (has died|died|is dead|was terminated|has been marked dead)", text, re.I):
+        return failed(f"{who} died in {method}: its machine{_node(text)} is gone{ending}")
     if oom_kills:
-        return RunFailed(
-            f"{who} was killed in {method}, and the kernel has killed a process on this machine for lack of "
-            f"memory{ending}",
-            hint,
-            retry=True,
-            who=who,
-        )
-    hint = f"if it was killed because memory ran out: {hint}"
-    return RunFailed(f"{who} died in {method}{ending}", hint, retry=True, who=who)
+        how = "the kernel has killed a process on this machine for lack of memory"
+        return failed(f"{who} was killed in {method}, and {how}{ending}", hint)
+    return failed(f"{who} died in {method}{ending}", f"if it was killed because memory ran out: {hint}")
 
 
 def kernel_oom_kills() -> int:

@@ -6,10 +6,10 @@ import ipaddress
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcli.attempt import is_restart
 from rlcli.cluster.process import malloc
@@ -45,6 +45,8 @@ PASSED_ON_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "VL
 """Variables of the driver that are passed to the workers of a running cluster, whose machines were started without
 them: of collectives (FI_: libfabric, as for AWS EFA), torch and vLLM."""
 OF_ONE_MACHINE = {"VLLM_HOST_IP", "VLLM_PORT", "VLLM_RPC_BASE_PATH"}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    machines = _await_capacity([*beside, *pools])
+    machines = retried(lambda: _capacity([*beside, *pools]))
     found: dict[int, Places] = {}
     # Engines of many workers first: single workers fit into the remaining space.
     for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
@@ -204,21 +206,26 @@ def _in_order(address: str) -> str:
         return address
 
 
-def _await_capacity(pools: Sequence[Pool]) -> list[dict[str, float]]:
-    """The machines' resources, once they suffice. A cluster that is too small is an error at once; after a failure,
-    machines may still come back."""
-    import ray
-
+def retried(work: Callable[[], T]) -> T:
+    """The result of `work`, whose `SetupError` is raised at once; but after a failure, when what has failed may still
+    come back, it is tried for PLACEMENT_TIMEOUT_S."""
     until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
     while True:
-        machines = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
         try:
-            check_capacity(pools, machines)
-            return machines
+            return work()
         except SetupError:
             if time.monotonic() > until:
                 raise
             time.sleep(RETRY_EVERY_S)
+
+
+def _capacity(pools: Sequence[Pool]) -> list[dict[str, float]]:
+    """The machines' resources. Raises `SetupError` if they do not suffice."""
+    import ray
+
+    machines = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+    check_capacity(pools, machines)
+    return machines
 
 
 def check_capacity(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]]) -> None:
@@ -228,7 +235,8 @@ def check_capacity(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]
     for kind, each in pools[0].bundle.items():
         there = sum(machine.get(kind, 0) for machine in machines)
         if there < each * workers:
-            on = f" on {len(machines)} machines ({_counts(machines, kind)})" if len(machines) > 1 else ""
+            counts = _counted([int(machine.get(kind, 0)) for machine in machines])
+            on = f" on {len(machines)} machines ({counts})" if len(machines) > 1 else ""
             raise SetupError(
                 f"{keys} = {numbers} needs {each * workers:.0f} {kind}s, the cluster has {there:.0f}{on}",
                 f"lower {pools[0].key}" + (", or use --set cluster.device=cpu" if kind == "GPU" else ""),
@@ -271,10 +279,6 @@ def _rooms(pool: Pool, machines: Sequence[Mapping[str, float]]) -> list[int]:
     """How many workers each machine could hold, without machines that could hold none."""
     rooms = [min(int(machine.get(kind, 0) // each) for kind, each in pool.bundle.items()) for machine in machines]
     return [room for room in rooms if room]
-
-
-def _counts(machines: Sequence[Mapping[str, float]], kind: str) -> str:
-    return _counted([int(machine.get(kind, 0)) for machine in machines])
 
 
 def _counted(numbers: Sequence[int]) -> str:

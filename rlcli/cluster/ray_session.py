@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from rlcli.attempt import group_id, is_restart
-from rlcli.cluster.placement import PLACEMENT_TIMEOUT_S, RETRY_EVERY_S, Pool
+from rlcli.attempt import group_id
+from rlcli.cluster.placement import Pool, retried
 from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
 from rlcli.cluster.reaper import Reaper
 from rlcli.config.schema import RunConfig
@@ -164,18 +163,9 @@ def set_environment() -> None:
 
 @contextlib.contextmanager
 def _joined(address: str, on_lost: OnLost) -> Iterator[None]:
-    """After a failed attempt, whatever failed with it may need a while to come back."""
     import ray
 
-    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
-    while True:
-        try:
-            _join(address)
-            break
-        except SetupError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(RETRY_EVERY_S)
+    retried(lambda: _join(address))
     sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
     try:
         yield

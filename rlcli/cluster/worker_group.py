@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,6 @@ class WorkerGroup:
         self._stall_s = stall_s
         self._unseen_s = max(START_S, stall_s or 0.0)
         self._oom_kills = errors.kernel_oom_kills()
-        self._data: list[int] = []
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -69,12 +69,12 @@ class WorkerGroup:
     @property
     def data_ranks(self) -> int:
         """Number of parts that work is divided into: workers with the same data rank get the same part."""
-        return 1 + max(self._data_ranks())
+        return 1 + max(self._data_ranks)
 
+    @cached_property
     def _data_ranks(self) -> list[int]:
         """The data rank of each worker, which it is asked for once."""
-        self._data = self._data or self.data_rank()
-        return self._data
+        return list(self.data_rank())
 
     def close(self) -> None:
         """Ask each actor to close, then end its process, whether or not it answered."""
@@ -100,7 +100,7 @@ class WorkerGroup:
 
         # Ray passes the value of a reference to a method, not the reference.
         sent = tuple(Shared(ray.put(arg.value)) if isinstance(arg, Shared) else arg for arg in args)
-        data_ranks = self._data_ranks() if how.send == "data" or how.collect == "sum" else []
+        data_ranks = self._data_ranks if how.send == "data" or how.collect == "sum" else []
         arguments = [
             tuple(arg.value if isinstance(arg, Shared) else arg for arg in own)
             for own in per_rank(how, sent, len(self._actors), data_ranks)

@@ -74,11 +74,8 @@ def last_failure(folder: Path, since: float) -> Failure | None:
     """The failure that the run in `folder` has recorded since the time `since`."""
     for event in reversed(events_of(folder)):
         if event.get("event") == "failed" and event.get("time", 0.0) >= since:
-            message, hint = (
-                str(event.get("message", "")),
-                str(event.get("hint", event.get("mend", ""))),
-            )  # "mend": of older runs
-            return Failure(_where(event), message, hint, bool(event.get("retry")))
+            hint = event.get("hint", event.get("mend", ""))  # "mend": of older runs
+            return Failure(_where(event), str(event.get("message", "")), str(hint), bool(event.get("retry")))
     return None
 
 

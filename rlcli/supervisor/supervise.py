@@ -15,7 +15,7 @@ from pathlib import Path
 from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, child_environment, remove_leftovers
 from rlcli.errors import RunFailed
 from rlcli.runs.folder import add_event
-from rlcli.runs.listing import config_of
+from rlcli.runs.listing import checkpoints_of, config_of
 from rlcli.supervisor.failure import Failure, last_failure, note_failure, resume_command
 
 GRACE_S = 5.0
@@ -66,7 +66,7 @@ def supervise(
             # RETRY: if two threads recorded a failure, the one that exited decides.
             retry = started and (failure.retry or status == RETRY) and not children.asked
             most = _max_restarts(folder) if retry else 0
-            if retry and (newest := last_checkpoint(folder)) > reached:
+            if retry and (newest := max(checkpoints_of(folder), default=0)) > reached:
                 restarts, reached = 0, newest
             if restarts >= most:
                 raise _gave_up(failure, restarts, folder if started else None)
@@ -113,7 +113,7 @@ def _failure(folder: Path | None, status: int, since: float) -> Failure:
 
 
 def _announce(failure: Failure, folder: Path, restart: int, most: int) -> None:
-    step = last_checkpoint(folder)
+    step = max(checkpoints_of(folder), default=0)
     from_where = f"step {step}" if step else "the start"
     add_event(folder, "restarted", restart=restart, of=most, step=step)
     _print(f"{failure.where}{failure.message}: restart {restart} of {most} from {from_where}")
@@ -125,12 +125,6 @@ def _gave_up(failure: Failure, restarts: int, folder: Path | None) -> RunFailed:
     further = resume_command(folder) if folder else "nothing was done yet"
     hint = "; ".join(part for part in (failure.hint, spent, further) if part)
     return RunFailed(failure.where + failure.message, hint)
-
-
-def last_checkpoint(folder: Path) -> int:
-    """The step of the newest checkpoint by its name; 0 if there is none."""
-    steps = (path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*"))
-    return max((int(step) for step in steps if step.isdecimal()), default=0)
 
 
 def _show_cursor() -> None:

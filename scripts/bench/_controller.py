@@ -129,6 +129,7 @@ class Loopback(WorkerGroup):
         super().__init__(Worker, list(fakes), Path("/nonexistent"), None)
         self.account = Account()
 
+    @property
     def _data_ranks(self) -> list[int]:
         """Each fake has rows of its own."""
         return list(range(len(self)))
@@ -137,7 +138,7 @@ class Loopback(WorkerGroup):
         account = self.account
         account.sent[name] += sum(_size(arg.value) for arg in args if isinstance(arg, Shared))
         given = []
-        for own in per_rank(how, args, len(self), self._data_ranks()):
+        for own in per_rank(how, args, len(self), self._data_ranks):
             data = pickle.dumps(tuple(arg for arg in own if not isinstance(arg, Shared)))
             account.sent[name] += len(data)
             account.calls += 1

@@ -13,7 +13,6 @@ import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 BUILD = "build"
 PHASES = {
@@ -49,20 +48,9 @@ Peaks = dict[str, float]
 """Name (without `memory/`) → GiB."""
 
 
-class Gauge(Protocol):
-    """Measures one kind of memory, in bytes."""
-
-    def begin(self) -> None:
-        """Reset the peak."""
-
-    def peak(self) -> int:
-        """The maximum since `begin`."""
-
-    def now(self) -> int: ...
-
-
 class Process:
-    """This process's resident memory; without `shared`, less the pages that it shares with others through /dev/shm."""
+    """This process's resident memory, in bytes; without `shared`, less the pages that it shares with others through
+    /dev/shm. begin: resets the peak; peak: the maximum since then."""
 
     def __init__(self, shared: bool = False) -> None:
         self._shared = shared
@@ -96,8 +84,8 @@ class Process:
 
 
 class Device:
-    """This process's GPU: all memory in use outside torch's allocator (vLLM's pool as far as it is mapped, the CUDA
-    context, NCCL's buffers, other processes), and the peak of torch's own tensors.
+    """Like `Process`, for its GPU: all memory in use outside torch's allocator (vLLM's pool as far as it is mapped, the
+    CUDA context, NCCL's buffers, other processes), and the peak of torch's own tensors.
 
     torch keeps counting tensors of vLLM's pool while it sleeps; they are subtracted as the memory that torch reserves
     minus the memory in use on the device. unused: the most that torch's cache has held beyond what was allocated.
@@ -137,7 +125,7 @@ class Meter:
     gauge: what is measured; host: on GPUs also the process's own memory, one number for all phases.
     """
 
-    def __init__(self, gauge: Gauge, host: Process | None = None) -> None:
+    def __init__(self, gauge: Process | Device, host: Process | None = None) -> None:
         self._gauge, self._host = gauge, host
         self._phase = ""
         self._peaks: dict[str, int] = {}
@@ -201,10 +189,7 @@ def start(device: str) -> None:
 def measured(method: str) -> Iterator[None]:
     """The block is a worker's method. No effect for methods that are not phases, and before `start`."""
     phase = PHASES.get(method)
-    if _meter is None or phase is None:
-        yield
-        return
-    with _meter.phase(phase):
+    with _meter.phase(phase) if _meter is not None and phase is not None else contextlib.nullcontext():
         yield
 
 
@@ -217,10 +202,7 @@ def mark() -> None:
 @contextlib.contextmanager
 def base() -> Iterator[None]:
     """See `Meter.base`."""
-    if _meter is None:
-        yield
-        return
-    with _meter.base():
+    with _meter.base() if _meter is not None else contextlib.nullcontext():
         yield
 
 

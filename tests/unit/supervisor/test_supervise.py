@@ -127,6 +127,7 @@ def test_the_run_has_the_terminal_and_the_input_of_the_command(run: Run) -> None
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(run: Run) -> None:
     (run.path / "checkpoints" / "step-000005").mkdir(parents=True)
+    (run.path / "checkpoints" / "step-000005" / "manifest.json").touch()
     (run.path / "checkpoints" / ".step-000006.partial").mkdir()
     run.start("began(3); place(7, 'update'); os.kill(os.getpid(), signal.SIGKILL)", "say(is_restart())")
     stdout, stderr = run.end(0)
@@ -209,6 +210,7 @@ attempt = len(list((run / "checkpoints").glob("attempt-*")))
 (run / "checkpoints" / f"attempt-{{attempt}}").mkdir(parents=True)
 step = {steps}[attempt]
 (run / "checkpoints" / f"step-{{step:06d}}").mkdir(exist_ok=True)
+(run / "checkpoints" / f"step-{{step:06d}}" / "manifest.json").touch()
 if attempt + 1 < len({steps}):
     os.kill(os.getpid(), signal.SIGKILL)
 """
