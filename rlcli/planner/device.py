@@ -67,8 +67,9 @@ TABLE = {
     "rtx5090": (31.8, 209, 1792, 50, 50),
 }
 
-_NAMED = re.compile(r"([a-z][a-z0-9-]*)(?::(\d+))?")
-_SIZED = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(gib|gb|g)")
+_GPUS = re.compile(
+    r"(?:(?P<sized>\d+)x)?(?P<size>\d+(?:\.\d+)?)(?P<unit>gib|gb|g)|(?P<name>[a-z][a-z0-9-]*)(?::(?P<named>\d+))?"
+)
 
 
 def parse_gpus(text: str) -> tuple[Device, int]:
@@ -77,23 +78,21 @@ def parse_gpus(text: str) -> tuple[Device, int]:
     >>> [(device.name, count) for device, count in map(parse_gpus, ("h100:8", "8x80GB", "cpu"))]
     [('h100', 8), ('80GB', 8), ('cpu', 1)]
     """
-    given = text.strip().lower()
-    if found := _SIZED.fullmatch(given):
-        count, size, unit = int(found[1] or 1), float(found[2]), found[3]
-        _check_count(text, count)
-        # A card of 80 GB has 79.6 GiB or more for its processes: vendors count in GiB.
-        return Device(f"{found[2]}{unit.upper()}", size * GIB * (1.0 if unit == "gib" else 0.995)), count
-    if found := _NAMED.fullmatch(given):
-        name, count = found[1], int(found[2] or 1)
-        _check_count(text, count)
-        if name == "cpu":
-            return cpu(), count
-        if name in TABLE:
-            memory, flops, read, link, host = TABLE[name]
-            rates = flops * 1e12, read * 1e9, link * 1e9, host * 1e9
-            return Device(name, memory * GIB, *rates, load(name)), count
+    found = _GPUS.fullmatch(text.strip().lower())
+    if not found:
+        raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write, for example, h100:8, 8x80GB or cpu")
+    size, unit, name, count = found["size"], found["unit"], found["name"], int(found["sized"] or found["named"] or 1)
+    if count < 1:
+        raise ConfigError(f"--gpus {text} gives no device", "give 1 or more")
+    if size:  # A card of 80 GB has 79.6 GiB or more for its processes: vendors count in GiB.
+        return Device(f"{size}{unit.upper()}", float(size) * GIB * (1.0 if unit == "gib" else 0.995)), count
+    if name == "cpu":
+        return cpu(), count
+    if name not in TABLE:
         raise ConfigError(f"--gpus {text}: unknown GPU '{name}'", near(name, [*TABLE, "cpu"]))
-    raise ConfigError(f"--gpus {text} is neither a GPU nor a size", "write, for example, h100:8, 8x80GB or cpu")
+    memory, flops, read, link, host = TABLE[name]
+    rates = flops * 1e12, read * 1e9, link * 1e9, host * 1e9
+    return Device(name, memory * GIB, *rates, load(name)), count
 
 
 def of_machine(name: str, memory: float) -> Device:
@@ -161,8 +160,3 @@ def _number(path: str, otherwise: float = float("inf")) -> float:
             return float(file.read())
     except (OSError, ValueError):  # «max»: no limit
         return otherwise
-
-
-def _check_count(text: str, count: int) -> None:
-    if count < 1:
-        raise ConfigError(f"--gpus {text} gives no device", "give 1 or more")

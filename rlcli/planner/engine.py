@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rlcli.planner.setting import Setting
+from rlcli.planner.setting import Parts, Setting
 
 CPU_BATCHED_TOKENS = 4096
 GPU_BATCHED_TOKENS = 8192
@@ -12,8 +12,6 @@ GPU_BATCHED_TOKENS = 8192
 
 SAMPLER_COPIES = 3
 """Float32 tensors of [requests, vocabulary] that sampling holds at once: logits, their log-softmax, and noise."""
-
-Parts = dict[str, float]
 
 
 def engine_parts(setting: Setting, *, idle: bool = False) -> Parts:

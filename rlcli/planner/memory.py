@@ -8,7 +8,8 @@ from rlcli.planner import passes
 from rlcli.planner.activations import FLOAT
 from rlcli.planner.engine import asleep_bytes, engine_parts
 from rlcli.planner.heap import wasted
-from rlcli.planner.setting import Setting
+from rlcli.planner.setting import Parts, Setting
+from rlcli.planner.shape import ModelShape
 
 ADAM_MOMENTS = 2
 
@@ -22,9 +23,6 @@ COMING_AND_GOING = {
     "checkpoint's copy",
 }
 """Temporary parts of a phase, which reuse memory that the heap has retained."""
-
-Parts = dict[str, float]
-"""Name of a part → bytes."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +46,18 @@ def phases(setting: Setting) -> list[PhaseMemory]:
     if setting.algorithm.needs_reference:
         parts = passes.without_gradient(setting, setting.policy)
         found.append(_phase("reference", _trainer(setting, "reference"), parts, asleep_bytes(setting)))
-    if setting.hosts_critic and setting.critic is not None:
-        parts = passes.without_gradient(setting, setting.critic)
+    if setting.hosted_critic is not None:
+        parts = passes.without_gradient(setting, setting.hosted_critic)
         found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
-    found.append(_phase("update", _trainer(setting, "update"), _passes(setting), asleep_bytes(setting)))
+    updating = _passes(setting, setting.policy, setting.hosted_critic)
+    found.append(_phase("update", _trainer(setting, "update"), updating, asleep_bytes(setting)))
     engine = engine_parts(setting, idle=True) if setting.hosts_engine else {}
     if setting.has_engine:
         found.append(_phase("sync", _trainer(setting, "sync"), engine, passes.sending(setting)))
     found.append(_phase("checkpoint", _trainer(setting, "checkpoint"), _copied(setting), engine))
     if not setting.device.is_cpu:
         return found
-    taken = _heap_taken(setting)
+    taken = _heap_taken(setting, updating)
     return [_with_heap(phase, taken) for phase in found]
 
 
@@ -68,9 +67,10 @@ def _with_heap(phase: PhaseMemory, taken: float) -> PhaseMemory:
     return _phase(phase.name, phase.parts, {"heap": max(taken - own, 0.0)})
 
 
-def _heap_taken(setting: Setting) -> float:
-    """Memory of all temporary parts. The checkpoint's copy reuses the memory of an update, or the other way round."""
-    passing, held = _passes(setting), _trainer(setting, "update")
+def _heap_taken(setting: Setting, passing: Parts) -> float:
+    """Memory of all temporary parts. The checkpoint's copy reuses the memory of an update (`passing`), or the other way
+    round."""
+    held = _trainer(setting, "update")
     copied = _copied(setting) if setting.config.checkpoint.every else {}
     moments = held["optimizer"] + held.get("critic", 0.0) * ADAM_MOMENTS / (1 + ADAM_MOMENTS)
     return max(sum(passing.values()), sum(copied.values())) + wasted(setting, setting.policy, passing, moments)
@@ -91,9 +91,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     own = setting.with_keys(cluster={"workers": workers, "replicate": 1})
     weights = FLOAT * critic.parameters / workers
     held = _process(own, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
-    passing = max(
-        passes.with_gradient(own, critic), passes.stepping(own, critic), key=lambda parts: sum(parts.values())
-    )
+    passing = _passes(own, critic)
     heap = wasted(own, critic, passing, ADAM_MOMENTS * weights) if own.device.is_cpu else 0.0
     return _phase("update", held, passing, {"heap": heap})
 
@@ -115,16 +113,11 @@ def base_bytes(setting: Setting, with_engine: bool) -> float:
     return assumed.context + (assumed.nccl if setting.config.engine_workers > 1 or setting.ranks > 1 else 0)
 
 
-def first_use_bytes(setting: Setting, with_engine: bool) -> float:
-    """Memory added on first use on CPUs; on GPUs it is host memory and does not count."""
-    if not setting.device.is_cpu:
-        return 0.0
-    assumed = setting.device.constants
-    return assumed.first_use_with_engine if with_engine else assumed.first_use
-
-
 def _process(setting: Setting, with_engine: bool) -> Parts:
-    return {"base": base_bytes(setting, with_engine), "first use": first_use_bytes(setting, with_engine)}
+    """The base, and what is added on first use: on GPUs that is host memory, and does not count."""
+    assumed = setting.device.constants
+    used = assumed.first_use_with_engine if with_engine else assumed.first_use
+    return {"base": base_bytes(setting, with_engine), "first use": used if setting.device.is_cpu else 0.0}
 
 
 def _trainer(setting: Setting, doing: str) -> Parts:
@@ -144,18 +137,16 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
     if setting.reference_copy:
         parts["reference"] = setting.policy.parameters * setting.bytes_each / shards * models["reference"]
-    if setting.hosts_critic and setting.critic is not None:
-        own = FLOAT * setting.critic.parameters / shards
+    if setting.hosted_critic is not None:
+        own = FLOAT * setting.hosted_critic.parameters / shards
         parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
     return parts
 
 
-def _passes(setting: Setting) -> Parts:
-    """The largest of forward and backward pass or optimizer step, of policy and critic."""
-    candidates = [passes.with_gradient(setting, setting.policy), passes.stepping(setting, setting.policy)]
-    if setting.hosts_critic and setting.critic is not None:
-        critic = setting.critic
-        candidates += [passes.with_gradient(setting, critic), passes.stepping(setting, critic)]
+def _passes(setting: Setting, *shapes: ModelShape | None) -> Parts:
+    """The largest of forward and backward pass or optimizer step, of these models."""
+    kinds = (passes.with_gradient, passes.stepping)
+    candidates = [parts(setting, shape) for shape in shapes if shape is not None for parts in kinds]
     return max(candidates, key=lambda parts: sum(parts.values()))
 
 
@@ -171,14 +162,14 @@ def checkpoint_bytes(setting: Setting) -> float:
 
 
 def host_bytes(setting: Setting) -> float:
-    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy and what is offloaded."""
+    """Host memory of a worker on a machine with GPUs: the process, the checkpoint's copy and what is offloaded,
+    with `gradient_checkpointing = offload` each layer's input."""
     assumed = setting.device.constants
     base = assumed.base_with_engine if setting.hosts_engine else assumed.base
-    kept = passes.offloaded_activations(setting)
-    sleeping = (
-        setting.policy.parameters * setting.bytes_each if setting.separate_adapter and setting.hosts_engine else 0
-    )
-    return base + _sent_away(setting) + kept + sleeping + checkpoint_bytes(setting) / setting.shards
+    shape, each = setting.policy, setting.bytes_each
+    inputs = setting.passing().offload * setting.pack.tokens * each * shape.layers * shape.hidden
+    sleeping = (setting.separate_adapter and setting.hosts_engine) * shape.parameters * each
+    return base + _sent_away(setting) + inputs + sleeping + checkpoint_bytes(setting) / setting.shards
 
 
 def _sent_away(setting: Setting) -> float:
@@ -187,7 +178,7 @@ def _sent_away(setting: Setting) -> float:
     offload = setting.config.train.offload
     if offload == "none":
         return 0.0
-    critic = setting.critic.parameters if setting.hosts_critic and setting.critic else 0
+    critic = setting.hosted_critic.parameters if setting.hosted_critic is not None else 0
     away: float = ADAM_MOMENTS * FLOAT * (setting.trained_parameters() + critic)
     if offload == "all":
         away += setting.weight_bytes() + FLOAT * critic

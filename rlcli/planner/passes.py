@@ -14,13 +14,11 @@ from __future__ import annotations
 
 from rlcli.model.chunks import chunk_tokens
 from rlcli.planner.activations import FLOAT, Pass, kept_bytes, layer_bytes, rotation_bytes
-from rlcli.planner.setting import Setting
+from rlcli.planner.setting import Parts, Setting
 from rlcli.planner.shape import ModelShape
 
 BUCKET_BYTES, WHOLE_BYTES = 32 << 20, 24 << 20
 """As in `rlcli.model.parallel.buckets` and `rlcli.model.parallel.fsdp`, whose import would load torch."""
-
-Parts = dict[str, float]
 
 
 def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
@@ -145,13 +143,6 @@ def sending(setting: Setting) -> Parts:
     other = min(one, total - one)
     buckets = (2 + 1 / setting.shards) * one + (1 + setting.device.is_cpu + 1 / setting.shards) * other
     return {"sync": buckets + packing}
-
-
-def offloaded_activations(setting: Setting) -> float:
-    """Host memory for the input of each layer, if checkpointing offloads it."""
-    if not setting.passing().offload or setting.device.is_cpu:
-        return 0.0
-    return setting.pack.tokens * setting.bytes_each * setting.policy.layers * setting.policy.hidden
 
 
 def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = False) -> float:

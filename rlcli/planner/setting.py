@@ -16,6 +16,9 @@ from rlcli.planner.shape import ModelShape, read_shape
 if TYPE_CHECKING:
     from rlcli.algorithms.algorithm import Algorithm
 
+Parts = dict[str, float]
+"""Name of a part of the memory → bytes."""
+
 SHARED_FROM = 1 / 16
 """As `rlcli.model.packed.WORTH_SHARING`, whose import would load transformers."""
 
@@ -80,8 +83,9 @@ class Setting:
         return max(1, self.config.engine_workers // self.config.rollout.tensor_parallel)
 
     @property
-    def hosts_critic(self) -> bool:
-        return self.critic is not None and not self.config.critic.workers
+    def hosted_critic(self) -> ModelShape | None:
+        """The critic, if the policy's workers train it too."""
+        return None if self.config.critic.workers else self.critic
 
     @property
     def reference_copy(self) -> bool:
@@ -173,6 +177,6 @@ def setting_of(
     critic = None
     if algorithm.needs_critic or algorithm.needs_process_rewards:
         critic = read(config.critic.path, "critic.path") if config.critic.path else policy
-        critic = critic.as_value_model() if algorithm.needs_critic else critic
+        critic = replace(critic, value=True) if algorithm.needs_critic else critic
     tokens = config.data.max_prompt_tokens if prompt_tokens is None else prompt_tokens
     return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes)

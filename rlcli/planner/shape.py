@@ -99,9 +99,6 @@ class ModelShape:
         """Bytes per token of vLLM's KV cache, over all layers."""
         return 2 * self.layers * self.key * bytes_each
 
-    def as_value_model(self) -> ModelShape:
-        return replace(self, value=True)
-
 
 def shape_of(config: Any) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""

@@ -154,19 +154,14 @@ def fit(cases: Sequence[Case], start: Constants) -> Constants:
 
 
 def trained(
-    folder: Path, name: str, sizes: Sizes, recipe: str, sets: Sequence[str], limit_s: float = LIMIT_S
+    folder: Path, name: str, sizes: Sizes, recipe: str, sets: Sequence[str]
 ) -> tuple[Forecast, list[dict[str, float]]]:
     """Predict and run a training of a few steps with random weights, random rewards (or nothing would be learned from)
     and responses of maximum length: its forecast, and the metrics of each step. Raises `SetupError` if it fails or
-    takes longer than `limit_s` seconds."""
+    takes longer than LIMIT_S."""
     model = folder / "-".join(str(size) for size in sizes.values())
     if not model.exists():
-        rlcli(
-            "tiny-model",
-            "--out",
-            str(model),
-            *(word for key, size in sizes.items() for word in (f"--{key}", str(size))),
-        )
+        rlcli("tiny-model", "--out", str(model), *(f"--{key}={size}" for key, size in sizes.items()))
         _never_end(model)
     data, verifier = folder / "data", folder / "reward.py"
     if not data.exists():
@@ -175,7 +170,7 @@ def trained(
     sets = [*COMMON, *sets, f"verifier.name={verifier}:verify"]
     found, _ = planned(recipe, {"model.path": str(model), "data.path": str(data)}, sets, "", lambda note: None)
     paths = ("--model", str(model), "--data", str(data), "--out", str(folder / name))
-    rlcli("train", recipe, *paths, *(word for text in sets for word in ("--set", text)), limit_s=limit_s)
+    rlcli("train", recipe, *paths, *(word for text in sets for word in ("--set", text)))
     records = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
     if any(record["response_tokens/truncated"] < 1 for record in records):
         raise SetupError(f"a response of the training {name} ended before it should", "report this")

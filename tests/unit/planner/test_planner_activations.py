@@ -76,14 +76,14 @@ def kept_by_torch(policy: PolicyModel, batch: PackedBatch) -> float:
 def test_every_byte_that_autograd_keeps_is_accounted_for(kind: str, dtype: torch.dtype, rank: int) -> None:
     config, batch = config_of(kind, layers=2), different_prompts()
     run = Pass(dtype.itemsize, on_cpu=True, lora_rank=rank)
-    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, batch.responses))
+    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
     assert predicted == pytest.approx(kept_by_torch(policy_of(config, dtype, rank), batch), rel=EXACT)
 
 
 def test_an_adapter_on_attention_alone_keeps_only_its_own_inputs() -> None:
     config, batch = config_of("llama", layers=3), different_prompts()
     run = Pass(4, on_cpu=True, lora_rank=4, lora_targets="q_proj,v_proj")
-    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, batch.responses))
+    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
     policy = policy_of(config, torch.float32, 4, "q_proj,v_proj")
     assert predicted == pytest.approx(kept_by_torch(policy, batch), rel=EXACT)
 
@@ -93,7 +93,7 @@ def test_a_shared_prompt_is_kept_once_outside_attention() -> None:
     rows = [(np.concatenate([prompt, np.arange(32) + 40 + i]), 32) for i in range(COUNT)]
     batch = pack(rows, torch.device("cpu"))
     assert batch.tokens == 32 + COUNT * 32
-    predicted = kept_bytes(shape_of(config), Pass(4, on_cpu=True), Pack(batch.tokens, COUNT * 64, batch.responses))
+    predicted = kept_bytes(shape_of(config), Pass(4, on_cpu=True), Pack(batch.tokens, COUNT * 64, len(batch.targets)))
     assert predicted == pytest.approx(kept_by_torch(policy_of(config, torch.float32), batch), rel=0.01)
 
 
@@ -102,7 +102,7 @@ def test_checkpointing_keeps_the_input_of_each_layer() -> None:
     policy = policy_of(config, torch.float32)
     policy.lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     run = Pass(4, on_cpu=True, checkpointing=True)
-    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, batch.responses))
+    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
     # The rotations are held too, by the layers' closures: autograd does not count them as saved.
     rotations = batch.tokens * rotation_bytes(shape_of(config), run)
     assert predicted - rotations == pytest.approx(kept_by_torch(policy, batch), rel=EXACT)
