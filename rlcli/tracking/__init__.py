@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rlcli.errors import ConfigError
+from rlcli.files import read_object
 from rlcli.registry import Registry
 from rlcli.runs.folder import TRACKERS, RunFolder, write_json
 from rlcli.runs.records import amend
@@ -61,9 +59,7 @@ class Trackers:
     def __enter__(self) -> Trackers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
 
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -92,15 +88,23 @@ def open_trackers(
     `check_trackers` raises; other failures are reported through `warn`.
     """
     check_trackers(names)
-    ids = _Ids(folder.path / TRACKERS)
+    file, lock = folder.path / TRACKERS, threading.Lock()
+    ids = read_object(file)
+
+    def keep(name: str, found: str) -> None:
+        """The run's id in a tracker. Called from the thread of each."""
+        with lock:
+            ids[name] = found
+            write_json(file, ids)
+
     facts = {"folder": str(folder.path), "project": project, "config": dict(config), "resumed_at": resumed_at}
     processes = [
         TrackerProcess(
             name,
             REGISTRY.target(name),
-            facts | {"id": ids.get(name)},
+            facts | {"id": ids.get(name, "")},
             folder.logs / f"tracker-{name}.log",
-            partial(ids.put, name),
+            partial(keep, name),
         )
         for name in dict.fromkeys(names)
     ]
@@ -116,23 +120,3 @@ def check_trackers(names: Sequence[str]) -> None:
                 f"tracking.trackers = {name}: no tracker has that name", f"known: {', '.join(REGISTRY.names())}"
             )
         REGISTRY.get(name).check()
-
-
-class _Ids:
-    """The run's id in each tracker, in trackers.json of its folder."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        try:
-            self._ids: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            self._ids = {}
-
-    def get(self, name: str) -> str:
-        return self._ids.get(name, "")
-
-    def put(self, name: str, found: str) -> None:
-        with self._lock:
-            self._ids[name] = found
-            write_json(self._path, self._ids)

@@ -8,7 +8,6 @@ import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -26,6 +25,14 @@ SETTLED_S = 5.0
 """Seconds after which a phase's pace is used to estimate the time left."""
 SAMPLE_CHARACTERS = 1500
 TITLE_CHARACTERS = 32
+FIGURES = {
+    "throughput/rollout_tokens_per_s": "generate {:,.0f} tok/s",
+    "throughput/update_tokens_per_s": "update {:,.0f} tok/s",
+    "update/grad_norm": "grad {:.2g}",
+    "update/kl": "kl {:.2g}",
+    "canary/max_abs_diff": "canary {:.2g}",
+}
+"""Metric → its text in a step's line."""
 
 SampleText = tuple[str, str, float, str]
 """prompt, response, score, outcome"""
@@ -48,7 +55,8 @@ class View:
     def __init__(
         self, show_samples: int = 0, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = console or Console(stderr=True, file=SafeStream.of(sys.stderr), highlight=False)
+        file = cast(IO[str], SafeStream(sys.stderr)) if sys.stderr else None
+        self.console = console or Console(stderr=True, file=file, highlight=False)
         self.show_samples = show_samples
         self._clock = clock
         self._title, self._total, self._done = "", 0, 0
@@ -73,9 +81,7 @@ class View:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -172,10 +178,6 @@ class SafeStream:
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
-    @classmethod
-    def of(cls, file: TextIO | None) -> IO[str] | None:
-        return cast(IO[str], cls(file)) if file else None
-
     def write(self, text: str) -> int:
         with suppress(OSError, RuntimeError):  # RuntimeError: from a signal handler during a write
             self._file.write(text)
@@ -195,18 +197,7 @@ def figures(metrics: Mapping[str, float]) -> list[str]:
     if "response_tokens/mean" in metrics:
         cut = metrics.get("response_tokens/truncated", 0.0)
         found.append(f"length {metrics['response_tokens/mean']:.0f}" + (f" ({cut:.0%} cut)" if cut else ""))
-    speeds = {
-        name: metrics[key]
-        for name, key in (
-            ("generate", "throughput/rollout_tokens_per_s"),
-            ("update", "throughput/update_tokens_per_s"),
-        )
-        if key in metrics
-    }
-    found += [f"{name} {speed:,.0f} tok/s" for name, speed in speeds.items()]
-    for name, key in (("grad", "update/grad_norm"), ("kl", "update/kl"), ("canary", "canary/max_abs_diff")):
-        if key in metrics:
-            found.append(f"{name} {metrics[key]:.2g}")
+    found += [text.format(metrics[key]) for key, text in FIGURES.items() if key in metrics]
     failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in ("timeout", "crash")}
     return found + [f"verifier {name} {share:.1%}" for name, share in failed.items() if share]
 
@@ -259,6 +250,4 @@ def _ending(text: str, most: int) -> str:
 
 def _shortened(text: str) -> str:
     left_out = len(text) - SAMPLE_CHARACTERS
-    return printable(text if left_out <= 0 else text[:SAMPLE_CHARACTERS]) + (
-        f"\n… {left_out} characters more" if left_out > 0 else ""
-    )
+    return printable(text[:SAMPLE_CHARACTERS]) + (f"\n… {left_out} characters more" if left_out > 0 else "")

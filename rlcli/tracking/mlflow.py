@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from rlcli.config.recipes import flatten
 from rlcli.tracking.tracker import TrackedRun, Tracker, require
 
 
@@ -30,7 +30,7 @@ class MLflow(Tracker):
         experiment = self._client.get_experiment_by_name(run.project)
         where = experiment.experiment_id if experiment else self._client.create_experiment(run.project)
         self.id = self._client.create_run(where, run_name=run.name).info.run_id
-        parameters = [Param(name, str(value)) for name, value in flat(run.config)]
+        parameters = [Param(name, str(value)) for name, value in flatten(run.config).items()]
         for first in range(0, len(parameters), 100):  # the limit per call
             self._client.log_batch(self.id, params=parameters[first : first + 100])
 
@@ -49,19 +49,6 @@ def _address(run: TrackedRun) -> str:
         return address
     (run.folder / "mlflow").mkdir(exist_ok=True)
     return f"sqlite:///{run.folder / 'mlflow' / 'mlflow.db'}"
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested sections as dotted keys.
-
-    >>> list(flat({"train": {"lr": 0.1}}))
-    [('train.lr', 0.1)]
-    """
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def allowed(name: str) -> str:

@@ -76,10 +76,7 @@ class TrackerProcess:
 
     def notes(self) -> list[str]:
         """The notes since the last call."""
-        taken = []
-        while self._notes:
-            taken.append(self._notes.popleft())
-        return taken
+        return [self._notes.popleft() for _ in range(len(self._notes))]
 
     def _serve(self, target: str) -> None:
         try:
@@ -132,8 +129,9 @@ class TrackerProcess:
         elif "error" in reply and "start" in request:
             self._turn_off(f"for this run: {reply['error']}")
         elif "error" in reply:
+            what = f"step {request['log']['step']}" if "log" in request else "the end"
             if not self._complained:
-                self._notes.append(f"{self.name} failed at {_what(request)}: {reply['error']}")
+                self._notes.append(f"{self.name} failed at {what}: {reply['error']}")
             self._complained = True
         elif "log" in request:
             self._stored += 1
@@ -157,10 +155,6 @@ class TrackerProcess:
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-def _what(request: Mapping[str, Any]) -> str:
-    return f"step {request['log']['step']}" if "log" in request else "the end"
 
 
 def _plain(value: Any) -> Any:

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 
 from rlcli import tracking
+from rlcli.config.recipes import flatten
 from rlcli.doctor import check_trackers
 from rlcli.errors import ConfigError, RlcliError, RunFailed, SetupError
 from rlcli.registry import Registry
 from rlcli.runs.folder import RunFolder
 from rlcli.tracking import open_trackers, process
 from rlcli.tracking import tracker as tracker_module
-from rlcli.tracking.mlflow import flat
 from tests.tracker_conformance import STEPS, conforms, log_steps
 
 CONFIG = {"train": {"lr": 1e-6, "steps": 2}, "tracking": {"trackers": ["x"]}}
@@ -174,7 +174,7 @@ def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
         evaluations = "select step, value, is_nan from metrics where key = 'eval/pass_1' order by step"
         assert stored.execute(evaluations).fetchall() == [(1, 0.25, 0), (2, 0.0, 1)]
         assert dict(stored.execute("select key, value from params").fetchall()) == {
-            name: str(value) for name, value in flat(CONFIG)
+            name: str(value) for name, value in flatten(CONFIG).items()
         }
 
 
