@@ -50,10 +50,6 @@ class Segments:
         ends = torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
         return Segments(ends.to(device=device, dtype=torch.int32), tuple(lengths), source)
 
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
-
     @cached_property
     def end_to_end(self) -> Layout:
         """The sequences, concatenated without padding."""
@@ -110,13 +106,11 @@ class Layout:
 
     def lay(self, x: Tensor) -> Tensor:
         """[P, …] of x [T, …]. Gradients at places without a token are 0 and left out."""
-        laid: Tensor = _Lay.apply(x, self)
-        return laid
+        return _Lay.apply(x, self)
 
     def take(self, y: Tensor) -> Tensor:
         """[T, …] of y [P, …]."""
-        taken: Tensor = _Take.apply(y, self)
-        return taken
+        return _Take.apply(y, self)
 
 
 # Explicit, since autograd's index_select adds up row by row even where, except for copies, a selection suffices.
@@ -192,7 +186,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scali
 
     shared = segments.source is not None
     q, k, v = (segments.end_to_end.lay(x) if shared else x.contiguous() for x in (query, key, value))
-    ends, longest = segments.boundaries, segments.longest
+    ends, longest = segments.boundaries, max(segments.lengths)
     # (-1, 0): each token sees all before it and none after.
     out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **_grouped_heads())
     return segments.end_to_end.take(out) if shared else out

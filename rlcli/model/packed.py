@@ -44,18 +44,14 @@ class PackedBatch:
         return self.segments.boundaries
 
     @property
-    def source(self) -> Tensor:
-        """[boundaries[-1]] int64: the token of the pack at each place of those sequences."""
-        whole = np.arange(self.tokens) if self.segments.source is None else self.segments.source
-        return torch.tensor(whole, device=self.input_ids.device)
-
-    @property
     def tokens(self) -> int:
         return len(self.input_ids)
 
     @property
-    def responses(self) -> int:
-        return len(self.targets)
+    def source(self) -> Tensor:
+        """[boundaries[-1]] int64: the token of the pack at each place of those sequences."""
+        whole = np.arange(self.tokens) if self.segments.source is None else self.segments.source
+        return torch.tensor(whole, device=self.input_ids.device)
 
 
 def pack(

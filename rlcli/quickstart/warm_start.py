@@ -80,14 +80,12 @@ def warm_start(
     """
     prompts = read_prompts(data, "train")
     path = Path(out) / f"warm-start-{_key(prompts, seed, steps)}"
-    if not path.is_dir():
+    cached = path.is_dir()
+    if not cached:
         _writable(path)
         began = time.monotonic()
         model, loss = _train(prompts, seed, steps, on_progress)
         _save(model, path, {"seconds": round(time.monotonic() - began, 3), "loss": round(loss, 4), "seed": seed})
-        cached = False
-    else:
-        cached = True
     note = json.loads((path / NOTE).read_text())
     return WarmStart(path, note["seconds"], cached, note["loss"])
 

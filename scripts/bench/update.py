@@ -135,7 +135,7 @@ def bare(path: Path, batch: Any) -> Callable[[], None]:
     lm = AutoModelForCausalLM.from_pretrained(path)
     policy = PolicyModel(lm, dtype=torch.float32, source="bench")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
-    tokens = sum(micro.packed.responses for micro in batch)
+    tokens = sum(len(micro.packed.targets) for micro in batch)
 
     def update() -> None:
         for micro in batch:

@@ -53,7 +53,7 @@ def groups(prompts: int = 4, samples: int = 8, longest: int = 300) -> list[tuple
 
 def log_probs_and_gradients(policy: Any, batch: PackedBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     outputs = policy(batch)
-    weight = torch.linspace(-1, 1, batch.responses, device=CUDA)
+    weight = torch.linspace(-1, 1, len(batch.targets), device=CUDA)
     (weight * outputs.log_probs).sum().backward()
     return outputs.log_probs.detach(), {name: p.grad.to_local() for name, p in policy.named_parameters()}
 

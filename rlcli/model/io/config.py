@@ -56,12 +56,12 @@ SIZES = (
     *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
 )
 """Sizes in config.json; none may be 0."""
+MOST = 1 << 31
+"""An upper bound on each."""
 
 
 def check_sizes(path: str, config: Any) -> None:
     """Raise `ModelError` for an impossible size: arithmetic with it would fail far from config.json."""
-    from rlcli.model.io.plain_config import MOST
-
     for name in SIZES:
         size = getattr(config, name, None)
         if isinstance(size, int) and size < 1:

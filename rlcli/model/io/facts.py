@@ -22,8 +22,6 @@ class ModelFacts:
     sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files).
     """
 
-    path: str
-    architecture: str
     vocab_size: int
     tokenizer_size: int
     max_positions: int
@@ -44,8 +42,6 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
     if shapes is not None:
         _check_shapes(path, _parameters(AutoModelForCausalLM, config), shapes)
     return ModelFacts(
-        path=path,
-        architecture=config.model_type,
         vocab_size=config.vocab_size,
         tokenizer_size=tokenizer_size,
         max_positions=config.max_position_embeddings,
@@ -156,21 +152,15 @@ def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
 
 def _weight_files(folder: Path) -> list[Path]:
     """At least one; all exist. Raises `ModelError`."""
-    index = next(
-        (
-            folder / n
-            for n in ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-            if (folder / n).is_file()
-        ),
-        None,
-    )
+    kinds = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    index = next((path for kind in kinds if (path := kind.with_name(f"{kind.name}.index.json")).is_file()), None)
     if index:
         try:
             files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelError(f"{index} is not a weights index: {first_line(error)}", "download it again") from error
     else:
-        files = [folder / n for n in ("model.safetensors", "pytorch_model.bin") if (folder / n).is_file()][:1]
+        files = [kind for kind in kinds if kind.is_file()][:1]
     if not files:
         raise ModelError(f"{folder}: no weights (model.safetensors)", "download the whole model")
     missing = [file.name for file in files if not file.is_file()]

@@ -8,14 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from rlcli.model.io.config import MOST, SIZES
+
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 """Types whose sizes are all plain numbers; transformers reads the others."""
-SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("vocab_size", "max_position_embeddings"),
-)
-MOST = 1 << 31
-"""An upper bound on any size in config.json."""
 SPECIAL = ("rope_scaling", "quantization_config", "text_config")
 """Keys that, if set, need transformers to read them."""
 
@@ -30,7 +26,7 @@ def plain_config(path: str) -> SimpleNamespace | None:
         return None
     if not isinstance(values, dict) or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
-    whole = [values.get(name) for name in SIZES]
+    whole = [values.get(name) for name in SIZES if name != "head_dim"]
     if not all(type(size) is int and 0 < size < MOST for size in whole):
         return None
     if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):

@@ -65,13 +65,12 @@ class Offload:
 
     def add(self, name: str, model: nn.Module, optimizer: Optimizer | None = None) -> None:
         """Register parameters of `model` and states of `optimizer` for offloading. Nothing is moved yet."""
+        pinned = self._stream is not None
         if MODEL in self.kinds:
-            self._groups[name] = _Group(
-                lambda: ((parameter, not parameter.requires_grad) for parameter in model.parameters()), self._host()
-            )
+            self._groups[name] = _Group(lambda: ((p, not p.requires_grad) for p in model.parameters()), _Host(pinned))
         if OPTIMIZER in self.kinds and optimizer is not None:
             states = f"{name}.{OPTIMIZER}"
-            self._groups[states] = _Group(lambda: _states(optimizer), self._host())
+            self._groups[states] = _Group(lambda: _states(optimizer), _Host(pinned))
             optimizer.register_step_pre_hook(lambda *_: self._await(states))
 
     @property
@@ -145,9 +144,6 @@ class Offload:
 
     def _away(self) -> dict[int, _Place]:
         return {key: place for group in self._groups.values() if group.away for key, place in group.places.items()}
-
-    def _host(self) -> _Host:
-        return _Host(pinned=self._stream is not None)
 
     def _await(self, name: str) -> None:
         """Make the next computation wait for bytes in transit."""

@@ -107,12 +107,11 @@ class Region:
         return self.row_keys[device]
 
 
-class Copies(TorchDispatchMode):
-    """Calls `note` for each copy from tensor to tensor, as (to, from)."""
+class _Copies(TorchDispatchMode):
+    """Notes each copy from tensor to tensor while it is entered."""
 
-    def __init__(self, note: Callable[[Tensor, Tensor], None]) -> None:
-        super().__init__()
-        self._note = note
+    def _note(self, to: Tensor, source: Tensor) -> None:
+        raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.copy_.default:
@@ -183,7 +182,7 @@ def _difference(tensor: Sent, parts: Sequence[tuple[int, Part]], ranks: int) -> 
         return "was not loaded"
     wrong = sorted({rank for rank, part in parts if part.numel == tensor.numel and part.checksum != tensor.checksum})
     if wrong:
-        return _on("differs", wrong, ranks)
+        return _on(wrong, ranks)
     slices: dict[tuple[Any, ...], tuple[int, int]] = {}
     for _, part in parts:
         if part.numel < tensor.numel:
@@ -194,15 +193,15 @@ def _difference(tensor: Sent, parts: Sequence[tuple[int, Part]], ranks: int) -> 
     if slices and elements != tensor.numel:
         return f"was loaded in part: {elements:,} of {tensor.numel:,} elements"
     if slices and (sum(total for _, total in slices.values()) - tensor.checksum) % (1 << 64):
-        return _on("differs", sorted({rank for rank, _ in parts}), ranks)
+        return _on(sorted({rank for rank, _ in parts}), ranks)
     return ""
 
 
-def _on(what: str, wrong: Sequence[int], ranks: int) -> str:
-    return what if ranks == 1 else f"{what} on rank {', '.join(map(str, wrong))} of the engine"
+def _on(wrong: Sequence[int], ranks: int) -> str:
+    return "differs" if ranks == 1 else f"differs on rank {', '.join(map(str, wrong))} of the engine"
 
 
-class Recorder:
+class Recorder(_Copies):
     """Records the layout of a model while weights are loaded into it for the first time.
 
     with Recorder(model) as recorder:
@@ -211,20 +210,13 @@ class Recorder:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         self._model = model
         self._names = one_name(model)
-        self._copies = Copies(self._note)
         self._owners: dict[int, tuple[str, Tensor]] = {}
         self._given: list[tuple[int, int, str, torch.Size, bool]] = []
         self._layout = Layout()
         self._changed: dict[str, int] = {}
-
-    def __enter__(self) -> Recorder:
-        self._copies.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._copies.__exit__(*error)
 
     def given(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """`weights`, for a loader to read."""
@@ -240,7 +232,9 @@ class Recorder:
         layout = self._layout
         loaded = {name for regions in layout.regions.values() for name, _ in regions}
         layout.changed |= {name for _, _, name, shape, _ in self._given if shape.numel() == 1} - loaded
-        filled = self._filled
+        # Elements of each parameter.
+        filled = {owner: sum(one.numel for _, one in regions) for owner, regions in layout.regions.items()}
+        filled |= self._changed
         for owner, parameter in self._owners.values():
             wanted = int(getattr(parameter, "weight_loader_numel", parameter.numel()))
             if wanted == 1:  # vLLM fills these with a number, without a copy
@@ -248,12 +242,6 @@ class Recorder:
             if wanted > filled.get(owner, 0) and not (filled.get(owner) and self._is_padded(owner)):
                 layout.untouched.append(owner)
         return layout
-
-    @property
-    def _filled(self) -> dict[str, int]:
-        """Number of filled elements of each parameter."""
-        filled = {owner: sum(one.numel for _, one in regions) for owner, regions in self._layout.regions.items()}
-        return filled | self._changed
 
     def _is_padded(self, owner: str) -> bool:
         """Whether it belongs to an embedding, which may have rows beyond the vocabulary."""
@@ -281,21 +269,14 @@ def one_name(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(p), name) for name, p in model.named_parameters(remove_duplicate=False)}
 
 
-class AdapterRecorder:
+class AdapterRecorder(_Copies):
     """Like `Recorder`, for a LoRA adapter in vLLM's `manager`, while it is loaded for the first time as `adapter`."""
 
     def __init__(self, manager: Any, adapter: int) -> None:
+        super().__init__()
         self._manager, self._adapter = manager, adapter
-        self._copies = Copies(self._note)
         self._slots = {_storage(tensor): (name, tensor) for name, tensor in adapter_slots(manager).items()}
         self._made: list[tuple[Tensor, Tensor]] = []
-
-    def __enter__(self) -> AdapterRecorder:
-        self._copies.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._copies.__exit__(*error)
 
     def layout(self) -> Layout:
         layout = Layout()

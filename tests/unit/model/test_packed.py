@@ -130,7 +130,7 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
 
         monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
         monkeypatch.setattr("rlcli.model.attention._grouped", _varlen)
-    weight = torch.linspace(-1, 1, batch.responses)
+    weight = torch.linspace(-1, 1, len(batch.targets))
     ours = policy_of(lm)(batch, 0.7)
     expected, entropy = padded_log_probs(reference, rows, temperature=0.7)
     torch.testing.assert_close(ours.log_probs, expected, rtol=0, atol=1e-5)
