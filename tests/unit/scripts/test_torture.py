@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "_torture"))
 
 from aims import QUIET, STEPS, VICTIMS, draw
 from equal import differences, lost_samples
+from leftovers import left_since, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 RECIPES = ["grpo", "dapo", "ppo"]
@@ -108,3 +111,18 @@ def test_a_sample_is_lost_where_its_file_is_gone_or_holds_another(tmp_path: Path
     assert lost_samples(run, reference) == 1
     (run / "samples" / "step-000001" / "rank-0.parquet").unlink()
     assert lost_samples(run, reference) == 3
+
+
+def test_files_of_an_attempt_whose_reaper_lives_are_no_leftovers() -> None:
+    before, group = seen(), uuid.uuid4().hex[:8]
+    workers = Path("/dev/shm", f"rlcli-{group}-workers")
+    workers.mkdir()
+    try:
+        assert str(workers) in left_since(before)
+        with subprocess.Popen([sys.executable, "-c", "input()", group], stdin=subprocess.PIPE) as reaper:
+            try:
+                assert str(workers) not in left_since(before)
+            finally:
+                reaper.communicate(b"\n")
+    finally:
+        workers.rmdir()
