@@ -115,8 +115,7 @@ def assert_equal(left: Path, right: Path) -> None:
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "how"), [("grpo", "killed"), *((case, "stopped") for case in CASES)])
 @pytest.mark.parametrize("ranks", ["one_rank", "two_ranks"])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     ranks: str, case: str, how: str, request: pytest.FixtureRequest

@@ -111,8 +111,7 @@ def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
         warm_start(tmp_path / "out", tmp_path, seed=0, steps=1)
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_the_model_can_show_its_work_but_mostly_does_not(data: Path, tmp_path: Path) -> None:
     """Of a seed that `rlcli quickstart` does not take by itself; of the one that it takes, its own test sees to it."""
     assert_it_can_show_its_work_but_mostly_does_not(warm_start(tmp_path, data, seed=1).path, data)
