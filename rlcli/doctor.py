@@ -247,9 +247,9 @@ def check_open_files(need: int = 4096) -> Finding:
 def check_hub() -> Finding:
     """The model hub answers within three seconds. Offline is a warning: local models and data need no hub."""
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-    hint = "unset it" if offline else "check the network, or HF_ENDPOINT and the proxy; local paths work without"
     if offline:
-        return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", hint)
+        return Finding("hub", Status.WARN, "HF_HUB_OFFLINE is set: local paths and the cache only", "unset it")
+    hint = "check the network, or HF_ENDPOINT and the proxy; local paths work without"
     found, detail = probe(
         "from huggingface_hub import constants; from huggingface_hub.utils import get_session; "
         "r = get_session().head(constants.ENDPOINT, timeout=3); report(url=constants.ENDPOINT, status=r.status_code)",

@@ -22,8 +22,7 @@ def missing(*modules: str) -> list[str]:
 
 def require(*modules: str) -> None:
     """Raise `SetupError` with the missing ones of `modules` and the extra that installs them."""
-    absent = missing(*modules)
-    if absent:
+    if absent := missing(*modules):
         raise not_installed(*absent)
 
 

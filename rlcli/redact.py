@@ -16,7 +16,6 @@ SECRET_NAME = re.compile(r"(?:^|_)(?:API_?)?(?:KEY|TOKEN|SECRET|PASSWORD|CREDENT
 LEAST = 8
 """Minimum characters of a secret; shorter ones may be part of any word."""
 
-
 SERVICES = ("HF_", "HUGGING_FACE_", "HUGGINGFACE_", "WANDB_", "SWANLAB_", "MLFLOW_", "TRACKIO_", "RAY_")
 """Prefixes of the variables of the hub, a tracker or Ray."""
 

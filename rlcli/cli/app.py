@@ -31,7 +31,6 @@ EPILOG = """Examples:
   rlcli eval --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k
 """
 
-
 app = typer.Typer(
     name="rlcli",
     cls=Root,

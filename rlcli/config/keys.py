@@ -30,22 +30,21 @@ RENAMED = {"algorithm.mismatch_alarm": "algorithm.mismatch_warning"}
 class Key:
     """One key of the configuration.
 
+    rule: what it accepts, in words. kind: the JSON type: string, integer, number, boolean, array, object for a table,
+    or any for a value in a table that is not restricted to numbers. optional: whether it may be `unset`. several:
+    whether it also accepts a list.
+
     >>> keys()["rollout.temperature"].rule
     'a number > 0 and ≤ 10'
     """
 
     name: str
     rule: str
-    """What it accepts, in words."""
     default: Any
     description: str
     kind: str
-    """The JSON type: string, integer, number, boolean, array, object for a table, or any for a value in a table that is
-    not restricted to numbers."""
     optional: bool
-    """Whether it may be `unset`."""
     several: bool = False
-    """Whether it also accepts a list."""
 
 
 def sections() -> dict[str, type[BaseModel]]:
@@ -109,9 +108,8 @@ def unknown_key(name: str, origin: str = "") -> ConfigError:
     if name in sections():
         return ConfigError(f"'{name}' is a section{where}", f"its keys: {', '.join(k.name for k in describe(name))}")
     if name in keys():
-        value = "NUMBER" if keys()[name].rule == TABLE else "VALUE"
-        one = "numbers" if keys()[name].rule == TABLE else "values"
-        return ConfigError(f"'{name}' is a table{where}", f"set one of its {one}: {name}.NAME={value}")
+        kind = "number" if keys()[name].rule == TABLE else "value"
+        return ConfigError(f"'{name}' is a table{where}", f"set one of its {kind}s: {name}.NAME={kind.upper()}")
     leaf = name.rpartition(".")[2]
     leaves = {known.partition(".")[2] for known in keys()}
     close_leaves = difflib.get_close_matches(leaf, leaves, n=2, cutoff=0.75)

@@ -31,23 +31,23 @@ PACKAGES: Registry[ModuleType] = Registry("recipe package", "rlcli.recipes")
 
 @dataclass(frozen=True)
 class Header:
-    """The [recipe] section. A packaged recipe fills in every field; `base` and `task` only if it has one."""
+    """The [recipe] section. A packaged recipe fills in every field; `base` and `task` only if it has one.
+
+    summary: one line, what it trains and how. when: to choose it. expect: what a run should show, with the source of
+    each figure. reproduced: where exactly it was run, and the result; `no` until then. base: name, or path relative to
+    this file, of the recipe that it starts from. task: the model and data that it is for; empty for an algorithm, which
+    works with any.
+    """
 
     name: str
     summary: str = ""
-    """One line: what it trains and how."""
     paper: str = ""
     when: str = ""
-    """When to choose this recipe."""
     hardware: str = ""
     expect: str = ""
-    """What a run should show, with the source of each figure."""
     reproduced: str = ""
-    """Where exactly this recipe was run, and the result; `no` until then."""
     base: str = ""
-    """Name, or path relative to this file, of the recipe that it starts from."""
     task: str = ""
-    """The model and data that it is for; empty for an algorithm, which works with any."""
 
 
 @dataclass(frozen=True)

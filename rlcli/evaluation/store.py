@@ -56,7 +56,7 @@ class EvalStore:
         with _held(path):
             store = cls(path)
             before = settings_of(path)
-            if not before and store._has_samples():
+            if not before and ((path / PARTS).exists() or any(path.glob("*.parquet"))):
                 raise ConfigError(f"--out {path} holds parquet files of unknown origin", "give another folder")
             known = dict(before.get("datasets", {}))
             differing = _differences(before.get("settings", settings), settings)
@@ -110,9 +110,6 @@ class EvalStore:
         found = [*(self.path / PARTS).iterdir()] if (self.path / PARTS).is_dir() else []
         shape = re.compile(re.escape(name) + r"\.\d{4}\.rank-\d+-\d+\.parquet")
         return sorted(file for file in found if shape.fullmatch(file.name))
-
-    def _has_samples(self) -> bool:
-        return (self.path / PARTS).exists() or any(self.path.glob("*.parquet"))
 
     def _remove(self, name: str) -> None:
         """Remove the samples of a dataset. Their settings are removed only when all samples are gone: after a kill in

@@ -10,6 +10,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 
 from rlcli import __version__
+from rlcli.config.changes import PATHS
 from rlcli.config.load import to_toml
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.provenance import recorded
@@ -18,10 +19,7 @@ from rlcli.export.source import Origin
 from rlcli.export.types import Export, shown
 from rlcli.runs.records import evaluations_of
 
-PRIVATE = (
-    *("model.path", "data.path", "evaluation.data", "critic.path", "algorithm.code", "cluster.address"),
-    "verifier.sandbox",
-)
+PRIVATE = (*PATHS, "cluster.address", "verifier.sandbox")
 """Settings that hold paths or addresses of the training machine."""
 WHOLE_PATH = re.compile(r"(?<![\w:/.])~?/(?:[^\s'\",|/]+/)+(?=[^\s'\",|/])")
 """The folders of an absolute path, or one from home, anywhere: in a verifier, an argument, a setting."""

@@ -41,27 +41,19 @@ class Outcome:
 
 def by_chars(rows: Rows, low: int | None, high: int | None) -> Outcome:
     """Keep rows whose messages have from `low` to `high` characters in total."""
-    low, most = low or 0, float("inf") if high is None else high
-    lengths = {id(row): sum(len(message["content"]) for message in row.prompt.messages) for row in _all(rows)}
-    removed = {
-        "shorter": sum(length < low for length in lengths.values()),
-        "longer": sum(length > most for length in lengths.values()),
-    }
-    return Outcome(_kept(rows, lambda row: low <= lengths[id(row)] <= most), removed, [])
+    lengths = [sum(len(message["content"]) for message in row.prompt.messages) for row in _all(rows)]
+    return _between(rows, lengths, low or 0, float("inf") if high is None else high)
 
 
 def by_tokens(rows: Rows, most: int, tokenizer: str, on_progress: OnProgress) -> Outcome:
     """Keep rows of at most `most` tokens with the chat template of `tokenizer` (a folder or hub id)."""
     from rlcli.data.prompts.prompts import load_tokenizer, prompt_lengths
 
-    every = list(_all(rows))
-    prompts = [row.prompt for row in every]
-    counted = prompt_lengths(
-        prompts, load_tokenizer(tokenizer), lambda done, total: on_progress("tokenize", done, total)
-    )
-    lengths = {id(row): length for row, length in zip(every, counted, strict=True)}
-    longer = sum(length > most for length in counted)
-    return Outcome(_kept(rows, lambda row: lengths[id(row)] <= most), {"longer": longer}, [])
+    def on_tokens(done: int, total: int) -> None:
+        on_progress("tokenize", done, total)
+
+    prompts = [row.prompt for row in _all(rows)]
+    return _between(rows, prompt_lengths(prompts, load_tokenizer(tokenizer), on_tokens), 0, most)
 
 
 def without_duplicates(rows: Rows) -> Outcome:
@@ -125,6 +117,13 @@ def limited(rows: Rows, limit: int) -> Outcome:
     """Keep the first `limit` rows of each split."""
     over = sum(max(0, len(some) - limit) for some in rows.values())
     return Outcome({split: some[:limit] for split, some in rows.items()}, {"over the limit": over}, [])
+
+
+def _between(rows: Rows, lengths: Sequence[int], low: int, high: float) -> Outcome:
+    """Keep rows whose length, in the order of `_all`, is from `low` to `high`."""
+    lengths_of = {id(row): length for row, length in zip(_all(rows), lengths, strict=True)}
+    removed = {"shorter": sum(length < low for length in lengths), "longer": sum(length > high for length in lengths)}
+    return Outcome(_kept(rows, lambda row: low <= lengths_of[id(row)] <= high), removed, [])
 
 
 def _kept(rows: Rows, keep: Callable[[Row], bool]) -> Rows:

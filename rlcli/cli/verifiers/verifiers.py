@@ -51,10 +51,7 @@ def list_verifiers(json: Json = False) -> None:
 
 
 @app.command("show")
-def show_verifier(
-    name: VerifierName,
-    json: Json = False,
-) -> None:
+def show_verifier(name: VerifierName, json: Json = False) -> None:
     """Show what a verifier reads, its options and an example that it accepts.
 
     Examples:

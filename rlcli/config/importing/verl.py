@@ -6,23 +6,9 @@ import math
 import re
 from typing import Any
 
+from rlcli.config.importing import verl_keys
 from rlcli.config.importing.reading import Reading, divisor_near, number_of
-from rlcli.config.importing.verl_keys import (
-    ACTOR,
-    ADVANTAGES,
-    AGGREGATIONS,
-    CORRECTION,
-    DEFAULTS,
-    DIRECT,
-    ESTIMATORS,
-    LOSS,
-    LOSSES,
-    MISSING,
-    MODEL,
-    OPTIM,
-    ROLLOUT,
-    SAME,
-)
+from rlcli.config.importing.verl_keys import ACTOR, CORRECTION, LOSS, MODEL, OPTIM, ROLLOUT
 
 VERSION = "0.9.1"
 OVERLONG = "reward_kwargs.overlong_buffer_cfg"
@@ -30,12 +16,12 @@ OVERLONG = "reward_kwargs.overlong_buffer_cfg"
 
 def translate(given: dict[str, Any], ours: dict[str, Any]) -> Reading:
     """ours: our defaults, by key."""
-    read = Reading(given, DEFAULTS)
-    read.direct({source: to for source, to in DIRECT.items() if to[1] is not bool or read.gives(source)})
+    read = Reading(given, verl_keys.DEFAULTS)
+    read.direct({source: to for source, to in verl_keys.DIRECT.items() if to[1] is not bool or read.gives(source)})
     for part in (_data, _sizes, _model, _optimizer, _advantage, _loss, _kl, _correction, _sampling, _critic, _trainer):
         part(read)
     _rewards(read)
-    read.finish(SAME, MISSING, ours)
+    read.finish(verl_keys.SAME, verl_keys.MISSING, ours)
     return read
 
 
@@ -148,7 +134,7 @@ def _optimizer(read: Reading) -> None:
 def _advantage(read: Reading) -> None:
     source, scaled = "algorithm.adv_estimator", "algorithm.norm_adv_by_std_in_grpo"
     name = read.text(source)
-    advantage = ADVANTAGES.get(name)
+    advantage = verl_keys.ADVANTAGES.get(name)
     if advantage is None:
         read.missing(source, "no such advantage; the recipe has grpo")
         advantage = "grpo"
@@ -166,7 +152,7 @@ def _advantage(read: Reading) -> None:
 
 def _loss(read: Reading) -> None:
     source = f"{LOSS}.loss_mode"
-    loss = LOSSES.get(read.text(source))
+    loss = verl_keys.LOSSES.get(read.text(source))
     if loss is None:
         read.missing(source, "no such loss; the recipe has ppo")
         loss = "ppo"
@@ -202,7 +188,7 @@ def _aggregation(read: Reading, loss: str) -> None:
     if loss in ("gmpo", "sapo"):
         note = f"verl's {loss} takes the mean over responses, whatever {source} is"
         read.map(source, "algorithm.aggregation", "seq-mean-token-mean", note)
-    elif mode in AGGREGATIONS:
+    elif mode in verl_keys.AGGREGATIONS:
         read.map(source, "algorithm.aggregation", mode)
     else:
         read.missing(source, "no such aggregation; the recipe has token-mean")
@@ -223,7 +209,7 @@ def _kl(read: Reading) -> None:
         switch = f"{ACTOR}.use_kl_loss" if in_loss else "algorithm.use_kl_in_reward"
         read.direct({coef: ("algorithm.kl_coef", float)})
         read.map(switch, "algorithm.kl_in", "loss" if in_loss else "reward")
-        estimator, note = ESTIMATORS.get(read.text(kind)), ""
+        estimator, note = verl_keys.ESTIMATORS.get(read.text(kind)), ""
         if estimator == "k1" and in_loss:
             estimator, note = "k1+", "as a loss term k1 has an expected gradient of 0; k1+ has the gradient of the KL"
         if estimator:
