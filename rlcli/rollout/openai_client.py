@@ -64,8 +64,8 @@ class ChatClient:
     """A synchronous client of one endpoint.
 
     base_url: `http://host:8000` or `http://host:8000/v1`. model: if unset, the only one that the endpoint serves.
-    api_key: if unset, OPENAI_API_KEY; it appears in no message. timeout_s: the longest time for one response.
-    concurrency: concurrent requests.
+    timeout_s: the longest time for one response. concurrency: concurrent requests. The API key is OPENAI_API_KEY; it
+    appears in no message.
 
         for result in ChatClient("http://localhost:8000").generate(requests):
             print(result.key, result.text)
@@ -78,7 +78,6 @@ class ChatClient:
         self,
         base_url: str,
         model: str | None = None,
-        api_key: str | None = None,
         timeout_s: float = 600.0,
         concurrency: int = 32,
     ) -> None:
@@ -86,7 +85,7 @@ class ChatClient:
         self.model = model
         self.timeout_s = timeout_s
         self.concurrency = concurrency
-        self._api_key = (os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key).strip()
+        self._api_key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not self._api_key.isascii() or not self._api_key.isprintable():
             raise EndpointError("OPENAI_API_KEY holds characters that no API key has", "set it again")
         self._reached = False

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import SetupError
-from rlcli.sandbox.judge.calls import Job
+from rlcli.sandbox.judge.calls import Job, with_nonce
 from rlcli.sandbox.judge.judgement import Judgement
 from rlcli.sandbox.judge.scripts import same_output
 from rlcli.sandbox.limits import Limits
@@ -67,7 +67,8 @@ class FusionJudge:
         nonce, limits = secrets.token_hex(16), _on_the_wall(limits)
         order = {"program": program, "job": job, "limits": dataclasses.asdict(limits), "nonce": nonce}
         ran = self._run(_driver(), json.dumps(order), limits.wall_s + 1.0)
-        result = _answer(ran, nonce)
+        lines = reversed(str(ran["stdout"] or "").splitlines())
+        result = next(filter(None, (with_nonce(line, nonce) for line in lines)), None)
         if result is None:
             if ran["status"] == "TimeLimitExceeded":
                 return Judgement.of(0, 0, f"ran past {limits.wall_s:g} s")
@@ -121,17 +122,6 @@ def _problem(ran: Mapping[str, Any], expected: str) -> str:
         return lines[-1][:300] if lines else f"the program ended with status {ran['return_code']}"
     got = str(ran["stdout"] or "")
     return "" if same_output(expected, got) else f"expected {expected[:80]!r}, got {got[:80]!r}"
-
-
-def _answer(ran: Mapping[str, Any], nonce: str) -> dict[str, Any] | None:
-    for line in reversed(str(ran["stdout"] or "").splitlines()):
-        try:
-            result = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(result, dict) and result.get("nonce") == nonce:
-            return result
-    return None
 
 
 @cache

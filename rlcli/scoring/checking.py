@@ -28,11 +28,9 @@ def check_loaded(loaded: Mapping[str, Facts], deadline_s: float, sandbox: str, s
                 f"{setting} = {deadline_s:g}, before it can report what took too long",
                 f"raise it to {needed_s if one.needs_sandbox else needed_s / 10:g} or more, or give a lower timeout_s",
             )
-    return _opened(backend_name(sandbox)) if any(one.needs_sandbox for one in loaded.values()) else ""
-
-
-def _opened(backend: str) -> str:
-    """The name of the backend that `backend` selects, once it has run a program."""
+    if not any(one.needs_sandbox for one in loaded.values()):
+        return ""
+    backend = backend_name(sandbox)
     if not backend.startswith(("http://", "https://")):
         return open_sandbox(backend).name
     from rlcli.sandbox.fusion import FusionJudge

@@ -49,7 +49,7 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
             finally:
                 tester.kill()
             assert end_of_tests is not None
-            result = _result(end_of_tests, nonce)
+            result = with_nonce(end_of_tests.stdout, nonce)
             gone = result is None or result["verdict"] in ("gone", "unstarted")
             end_of_program = candidate.ended(_GRACE_S if gone else 0)
         finally:
@@ -57,10 +57,10 @@ def judge_calls(sandbox: Starts, program: str, job: Job, limits: Limits) -> Judg
     return _judgement(result, end_of_tests, end_of_program, limits)
 
 
-def _result(end: Exit, nonce: str) -> dict[str, Any] | None:
-    """The tester's output, if it wrote any."""
+def with_nonce(text: str | bytes, nonce: str) -> dict[str, Any] | None:
+    """The JSON object in `text`, if it repeats the nonce."""
     try:
-        result = json.loads(end.stdout)
+        result = json.loads(text)
     except ValueError:
         return None
     return result if isinstance(result, dict) and result.get("nonce") == nonce else None

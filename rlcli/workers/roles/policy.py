@@ -99,9 +99,8 @@ class PolicyRole:
         `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`: see `LossCheck`.
         And the advantages of the tokens in the loss, or None if they do not determine the loss."""
         sums: dict[str, Tensor] = {}
-        planned = read = None
-        if "advantages" in batch.columns:
-            planned = batch.of(micro, "advantages")
+        read = None
+        planned = batch.of(micro, "advantages") if "advantages" in batch.columns else None
         if "signatures" in batch.columns:
             signatures = batch.of(micro, "signatures")
             sums["check_rows"] = signatures.double().sum()
