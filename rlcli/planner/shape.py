@@ -123,8 +123,7 @@ def shape_of(config: Any) -> ModelShape:
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
     """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
     `ModelError` if there is none or it cannot be trained. key: the config key that gives the path."""
-    from rlcli.model.io.config import check_place, check_sizes, read_config
-    from rlcli.model.io.plain_config import plain_config
+    from rlcli.model.io.config import check_place, check_sizes, plain_config, read_config
 
     if not path:
         raise ModelError("no model is given", "name a folder or hub id with --model")

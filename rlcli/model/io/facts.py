@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
-from rlcli.model.io.config import THEIR_CONFIG, first_line, read_config
+from rlcli.model.io.config import THEIR_CONFIG, cached_config, first_line, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +96,13 @@ def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None)
     if Path(path).is_dir():
         files = _weight_files(Path(path))
     else:
-        snapshot, files = _cached(path), []
+        cached, files = cached_config(path), []
         with contextlib.suppress(ModelError):  # only some of them
-            files = _weight_files(snapshot) if snapshot else []
+            files = _weight_files(cached.parent) if cached else []
     if not files:
         on_note(f"the weights of {path} are not downloaded yet, so they are not checked")
     for file in files:
         check_finite(path, _tensors(file))
-
-
-def _cached(path: str) -> Path | None:
-    """The snapshot of a hub id in the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(path, "config.json")
-    return Path(found).parent if isinstance(found, str) else None
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 from rlcli.cli.main import main
 from rlcli.config.load import resolve
 from rlcli.errors import ConfigError, SetupError
-from rlcli.model.io.plain_config import plain_config
+from rlcli.model.io.config import plain_config
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.engine import full_responses, weights
 from rlcli.planner.forecast import disk, forecast
