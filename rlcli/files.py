@@ -67,6 +67,14 @@ def _keep(path: Path, old: Path) -> None:
         shutil.copy2(path, old)
 
 
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, if it is there. OSError if that cannot be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def cache_folder() -> Path:
     """The cache, for what can be made again: ~/.cache/rlcli. RuntimeError if there is no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlcli"

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 import rlcli
 from rlcli.errors import CheckpointError, RunFailed
-from rlcli.files import described, sync_folder, write_synced
+from rlcli.files import described, remove, sync_folder, write_synced
 
 FORMAT = 1
 """Incremented whenever older code could not read, or would misread, what this code writes."""
@@ -91,7 +91,7 @@ class Checkpoints:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.remove_leftovers()
-            _remove(partial)
+            remove(partial)
             partial.mkdir()
         except OSError as error:
             raise _cannot_write(partial, error) from error
@@ -145,7 +145,7 @@ class Checkpoints:
         """Remove a checkpoint that could not be completed; never fails."""
         self._unfinished.discard(step)
         with contextlib.suppress(OSError):
-            _remove(self._partial(step))
+            remove(self._partial(step))
 
     def all(self) -> list[Checkpoint]:
         """All checkpoints, oldest first, not verified. CheckpointError if the folder cannot be read."""
@@ -184,7 +184,7 @@ class Checkpoints:
 
     def _old(self, path: Path) -> Path:
         old = path.with_name(f".{path.name}.old")
-        _remove(old)
+        remove(old)
         return old
 
     def _link(self, target: Path) -> None:
@@ -320,10 +320,3 @@ def _cannot_write(path: Path, error: OSError) -> RunFailed:
 
 def _as_json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=1, allow_nan=True).encode() + b"\n"
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

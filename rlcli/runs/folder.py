@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import RlcliError, RunFailed, SetupError
-from rlcli.files import read_object, read_objects, replacing, write_synced
+from rlcli.files import read_object, read_objects, remove, replacing, write_synced
 from rlcli.redact import redacted
 from rlcli.runs.environment import environment
 
@@ -168,11 +167,7 @@ class RunFolder:
     def _clear(self) -> None:
         os.ftruncate(self._place, 0)
         for name in LAYOUT:
-            entry = self.path / name
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink(missing_ok=True)
+            remove(self.path / name)
 
 
 def add_event(path: Path, kind: str, /, **facts: Any) -> None:
