@@ -52,10 +52,6 @@ class PolicyModel(Decoder):
         return TokenOutputs(*token_log_probs(hidden, weight, batch.targets, temperature, chunk, want_entropy))
 
     @property
-    def has_adapter(self) -> bool:
-        return self._peft[0] is not None
-
-    @property
     def peft(self) -> PeftModel:
         peft = self._peft[0]
         assert peft is not None, "this policy trains all weights: it has no adapter"
@@ -67,7 +63,7 @@ class PolicyModel(Decoder):
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """As in every decoder; an adapter is added to its weights."""
-        if not self.has_adapter:
+        if self._peft[0] is None:
             return super().stream_weights(dtype)
         return whole(merged(self.lm, self.adapter_scale), dtype or self.dtype)
 

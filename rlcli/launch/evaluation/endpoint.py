@@ -25,10 +25,6 @@ from rlcli.types import FinishReason, Prompt, Verdict
 SETTLE_EVERY_S = 0.25
 
 
-def client_of(endpoint: str, config: RunConfig) -> ChatClient:
-    return ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
-
-
 def served_name(client: ChatClient) -> str:
     """The model that will answer; if none was named, the only one that the endpoint serves. Raises EndpointError."""
     for _ in client.generate([]):  # only queries the model name

@@ -131,7 +131,8 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
 
 def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation:
     """Evaluate a served model."""
-    from rlcli.launch.evaluation.endpoint import ask, client_of, scoring, served_name
+    from rlcli.launch.evaluation.endpoint import ask, scoring, served_name
+    from rlcli.rollout.openai_client import ChatClient
 
     config = request.config
     names, marks = _names(request)
@@ -142,7 +143,7 @@ def evaluate_endpoint(request: Request, endpoint: str, view: View) -> Evaluation
     }
     datasets = _datasets(request, marks, rows)
     scorers = scoring(config, [prompt for dataset in datasets for prompt in dataset.prompts])
-    client = client_of(endpoint, config)
+    client = ChatClient(endpoint, config.model.path or None, concurrency=config.rollout.max_concurrent)
     model = served_name(client)
     with ExitStack() as stack:
         store = _open(request, datasets, config, {"endpoint": client.base_url, "model": model}, stack)

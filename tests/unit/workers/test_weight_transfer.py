@@ -22,8 +22,6 @@ from rlcli.workers.roles.weight_transfer import Incoming, Synced, load_files, ou
 class Policy:
     """Streams tensors of so many elements, float32."""
 
-    has_adapter = False
-
     def __init__(self, *sizes: int) -> None:
         self.named = [(f"w{i}", torch.full((size,), float(i))) for i, size in enumerate(sizes)]
 
@@ -32,7 +30,6 @@ class Policy:
 
 
 class Adapted(Policy):
-    has_adapter = True
     adapter_scale = 2.0
 
     def save_adapter(self, folder: Path) -> dict[str, Tensor]:
