@@ -205,6 +205,31 @@ def check_trackers() -> Finding:
     return Finding("trackers", Status.PASS, shown + (f"; pip install 'rlcli[NAME]' adds {absent}" if absent else ""))
 
 
+def check_template(path: str) -> list[Finding]:
+    """Whether conversations can be appended to in tokens with the chat template of a model, one finding a boundary
+    between turns. Raises `ModelError` if there is no tokenizer."""
+    from rlcli.data.prompts.chat_template import stop_tokens
+    from rlcli.data.prompts.prompts import load_tokenizer
+    from rlcli.environments.template_contract import Agreement, check
+
+    found = {
+        Agreement.EXACT: (Status.PASS, "one rendering gives the same tokens", ""),
+        Agreement.PAST: (Status.WARN, "rendered whole, the past differs: ", "kept as it was drawn"),
+        Agreement.NONE: (Status.WARN, "", ""),
+        Agreement.BROKEN: (
+            Status.FAIL,
+            "rendered whole, other tokens follow: ",
+            "avoid such turns, or use another model",
+        ),
+    }
+    tokenizer = load_tokenizer(path)
+    findings = []
+    for boundary in check(tokenizer, stop_tokens(tokenizer, path, ())):
+        status, what, hint = found[boundary.agreement]
+        findings.append(Finding(boundary.name, status, what + boundary.detail, hint))
+    return findings
+
+
 def _installed(packages: Sequence[str]) -> str:
     """The version of the first installed one of `packages`, or empty."""
     for package in packages:

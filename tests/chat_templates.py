@@ -74,3 +74,21 @@ def tokenizer_with(template: str, bos: str | None = None) -> Any:
         tokenizer.add_special_tokens({"bos_token": bos})
     tokenizer.chat_template = template
     return tokenizer
+
+
+def bpe_tokenizer_with(template: str, *, by_words: bool = True) -> Any:
+    """A byte-level BPE with merges, and all markers. by_words: it merges within a word or a run of white space, as
+    models' tokenizers do; else any bytes, so that a token may begin in a message and end behind it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_words)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["assistant\nthe sum is 42\n\nuser\n42 is the sum; x = 1;\n" * 4, template], trainer)
+    tokenizer.add_special_tokens([*MARKERS, "<|user|>", "<|assistant|>", "<eos>"])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", bos_token="<eos>", chat_template=template
+    )

@@ -16,7 +16,7 @@ from datetime import date, datetime
 from typing import Any
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.types import Message, Prompt, VerifyRequest
+from rlcli.types import Prompt, VerifyRequest
 
 Value = str | bool | int | float
 
@@ -88,14 +88,24 @@ def asks_for_date(tokenizer: Any) -> bool:
     return DATE in reads(tokenizer)
 
 
-def render(tokenizer: Any, messages: Sequence[Message], *, what: str = "", opened: bool = True) -> str:
+def render(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    what: str = "",
+    opened: bool = True,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """A conversation as text, with the assistant's turn opened. what: its name in errors, such as "prompt sums:0".
-    Raises `ModelError` if the template is broken, fails or refuses."""
+    tools: JSON schemas of the functions that the assistant may call. Raises `ModelError` if the template is broken,
+    fails or refuses."""
     import jinja2
 
     name, of = tokenizer.name_or_path or "the model", f" {what}" if what else ""
     try:
-        text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=opened)
+        text: str = tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=opened
+        )
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(
             f"the chat template of {name} is broken: {error}", "fix its chat_template.jinja or copy it again"

@@ -1,0 +1,1 @@
+"""Conversations: what follows a turn of the policy, in tokens."""

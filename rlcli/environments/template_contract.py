@@ -1,0 +1,133 @@
+"""Whether conversations in tokens (`turns`) agree with the chat template of a tokenizer, boundary by boundary."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rlcli.environments.turns import Messages, TurnTemplate
+from rlcli.errors import ModelError
+
+Message = dict[str, Any]
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {name: {"type": "integer", "description": "a number"} for name in ("a", "b")},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def _said(text: str, reasoning: str = "") -> Message:
+    return {"role": "assistant", "content": text} | ({"reasoning_content": reasoning} if reasoning else {})
+
+
+def _call(*numbers: int, reasoning: str = "") -> Message:
+    """A turn that calls `add` once for each number."""
+    calls = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": "add", "arguments": {"a": number, "b": 2}}}
+        for number in numbers
+    ]
+    return _said("", reasoning) | {"tool_calls": calls}
+
+
+def _result(number: int, text: str) -> Message:
+    return {"role": "tool", "name": "add", "tool_call_id": f"call{number:05}", "content": text}
+
+
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+BOUNDARIES: dict[str, tuple[list[Message], list[Message]]] = {
+    "a user's answer": ([_user("1+1?"), _said("2")], [_user("Sure?")]),
+    "a user's answer, with a system message": ([SYSTEM, _user("1+1?"), _said("2")], [_user("Sure?")]),
+    "a user's answer to a turn that reasons": ([_user("1+1?"), _said("2", "one and one")], [_user("Sure?")]),
+    "a user's second answer": ([_user("1+1?"), _said("2"), _user("Sure?"), _said("Yes.")], [_user("Why?")]),
+    "a user's answer with space around it": ([_user("1+1?"), _said("2")], [_user("\n  Sure?\n\n")]),
+    "a user's answer in other scripts": ([_user("1+1?"), _said("zwei")], [_user("véritable? 真的吗？🙂")]),
+    "a tool's result": ([_user("1+2?"), _call(1)], [_result(1, "3")]),
+    "a tool's result to a turn that reasons": ([SYSTEM, _user("1+2?"), _call(1, reasoning="add")], [_result(1, "3")]),
+    "two tools' results": ([_user("1+2, 3+2?"), _call(1, 3)], [_result(1, "3"), _result(3, "5")]),
+    "a second tool's result": ([_user("1+2+2?"), _call(1), _result(1, "3"), _call(3)], [_result(3, "5")]),
+    "a tool's result in several lines": ([_user("1+2?"), _call(1)], [_result(1, '{"sum":\n  3}\n')]),
+    "a user's question after a tool": ([_user("1+2?"), _call(1), _result(1, "3"), _said("3")], [_user("And 2+2?")]),
+}
+"""Name → the conversation up to a turn of the policy, and the messages that follow it."""
+
+
+class Agreement(StrEnum):
+    """EXACT: the tokens are those of one rendering of the whole conversation. PAST: they are from the turn on; the
+    template renders what was before it differently, and the conversation keeps what was drawn. BROKEN: they are not.
+    NONE: the template refuses such messages."""
+
+    EXACT = "exact"
+    PAST = "past differs"
+    BROKEN = "broken"
+    NONE = "unsupported"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What was found at one boundary. detail: the tokens that differ, as text, or why it is unsupported."""
+
+    name: str
+    agreement: Agreement
+    detail: str = ""
+
+
+def check(tokenizer: Any, stops: Collection[int]) -> list[Boundary]:
+    """Compare at each of `BOUNDARIES` the appended tokens with one rendering of the whole conversation."""
+    return [_checked(tokenizer, stops, name, past, new) for name, (past, new) in BOUNDARIES.items()]
+
+
+def _checked(tokenizer: Any, stops: Collection[int], name: str, past: list[Message], new: Messages) -> Boundary:
+    turns = TurnTemplate(tokenizer, stops, TOOLS if any("tool_calls" in message for message in past) else ())
+    if turns.arguments == "{}":
+        past = _with_text_arguments(past)
+    try:
+        whole = turns.first([*past, *new])
+        drawn = turns.trimmed(past)
+        appended = turns.append(drawn, new)
+    except ModelError as error:
+        return Boundary(name, Agreement.NONE, str(error))
+    text = tokenizer.decode(whole)
+    missing = [word for message in new for word in re.findall(r"\w+", message["content"]) if word not in text]
+    if missing:
+        return Boundary(name, Agreement.NONE, f"the template leaves out the {new[0]['role']}'s message")
+    ours = drawn[: len(drawn) - appended.dropped] + appended.tokens
+    if ours == whole:
+        return Boundary(name, Agreement.EXACT)
+    tail = len(appended.tokens)
+    if tail and whole[-tail:] == appended.tokens:
+        return Boundary(name, Agreement.PAST, _difference(tokenizer, ours, whole))
+    return Boundary(name, Agreement.BROKEN, _difference(tokenizer, ours, whole))
+
+
+def _with_text_arguments(messages: list[Message]) -> list[Message]:
+    """The same messages, with the arguments of calls as JSON text."""
+    changed = copy.deepcopy(messages)
+    for call in (call for message in changed for call in message.get("tool_calls", ())):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return changed
+
+
+def _difference(tokenizer: Any, ours: list[int], whole: list[int]) -> str:
+    """Both texts from the first token that differs on."""
+    same = next((i for i, (a, b) in enumerate(zip(ours, whole, strict=False)) if a != b), min(len(ours), len(whole)))
+    texts = (tokenizer.decode(ids[same : same + 12]) for ids in (ours, whole))
+    return "{!r} in place of {!r}".format(*texts)

@@ -1,0 +1,68 @@
+"""The boundaries at which a chat template is tried, and what `rlcli doctor --template` prints of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.environments.template_contract import BOUNDARIES, Agreement, check
+from tests import chat_templates as of
+from tests.chat_templates import bpe_tokenizer_with
+
+STRIPPED = of.CHATML.replace(
+    "message.content +",
+    "('<think>' + message.reasoning_content + '</think>' if message.reasoning_content and loop.last else '')"
+    " + message.content +",
+)
+"""Qwen3's kind: only the last turn shows its reasoning."""
+COUNTED = of.CHATML.replace("+ '\\n' }}", "+ '\\n' ~ (loop.index if message.role == 'user' else '') }}", 1)
+"""A user's turn begins with its place in the conversation."""
+COUNTS = ["a user's answer, with a system message", "a user's second answer", "a user's question after a tool"]
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception('only two') }}{% endif %}"
+    "{% endfor %}" + of.CHATML
+)
+LEAVES_OUT = "{% set messages = messages | rejectattr('role', 'equalto', 'tool') | list %}" + of.CHATML
+
+
+@pytest.mark.parametrize("template", [of.CHATML, of.DATED, of.BY_OPENER, of.BY_EOS])
+def test_a_template_that_appends_agrees_at_every_boundary(template: str) -> None:
+    tokenizer = bpe_tokenizer_with(template)
+    found = check(tokenizer, [tokenizer.eos_token_id])
+    assert [(each.name, each.agreement) for each in found] == [(name, Agreement.EXACT) for name in BOUNDARIES]
+
+
+@pytest.mark.parametrize(
+    ("template", "agreement", "names"),
+    [
+        (STRIPPED, Agreement.PAST, [name for name in BOUNDARIES if "reasons" in name]),
+        (of.TWO_ENDS, Agreement.PAST, list(BOUNDARIES)),
+        (COUNTED, Agreement.BROKEN, COUNTS),
+        (ALTERNATING, Agreement.NONE, [name for name in BOUNDARIES if "tool" in name or "system" in name]),
+        (LEAVES_OUT, Agreement.NONE, [name for name in BOUNDARIES if "tool" in name and "question" not in name]),
+    ],
+    ids=["drops reasoning", "ends the last turn otherwise", "counts", "has two roles", "leaves a role out"],
+)
+def test_a_boundary_that_differs_is_named(template: str, agreement: Agreement, names: list[str]) -> None:
+    tokenizer = bpe_tokenizer_with(template)
+    found = check(tokenizer, [tokenizer.eos_token_id])
+    assert [each.name for each in found if each.agreement is agreement] == names
+    assert all(each.detail for each in found if each.agreement is not Agreement.EXACT)
+
+
+def test_the_doctor_names_the_boundary_that_breaks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bpe_tokenizer_with(COUNTED).save_pretrained(tmp_path / "model")
+    assert main(["doctor", "--template", str(tmp_path / "model")]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == len(BOUNDARIES)
+    assert [line.split("rendered")[0].split("fail")[1].strip() for line in lines if "fail" in line] == COUNTS
+    bpe_tokenizer_with(of.CHATML).save_pretrained(tmp_path / "sound")
+    assert main(["doctor", "--template", str(tmp_path / "sound"), "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert told["ok"]
+    assert {check["status"] for check in told["checks"]} == {"pass"}
+    assert main(["doctor", "--template", str(tmp_path / "nowhere")]) == 2
+    assert "has no tokenizer to load" in capfd.readouterr().err
