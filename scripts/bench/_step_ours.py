@@ -106,8 +106,8 @@ def bench_worker(lengths: dict[int, int]) -> type[Worker]:
     """A worker whose responses are as long as `lengths` says, whatever ends the model draws."""
 
     class BenchWorker(Worker):
-        def _build_engine(self, tokenizer: Any) -> None:
-            super()._build_engine(tokenizer)
+        def _build_engine(self) -> None:
+            super()._build_engine()
             params = self.engine._params
 
             def imposed(request: Any) -> Any:
