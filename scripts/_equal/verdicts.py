@@ -34,6 +34,8 @@ def verdicts(tree: Tree, work: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for names, files in ((VERIFIERS, texts(tree)), (CODE, programs(tree)), (COUNTDOWN, sums())):
         for file, rows in files:
+            if not rows:
+                continue
             path = folder / f"{file}.jsonl"
             path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
             for number, name in enumerate(names):
