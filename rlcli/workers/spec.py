@@ -32,8 +32,8 @@ class WorkerSpec:
     scoring_processes: int
     verifiers: tuple[str, ...]
     group_id: str
+    stop_token_ids: tuple[int, ...]
     weights_follow: bool = False
-    stop_token_ids: tuple[int, ...] = ()
     thinking: bool = False
     hub_token: str = field(default="", repr=False)
 

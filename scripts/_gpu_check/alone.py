@@ -42,6 +42,8 @@ def worker(check: Check, shape: str, lora_rank: int = 0) -> Iterator[Any]:
 
 def spec(check: Check, model: str, lora_rank: int) -> Any:
     from rlcli.config.schema import RunConfig
+    from rlcli.data.prompts.chat_template import stop_tokens
+    from rlcli.data.prompts.prompts import load_tokenizer
     from rlcli.workers.spec import WorkerSpec
 
     config = RunConfig.model_validate(
@@ -66,6 +68,7 @@ def spec(check: Check, model: str, lora_rank: int) -> Any:
         scoring_processes=1,
         verifiers=(),
         group_id=f"gpu-check-{os.getpid()}",
+        stop_token_ids=tuple(stop_tokens(load_tokenizer(model), model, ())),
     )
 
 

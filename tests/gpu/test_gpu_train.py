@@ -172,6 +172,8 @@ def drive(model: str, out: str, lora_rank: str) -> None:
 
     from rlcli.cluster.placement import WORKER_ENV
     from rlcli.config.schema import RunConfig
+    from rlcli.data.prompts.chat_template import stop_tokens
+    from rlcli.data.prompts.prompts import load_tokenizer
     from rlcli.rollout.engine import GenerationRequest, Sampling, finished
     from rlcli.workers.spec import WorkerSpec
     from rlcli.workers.worker import Worker
@@ -199,6 +201,7 @@ def drive(model: str, out: str, lora_rank: str) -> None:
         scoring_processes=1,
         verifiers=(),
         group_id="gpu-test",
+        stop_token_ids=tuple(stop_tokens(load_tokenizer(model), model, ())),
     )
     worker = Worker(0, 1, spec)
     with socket.socket() as probe:

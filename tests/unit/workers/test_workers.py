@@ -79,6 +79,7 @@ def worker(tmp_path: Any) -> Worker:
         1,
         (),
         "test",
+        (),
     )
     made.device = torch.device("cpu")
     made.offload = Offload(KINDS["none"], made.device)
