@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlcli.cli import console
 from rlcli.cli.options import Json
+
+if TYPE_CHECKING:
+    from rlcli.doctor import Finding
 
 MARKS = {"pass": "[green]✓[/]", "warn": "[yellow]![/]", "fail": "[red]✗[/]"}
 
@@ -46,7 +50,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _show(findings: list[Any]) -> None:
+def _show(findings: Sequence[Finding]) -> None:
     from rich.markup import escape
 
     width = max(18, *(len(finding.name) for finding in findings))
