@@ -1,0 +1,137 @@
+"""What an environment is: the other side of a conversation.
+
+A class with three methods, plain or async. It is published under the entry-point group `rlcli.environments`, or named
+by its file: `env.py:Guess`. It runs in a process of its own and needs nothing of rlcli:
+
+    class Guess:
+        def reset(self, row, seed):
+            self.number = random.Random(seed).randint(1, 10)
+            return [{"role": "user", "content": "Guess my number, from 1 to 10."}]
+
+        def step(self, message):
+            right = message["content"].strip() == str(self.number)
+            return [{"role": "user", "content": "no"}], float(right), right
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from rlcli.registry import Registry
+
+Message = Mapping[str, Any]
+"""`role` and `content`; of an assistant also `reasoning_content` and `tool_calls`, of a tool `name` and
+`tool_call_id`."""
+
+
+class Environment(Protocol):
+    """One conversation. Constructed with its options; used by one session from `reset` to `close`."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        """The first messages, or these and the JSON schemas of the tools that the policy may call. row: of the
+        dataset. The samples of a group get the same seed, and have to get the same messages."""
+        ...
+
+    def step(self, message: Message) -> Any:
+        """What follows a turn of the policy: messages, reward, done; and, if it likes, a mapping of numbers and texts
+        to record."""
+        ...
+
+    def close(self) -> None:
+        """The conversation is over. May be missing."""
+        ...
+
+
+ENVIRONMENTS: Registry[type[Environment]] = Registry("environment", "rlcli.environments")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What `reset` returned."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What `step` returned."""
+
+    messages: Sequence[Message]
+    reward: float
+    done: bool
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Failure(StrEnum):
+    """How a session failed. None of them is a reward: the sample is tried again, then left out.
+
+    TIMEOUT: a call did not end in time. CRASH: it raised. DIED: the process ended, or was ended for another session's
+    sake. PROTOCOL: it returned something else than it should.
+    """
+
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    DIED = "died"
+    PROTOCOL = "protocol"
+
+
+class EnvironmentFailed(Exception):
+    """A session cannot go on."""
+
+    def __init__(self, failure: Failure, detail: str) -> None:
+        super().__init__(f"{failure}: {detail}")
+        self.failure, self.detail = failure, detail
+
+
+def opening_of(returned: Any) -> Opening:
+    """Check what `reset` returned, as it came through JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
+    pair = isinstance(returned, list) and len(returned) == 2 and isinstance(returned[0], list)
+    messages, tools = returned if pair else (returned, [])
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise _wrong("reset", "tools that are not a list of JSON schemas", tools)
+    found = _messages("reset", messages)
+    if not found:
+        raise _wrong("reset", "no messages", returned)
+    return Opening(found, tools)
+
+
+def reply_of(returned: Any) -> Reply:
+    """Check what `step` returned, as it came through JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
+    if not isinstance(returned, list) or len(returned) not in (3, 4):
+        raise _wrong("step", "not (messages, reward, done) or (messages, reward, done, info)", returned)
+    messages, reward, done, *more = returned
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        raise _wrong("step", "a reward that is no finite number", reward)
+    if not isinstance(done, bool):
+        raise _wrong("step", "a value for done that is neither True nor False", done)
+    info = more[0] if more and more[0] is not None else {}
+    if not isinstance(info, dict):
+        raise _wrong("step", "an info that is no mapping", info)
+    found = _messages("step", messages)
+    if not found and not done:
+        raise _wrong("step", "no messages, and is not done", returned)
+    return Reply(found, float(reward), done, info)
+
+
+ROLES = ("system", "user", "tool", "assistant")
+
+
+def _messages(method: str, messages: Any) -> list[Message]:
+    if not isinstance(messages, list):
+        raise _wrong(method, "messages that are not a list", messages)
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise _wrong(method, "a message without a role and a text as its content", message)
+        allowed = ROLES if method == "reset" else ("user", "tool", "system")
+        if message.get("role") not in allowed:
+            raise _wrong(method, f"a message whose role is none of {', '.join(allowed)}", message)
+    return messages
+
+
+def _wrong(method: str, what: str, value: Any) -> EnvironmentFailed:
+    return EnvironmentFailed(Failure.PROTOCOL, f"{method} returned {what}: {str(value)[:200]}")

@@ -1,0 +1,285 @@
+"""Sessions of environments in processes of their own, which can hang, crash or be killed without hurting the run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Self
+
+from rlcli.environments import host_main
+from rlcli.environments.environment import (
+    ENVIRONMENTS,
+    EnvironmentFailed,
+    Failure,
+    Message,
+    Opening,
+    Reply,
+    opening_of,
+    reply_of,
+)
+from rlcli.errors import SetupError
+from rlcli.redact import without_service_secrets
+
+START_TIMEOUT_S = 120.0
+"""Longest time for a process to import the environment."""
+LOOK_S = 0.05
+"""Interval of checks for calls past their deadline."""
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """What to host. name: of an entry point, `module:Class` or `file.py:Class`. options: of its constructor. python: an
+    interpreter that has its packages; empty: this one. deadline_s: of one call. memory_bytes: of one process; 0: no
+    limit."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    python: str = ""
+    processes: int = 1
+    deadline_s: float = 60.0
+    memory_bytes: int = 0
+
+    @property
+    def target(self) -> str:
+        """`module:Class` or `/path/to/file.py:Class`. Raises `UnknownName` with similar names."""
+        place, _, attribute = self.name.rpartition(":")
+        if place.endswith(".py"):
+            return f"{Path(place).absolute()}:{attribute}"
+        return self.name if place else ENVIRONMENTS.target(self.name)
+
+
+class Session:
+    """One conversation's environment. Its methods return at once; the futures raise `EnvironmentFailed`."""
+
+    def __init__(self, process: _Process, number: int, options: Mapping[str, Any]) -> None:
+        self._process, self._number, self._options = process, number, options
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> Future[Opening]:
+        return self._process.call(self._number, "reset", [self._options, row, seed], opening_of)
+
+    def step(self, message: Message) -> Future[Reply]:
+        return self._process.call(self._number, "step", [message], reply_of)
+
+    def close(self) -> None:
+        """Harmless when repeated, and after a failure."""
+        self._process.call(self._number, "close", [], lambda returned: None)
+        self._process.sessions.discard(self._number)
+
+
+class EnvironmentHost:
+    """Hosts the sessions of one environment on `spec.processes` processes. Thread-safe.
+
+        with EnvironmentHost(EnvironmentSpec("guess_number", processes=2)) as host:
+            session = host.session()
+            opening = session.reset({}, seed=1).result()
+            reply = session.step({"role": "assistant", "content": "5"}).result()
+
+    A call that does not end within its deadline fails (TIMEOUT) and ends its process; the other sessions of that
+    process fail too (DIED), and a new process takes their place. Raises `SetupError` if the environment does not load.
+    """
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self.spec = spec
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._processes: list[_Process] = []
+        self._closed = threading.Event()
+        try:
+            self._processes += [_Process(spec) for _ in range(spec.processes)]
+            for process in self._processes:
+                process.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="rlcli-environments", daemon=True)
+        self._watcher.start()
+
+    def session(self) -> Session:
+        """A new session, on the process with the fewest."""
+        with self._lock:
+            for place, process in enumerate(self._processes):
+                if process.ended and not self._closed.is_set():
+                    self._processes[place] = _Process(self.spec)
+            process = min(self._processes, key=lambda each: len(each.sessions))
+            number = next(self._numbers)
+            process.sessions.add(number)
+        return Session(process, number, self.spec.options)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of its processes."""
+        return [process.pid for process in self._processes]
+
+    def close(self) -> None:
+        """End all processes. Harmless when repeated."""
+        self._closed.set()
+        for process in self._processes:
+            process.kill(Failure.DIED, "the host is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            for process in list(self._processes):
+                process.end_if_late()
+
+
+@dataclass
+class _Call:
+    do: str
+    deadline: float
+    future: Future[Any]
+    check: Callable[[Any], Any]
+
+    def settle(self, reply: Mapping[str, Any]) -> None:
+        if "error" in reply:
+            return self.fail(Failure.CRASH, f"{self.do} raised {reply['error']}")
+        with contextlib.suppress(InvalidStateError):
+            try:
+                self.future.set_result(self.check(reply["ok"]))
+            except EnvironmentFailed as error:
+                self.fail(error.failure, error.detail)
+
+    def fail(self, failure: Failure, detail: str) -> None:
+        """Unless it has a result already: a late reply and its deadline may come at once."""
+        with contextlib.suppress(InvalidStateError):
+            self.future.set_exception(EnvironmentFailed(failure, detail))
+
+
+class _Process:
+    """One process, and the calls that wait for its replies."""
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self._spec = spec
+        self.sessions: set[int] = set()
+        self._calls: dict[int, _Call] = {}
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._why: tuple[Failure, str] | None = None
+        self._ready: Future[None] = Future()
+        self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        command = [spec.python or sys.executable, "-u", host_main.__file__, spec.target, str(spec.memory_bytes)]
+        environment = without_service_secrets(dict(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        if not spec.python:  # what is importable here is importable there
+            environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SetupError(
+                f"the environment '{spec.name}' cannot be started with {command[0]}: {error.strerror}",
+                "give environment.python the path of a Python interpreter",
+            ) from error
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        for function, pipe in ((self._write, self._process.stdin), (self._read, self._process.stdout)):
+            threading.Thread(target=function, args=(pipe,), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._why is not None
+
+    def wait_ready(self) -> None:
+        """Raises `SetupError` if the environment does not load."""
+        try:
+            self._ready.result(START_TIMEOUT_S)
+        except TimeoutError:
+            raise SetupError(
+                f"the environment '{self._spec.name}' was not imported within {START_TIMEOUT_S:g} s",
+                "see what it does when it is imported",
+            ) from None
+
+    def call(self, session: int, do: str, arguments: Sequence[Any], check: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._why is not None:
+                future.set_exception(EnvironmentFailed(*self._why))
+                return future
+            number = next(self._ids)
+            self._calls[number] = _Call(do, time.monotonic() + self._spec.deadline_s, future, check)
+        request = {"id": number, "do": do, "session": session, "arguments": arguments}
+        self._requests.put(json.dumps(request).encode() + b"\n")
+        return future
+
+    def end_if_late(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [call for call in self._calls.values() if call.deadline < now and self._ready.done()]
+        if late and not self.ended:
+            detail = f"{late[0].do} did not end within {self._spec.deadline_s:g} s"
+            for call in late:
+                call.fail(Failure.TIMEOUT, detail)
+            self.kill(Failure.DIED, f"another session's {detail}")
+
+    def kill(self, failure: Failure, detail: str) -> None:
+        """End the process; the calls that wait fail."""
+        with self._lock:
+            if self._why is None:
+                self._why = failure, detail
+            calls, self._calls = self._calls, {}
+        self._requests.put(b"")
+        self._process.kill()
+        for call in calls.values():
+            call.fail(*self._why)
+
+    def _write(self, requests: IO[bytes]) -> None:
+        """In a thread of its own: a process that does not read must block nobody."""
+        with requests, contextlib.suppress(OSError):  # the reader sees its end
+            while line := self._requests.get():
+                requests.write(line)
+                requests.flush()
+
+    def _read(self, replies: IO[bytes]) -> None:
+        for line in replies:
+            try:
+                reply = json.loads(line)
+            except ValueError:
+                self.kill(Failure.PROTOCOL, f"its process wrote {line[:200]!r} where replies go")
+                continue
+            if "id" not in reply:
+                self._became_ready(reply)
+                continue
+            with self._lock:
+                call = self._calls.pop(reply["id"], None)
+            if call is not None:
+                call.settle(reply)
+        status = self._process.wait()
+        how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+        if not self._ready.done():
+            self._became_ready({"error": f"its process ended with {how}"})
+        self.kill(Failure.DIED, f"its process ended with {how}")
+
+    def _became_ready(self, reply: Mapping[str, Any]) -> None:
+        if "error" in reply:
+            message = f"the environment '{self._spec.name}' does not load: {reply['error']}"
+            self._ready.set_exception(SetupError(message, "fix it, or install what it needs into environment.python"))
+            return
+        with self._lock:  # what was asked meanwhile has waited for the import
+            for call in self._calls.values():
+                call.deadline = time.monotonic() + self._spec.deadline_s
+        self._ready.set_result(None)

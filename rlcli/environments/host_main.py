@@ -1,0 +1,124 @@
+"""The process that environments run in. It needs the standard library alone, so that any interpreter can run it:
+
+    python host_main.py TARGET MEMORY_BYTES
+
+TARGET: `module:Class`, or `/path/to/file.py:Class`. MEMORY_BYTES: limit of its address space; 0: none. Requests and
+replies are lines of JSON on standard input and output; what environments print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+THREADS = 64
+"""Calls of environments that are not async, at once."""
+
+
+def find(target: str) -> Any:
+    place, _, name = target.rpartition(":")
+    if place.endswith(".py"):
+        sys.path.append(os.path.dirname(os.path.abspath(place)))
+        spec = importlib.util.spec_from_file_location("rlcli_environment", place)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{place} is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """numpy's numbers and arrays as JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON")
+
+
+class Host:
+    def __init__(self, make: Any, write: Any) -> None:
+        self.make, self.write = make, write
+        self.sessions: dict[int, Any] = {}
+        self.threads = ThreadPoolExecutor(THREADS)
+
+    async def answer(self, line: bytes) -> None:
+        request = json.loads(line)
+        try:
+            reply = {"ok": await self.call(request["do"], request["session"], request.get("arguments", []))}
+            text = json.dumps({"id": request["id"], **reply}, default=plain)
+        except BaseException as error:  # an environment may call sys.exit
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            detail = f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(where.filename)}:{where.lineno})"
+            text = json.dumps({"id": request["id"], "error": detail})
+        self.write(text)
+
+    async def call(self, do: str, session: int, arguments: list[Any]) -> Any:
+        if do == "reset":
+            options, row, seed = arguments
+            self.sessions[session] = await self.run(self.make, **options)
+            return await self.run(self.sessions[session].reset, row, seed)
+        if do == "step":
+            return await self.run(self.sessions[session].step, *arguments)
+        environment = self.sessions.pop(session, None)
+        if hasattr(environment, "close"):
+            await self.run(environment.close)
+        return None
+
+    async def run(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(*arguments, **options)
+        loop = asyncio.get_running_loop()
+        returned = await loop.run_in_executor(self.threads, lambda: function(*arguments, **options))
+        return await returned if inspect.isawaitable(returned) else returned
+
+
+async def serve(make: Any, requests: Any, replies: Any) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 30)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), requests)
+
+    def write(text: str) -> None:
+        replies.write(text.encode() + b"\n")
+        replies.flush()
+
+    host, tasks = Host(make, write), set()
+    write(json.dumps({"ready": True}))
+    while line := await reader.readline():
+        task = loop.create_task(host.answer(line))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    os._exit(0)  # its owner is gone: threads that hang must not keep it
+
+
+def main(target: str, memory_bytes: str) -> None:
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    if int(memory_bytes):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
+    try:
+        make = find(target)
+    except BaseException as error:
+        replies.write(json.dumps({"error": f"{type(error).__name__}: {str(error)[:500]}"}).encode() + b"\n")
+        replies.flush()
+        raise SystemExit(1) from error
+    asyncio.run(serve(make, requests, replies))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,204 @@
+"""Environments in processes of their own: what they return, and all the ways in which they fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.environments.environment import EnvironmentFailed, Failure
+from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from rlcli.errors import SetupError, UnknownName
+
+GUESS = """
+import asyncio, os, random, sys, time
+
+class Guess:
+    def __init__(self, high=10):
+        self.high = high
+
+    def reset(self, row, seed):
+        print("noise on standard output")
+        os.write(1, b"and on its descriptor\\n")
+        self.number = random.Random(seed).randint(1, self.high)
+        return [{"role": "user", "content": f"1 to {self.high}, {row['hint']}"}]
+
+    def step(self, message):
+        said = message["content"]
+        if said == "hang":
+            time.sleep(600)
+        if said == "raise":
+            raise ValueError("not a guess")
+        if said == "exit":
+            sys.exit(3)
+        if said == "die":
+            os._exit(7)
+        if said == "eat":
+            bytearray(1 << 32)
+        if said in WRONG:
+            return WRONG[said]
+        right = said == str(self.number)
+        return [{"role": "user", "content": "yes" if right else "no"}], float(right), right, {"asked": said}
+
+class Slow(Guess):
+    running = 0
+
+    async def step(self, message):
+        Slow.running += 1
+        while Slow.running < int(message["content"]):
+            await asyncio.sleep(0.01)
+        return [{"role": "user", "content": "later"}], 0, False
+
+WRONG = {
+    "nothing": None,
+    "two": ([], 0.0),
+    "text": ("no", 0.0, False),
+    "nan": ([], float("nan"), True),
+    "word": ([], "good", True),
+    "true": ([], True, True),
+    "maybe": ([], 0.0, 1),
+    "role": ([{"role": "assistant", "content": "x"}], 0.0, False),
+    "number": ([{"role": "user", "content": 3}], 0.0, False),
+    "silent": ([], 0.0, False),
+    "info": ([], 0.0, True, [1]),
+    "object": ([], object(), True),
+}
+"""
+ROW = {"hint": "even"}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("environments") / "guess.py"
+    path.write_text(GUESS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def host(file: Path) -> Any:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess", {"high": 3})) as host:
+        yield host
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def test_a_conversation_runs_to_its_end(host: EnvironmentHost) -> None:
+    session = host.session()
+    opening = session.reset(ROW, 5).result(20)
+    assert (list(opening.messages), list(opening.tools)) == ([{"role": "user", "content": "1 to 3, even"}], [])
+    replies = [session.step(said(str(number))).result(20) for number in (1, 2, 3)]
+    assert [reply.done for reply in replies].count(True) == 1
+    right = next(reply for reply in replies if reply.done)
+    assert (right.messages[0]["content"], right.reward) == ("yes", 1.0)
+    assert [reply.info["asked"] for reply in replies] == ["1", "2", "3"]
+    session.close()
+    session.close()
+
+
+def test_sessions_share_nothing_but_a_seed(host: EnvironmentHost) -> None:
+    def answers(seed: int) -> list[str]:
+        session = host.session()
+        session.reset(ROW, seed).result(20)
+        return [session.step(said(str(number))).result(20).messages[0]["content"] for number in (1, 2, 3)]
+
+    assert answers(1) == answers(1)
+    assert len({tuple(answers(seed)) for seed in range(8)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("text", "failure", "detail"),
+    [
+        ("raise", Failure.CRASH, r"step raised ValueError: not a guess \(guess.py:19\)"),
+        ("exit", Failure.CRASH, r"step raised SystemExit: 3"),
+        ("object", Failure.CRASH, "object is no JSON"),
+        ("nothing", Failure.PROTOCOL, r"not \(messages, reward, done\)"),
+        ("two", Failure.PROTOCOL, r"not \(messages, reward, done\)"),
+        ("text", Failure.PROTOCOL, "messages that are not a list: no"),
+        ("nan", Failure.PROTOCOL, "a reward that is no finite number: nan"),
+        ("word", Failure.PROTOCOL, "a reward that is no finite number: good"),
+        ("true", Failure.PROTOCOL, "a reward that is no finite number: True"),
+        ("maybe", Failure.PROTOCOL, "a value for done that is neither True nor False: 1"),
+        ("role", Failure.PROTOCOL, "a message whose role is none of user, tool, system"),
+        ("number", Failure.PROTOCOL, "a message without a role and a text"),
+        ("silent", Failure.PROTOCOL, "no messages, and is not done"),
+        ("info", Failure.PROTOCOL, "an info that is no mapping"),
+    ],
+)
+def test_a_failure_has_its_kind_and_the_process_goes_on(
+    host: EnvironmentHost, text: str, failure: Failure, detail: str
+) -> None:
+    session = host.session()
+    session.reset(ROW, 0).result(20)
+    with pytest.raises(EnvironmentFailed, match=detail) as failed:
+        session.step(said(text)).result(20)
+    assert failed.value.failure is failure
+    assert not session.step(said("0")).result(20).done
+
+
+def test_one_that_hangs_ends_its_process_and_others_start_anew(file: Path) -> None:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess", deadline_s=3)) as host:
+        hanging, other = host.session(), host.session()
+        for session in (hanging, other):
+            session.reset(ROW, 0).result(20)
+        with pytest.raises(EnvironmentFailed, match=r"timeout: step did not end within 3 s"):
+            hanging.step(said("hang")).result(20)
+        with pytest.raises(EnvironmentFailed, match="died: another session's step did not end"):
+            other.step(said("1")).result(20)
+        assert host.session().reset(ROW, 0).result(20).messages
+
+
+@pytest.mark.parametrize(("text", "how"), [("die", "exit status 7"), ("", "signal 9")])
+def test_a_process_that_dies_is_replaced(file: Path, text: str, how: str) -> None:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess")) as host:
+        session = host.session()
+        session.reset(ROW, 0).result(20)
+        if not text:
+            os.kill(host.pids[0], signal.SIGKILL)
+        with pytest.raises(EnvironmentFailed, match=f"died: its process ended with {how}"):
+            session.step(said(text or "hang")).result(20)
+        assert host.session().reset(ROW, 0).result(20).messages
+    with pytest.raises(EnvironmentFailed, match="died"):
+        session.step(said("1")).result(20)
+
+
+def test_its_memory_has_a_limit(file: Path) -> None:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess", memory_bytes=1 << 30)) as host:
+        session = host.session()
+        session.reset(ROW, 0).result(20)
+        with pytest.raises(EnvironmentFailed, match="crash: step raised MemoryError"):
+            session.step(said("eat")).result(20)
+
+
+def test_async_sessions_wait_at_once(file: Path) -> None:
+    """Each returns once all of them have been called."""
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Slow")) as host:
+        sessions = [host.session() for _ in range(500)]
+        for future in [session.reset(ROW, 0) for session in sessions]:
+            future.result(60)
+        replies = [session.step(said("500")) for session in sessions]
+        assert [reply.result(60).messages[0]["content"] for reply in replies] == ["later"] * 500
+
+
+def test_what_does_not_load_is_one_line(file: Path) -> None:
+    broken = file.with_name("broken.py")
+    broken.write_text("import nothing_of_this_name\n")
+    for name, python, message in (
+        (f"{broken}:Guess", "", r"does not load: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        (f"{file}:Gues", "", r"does not load: AttributeError: .*has no attribute 'Gues'"),
+        (f"{file}:Guess", "/no/such/python", r"cannot be started with /no/such/python: No such file"),
+        (f"{file}:Guess", sys.executable, ""),
+    ):
+        spec = EnvironmentSpec(name, python=python)
+        if message:
+            with pytest.raises(SetupError, match=message):
+                EnvironmentHost(spec)
+        else:
+            EnvironmentHost(spec).close()
+    with pytest.raises(UnknownName, match="no environment is called 'gues'"):
+        EnvironmentHost(EnvironmentSpec("gues"))
