@@ -112,6 +112,27 @@ class Trajectory:
         drawn: np.ndarray = self.tokens[self.drawn]
         return drawn
 
+    @property
+    def last_turn(self) -> np.ndarray:
+        """The tokens of the policy's last turn: int32 `[n]`; none if it does not end with one."""
+        start = len(self.tokens)
+        for span in reversed(self.spans):
+            if span.speaker != "policy":
+                break
+            start = span.start
+        return self.tokens[start:]
+
+    def without_last(self, count: int) -> Trajectory:
+        """This trajectory without its last `count` tokens, which are of its last span and drawn."""
+        if not count:
+            return self
+        last, end = self.spans[-1], len(self.tokens) - count
+        assert last.speaker == "policy", "only drawn tokens are taken back"
+        assert end >= last.start, "only tokens of the last span are taken back"
+        return Trajectory(
+            self.tokens[:end], (*self.spans[:-1], replace(last, end=end)), self.log_probs[:-count], self.stop_reason
+        )
+
     def dated(self, version: int) -> Trajectory:
         """The same with this version where a drawn span has none (in partial rollouts of older checkpoints)."""
         if None not in self.versions:

@@ -1,0 +1,134 @@
+"""One sample's conversation: turns of the policy and of its environment, within limits, as one trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.calls import Parsed, parse
+from rlcli.environments.environment import Message, Opening, Reply
+from rlcli.environments.turns import TurnTemplate
+
+Cut = Literal["left", "right", "middle"]
+Ended = Literal["done", "turns", "turn_tokens", "drawn_tokens", "tokens", "tool_calls"]
+"""Why a conversation ended: its environment was done, or a limit was reached. turn_tokens: a turn was cut off, and is
+not continued. tokens: what the environment wrote, or another turn, has no room."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """turns: of the policy. turn_tokens: of one of them. drawn_tokens: of all of them. tokens: of the whole
+    conversation. tool_calls: in all. reply_chars: of one message of the environment; what is beyond is cut on the side
+    `cut`."""
+
+    turns: int
+    turn_tokens: int
+    drawn_tokens: int
+    tokens: int
+    tool_calls: int = 1 << 30
+    reply_chars: int = 1 << 30
+    cut: Cut = "right"
+
+
+@dataclass
+class Conversation:
+    """The state between two turns.
+
+    `drew` takes a turn of the policy and returns the message for the environment; `replied` takes its reply. When
+    `ended` is set, nothing follows. trajectory: all tokens. rewards: of each turn, with the index of its last drawn
+    token. messages: all of them, for people to read.
+    """
+
+    template: TurnTemplate
+    limits: Limits
+    opening: Opening
+    form: str
+    opened: bool = False
+    trajectory: Trajectory = field(init=False)
+    messages: list[Message] = field(init=False)
+    rewards: list[tuple[int, float]] = field(default_factory=list)
+    ended: Ended | None = None
+    calls: int = 0
+    failed_calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.messages = list(self.opening.messages)
+        self.trajectory = Trajectory.of_prompt(_ids(self.template.first(self.opening.messages)))
+        if len(self.trajectory.tokens) >= self.limits.tokens:
+            self.ended = "tokens"
+
+    @property
+    def room(self) -> int:
+        """Tokens that the policy may draw in its next turn."""
+        limits = self.limits
+        left = limits.tokens - len(self.trajectory.tokens), limits.drawn_tokens - self.trajectory.drawn_tokens
+        return max(0, min(limits.turn_tokens, *left))
+
+    def drew(self, trajectory: Trajectory, text: str) -> Message:
+        """The policy's turn as the environment sees it. trajectory: this one, with the turn drawn. text: the turn's,
+        without the token that ended it."""
+        self.trajectory = trajectory
+        parsed: Parsed = parse(text, self.form, opened=self.opened)
+        self.failed_calls += parsed.failed
+        self.calls += len(parsed.message.get("tool_calls", ()))
+        self.messages.append(parsed.message)
+        return parsed.message
+
+    def replied(self, reply: Reply) -> None:
+        """Take what the environment answered: its reward, and its messages unless the conversation is over."""
+        self.rewards.append((self.trajectory.drawn_tokens - 1, reply.reward))
+        messages = [self._shortened(message) for message in reply.messages]
+        self.ended = self._end(reply)
+        if self.ended:
+            self.messages += messages
+            return
+        turn = self.trajectory.last_turn
+        dropped, tokens = self.template.append(turn.tolist(), messages)
+        trajectory = self.trajectory.without_last(dropped).extended("environment", _ids(tokens))
+        if len(trajectory.tokens) >= self.limits.tokens:
+            self.ended = "tokens"  # what has no room is left out: the last turn drawn is the end
+            return
+        self.trajectory = trajectory
+        self.messages += messages
+
+    def _end(self, reply: Reply) -> Ended | None:
+        limits, trajectory = self.limits, self.trajectory
+        reached: dict[Ended, bool] = {
+            "done": reply.done,
+            "turn_tokens": trajectory.stop_reason == "length",
+            "turns": trajectory.turns >= limits.turns,
+            "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
+            "tool_calls": self.calls > limits.tool_calls,
+        }
+        return next((reason for reason, is_reached in reached.items() if is_reached), None)
+
+    def _shortened(self, message: Message) -> Message:
+        text, most = message["content"], self.limits.reply_chars
+        return message if len(text) <= most else {**message, "content": shortened(text, most, self.limits.cut)}
+
+    @property
+    def reward(self) -> float:
+        """The sum over its turns."""
+        return float(sum(reward for _, reward in self.rewards))
+
+
+def shortened(text: str, most: int, cut: Cut) -> str:
+    """`text` with at most `most` characters, and a mark where it was cut.
+
+    >>> shortened("abcdefghij", 5, "right"), shortened("abcdefghij", 5, "left"), shortened("abcdefghij", 5, "middle")
+    ('abcd…', '…ghij', 'ab…ij')
+    """
+    kept = most - 1
+    if cut == "right":
+        return text[:kept] + "…"
+    if cut == "left":
+        return "…" + text[len(text) - kept :]
+    return text[: kept - kept // 2] + "…" + text[len(text) - kept // 2 :]
+
+
+def _ids(tokens: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(tokens, np.int32)

@@ -1,0 +1,116 @@
+"""A conversation turn by turn: its tokens, its mask, its limits, and why it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcli.environments.conversation import Conversation, Limits, shortened
+from rlcli.environments.environment import Opening, Reply
+from rlcli.environments.turns import TurnTemplate
+from tests import chat_templates as of
+from tests.chat_templates import tokenizer_with
+
+ASK = Opening([{"role": "user", "content": "1+1?"}])
+ROOMY = Limits(turns=9, turn_tokens=99, drawn_tokens=999, tokens=999)
+
+
+def talk(limits: Limits = ROOMY, template: str = of.CHATML, form: str = "hermes") -> tuple[Any, Conversation]:
+    tokenizer = tokenizer_with(template)
+    turns = TurnTemplate(tokenizer, [tokenizer.eos_token_id])
+    return tokenizer, Conversation(turns, limits, ASK, form)
+
+
+def draw(tokenizer: Any, conversation: Conversation, text: str, *, ended: bool = True, version: int = 1) -> Any:
+    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    whole = conversation.trajectory.extended(
+        "policy", ids, np.full(len(ids), -1.0, np.float32), version, "stop" if ended else "length"
+    )
+    return conversation.drew(whole, text.removesuffix("<|im_end|>"))
+
+
+def replied(text: str, reward: float = 0.0, done: bool = False) -> Reply:
+    return Reply([{"role": "user", "content": text}], reward, done)
+
+
+def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
+    tokenizer, conversation = talk()
+    assert draw(tokenizer, conversation, "2<|im_end|>") == {"role": "assistant", "content": "2"}
+    conversation.replied(replied("Sure?", reward=0.25))
+    assert conversation.ended is None
+    draw(tokenizer, conversation, "Yes.<|im_end|>", version=2)
+    conversation.replied(replied("Bye.", reward=0.5, done=True))
+    whole = conversation.trajectory
+    assert tokenizer.decode(whole.tokens) == (
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
+        "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>"
+    )
+    assert tokenizer.decode(whole.tokens[whole.drawn]) == "2<|im_end|>Yes.<|im_end|>"
+    assert (conversation.ended, whole.turns, whole.versions, conversation.reward) == ("done", 2, [1, 2], 0.75)
+    last = len(tokenizer("2<|im_end|>")["input_ids"]) - 1
+    assert conversation.rewards == [(last, 0.25), (whole.drawn_tokens - 1, 0.5)]
+    assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user", "assistant", "user"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "turns", "ended"),
+    [
+        ({"turns": 2}, 2, "turns"),
+        ({"drawn_tokens": 4}, 2, "drawn_tokens"),
+        ({"tokens": 45}, 1, "tokens"),
+        ({"tool_calls": 1}, 2, "tool_calls"),
+    ],
+)
+def test_a_limit_ends_it_and_says_which(limits: dict[str, int], turns: int, ended: str) -> None:
+    tokenizer, conversation = talk(
+        Limits(**{**{"turns": 9, "turn_tokens": 99, "drawn_tokens": 999, "tokens": 999}, **limits})
+    )
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>' if "tool_calls" in limits else "2"
+    done = 0
+    while conversation.ended is None and done < 5:
+        draw(tokenizer, conversation, f"{call}<|im_end|>")
+        conversation.replied(replied("Again."))
+        done += 1
+    assert (conversation.ended, conversation.trajectory.turns) == (ended, turns)
+    assert conversation.trajectory.spans[-1].speaker == "policy", "nothing is appended that nobody answers"
+    assert len(conversation.trajectory.tokens) <= conversation.limits.tokens
+
+
+def test_a_turn_that_was_cut_off_ends_it() -> None:
+    tokenizer, conversation = talk()
+    draw(tokenizer, conversation, "2 is the", ended=False)
+    conversation.replied(replied("Go on."))
+    assert conversation.ended == "turn_tokens"
+
+
+def test_room_is_what_every_limit_leaves() -> None:
+    tokenizer, conversation = talk(Limits(turns=9, turn_tokens=50, drawn_tokens=60, tokens=400))
+    assert conversation.room == 50
+    draw(tokenizer, conversation, "a" * 29 + "<|im_end|>")
+    conversation.replied(replied("?"))
+    assert conversation.room == 30
+    assert talk(Limits(turns=9, turn_tokens=50, drawn_tokens=60, tokens=10))[1].ended == "tokens"
+
+
+def test_the_opener_that_another_drew_is_taken_back_with_its_log_prob() -> None:
+    tokenizer, conversation = talk(template=of.BY_OPENER)
+    draw(tokenizer, conversation, "2<eos>")
+    before = conversation.trajectory
+    conversation.replied(replied("Sure?"))
+    after = conversation.trajectory
+    assert after.drawn_tokens == before.drawn_tokens - 1 == len(after.log_probs)
+    assert tokenizer.decode(after.tokens).endswith("2<|user|>\nSure?<|assistant|>\n")
+
+
+def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
+    tokenizer, conversation = talk(Limits(turns=9, turn_tokens=99, drawn_tokens=999, tokens=999, reply_chars=5))
+    text = '<think>x</think><tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><tool_call>broken</tool_call>'
+    message = draw(tokenizer, conversation, text + "<|im_end|>")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    assert (message["reasoning_content"], conversation.calls, conversation.failed_calls) == ("x", 1, 1)
+    conversation.replied(replied("abcdefghij"))
+    assert conversation.messages[-1]["content"] == "abcd…"
+    assert "abcd…<|im_end|>" in tokenizer.decode(conversation.trajectory.tokens)
+    assert len(shortened("x" * 99, 10, "middle")) == 10

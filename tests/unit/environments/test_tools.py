@@ -1,0 +1,133 @@
+"""Plain functions as tools: their schemas, what cannot be one, and what a call gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import pytest
+
+from rlcli.environments.environment import opening_of, reply_of
+from rlcli.environments.tools import NoSchema, ToolEnvironment, schema_of
+
+
+def add(a: int, b: float = 0.5, *, note: str | None = None) -> float:
+    """Adds two numbers
+    and returns the sum.
+
+    Args:
+        a: the first
+        b (float): the second, or a half
+
+    Returns:
+        The sum.
+    """
+    return a / 0 if note == "divide" else a + b
+
+
+def pick(kind: Literal["x", "y"], places: list[int], rest: dict[str, Any], either: int | str) -> Any:
+    """Picks."""
+    return {"kind": kind, "places": places}
+
+
+def no_docstring(a: int) -> int:
+    return a
+
+
+def no_type(a) -> int:  # type: ignore[no-untyped-def]
+    """Has no type."""
+    return int(a)
+
+
+def no_json(a: complex) -> None:
+    """Takes a complex number."""
+
+
+def no_names(*numbers: int) -> None:
+    """Takes any."""
+
+
+def no_such_annotation(a: Unheard) -> None:  # type: ignore[name-defined] # noqa: F821
+    """Has an annotation of nothing."""
+
+
+def test_a_schema_comes_from_the_signature_and_the_docstring() -> None:
+    assert schema_of(add)["function"] == {
+        "name": "add",
+        "description": "Adds two numbers and returns the sum.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "description": "the first"},
+                "b": {"type": "number", "description": "the second, or a half"},
+                "note": {"type": "string", "nullable": True},
+            },
+            "required": ["a"],
+        },
+    }
+    assert schema_of(pick)["function"]["parameters"]["properties"] == {
+        "kind": {"enum": ["x", "y"]},
+        "places": {"type": "array", "items": {"type": "integer"}},
+        "rest": {"type": "object"},
+        "either": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+    }
+
+
+def test_it_is_what_transformers_makes_of_the_same_function() -> None:
+    from transformers.utils import get_json_schema
+
+    def scale(a: int, factors: list[float], by: str = "all") -> float:
+        """Scales a number.
+
+        Args:
+            a: the number
+            factors: what to scale it by
+            by: which of them
+        """
+        return a
+
+    theirs = get_json_schema(scale)
+    theirs["function"].pop("return", None)
+    assert schema_of(scale) == theirs
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (no_docstring, "the tool no_docstring has no docstring"),
+        (no_type, "the parameter a of the tool no_type has no type"),
+        (no_json, "the parameter a of the tool no_json has the type <class 'complex'>, which is no JSON"),
+        (no_names, r"the tool no_names takes \*numbers: 'int'"),
+        (no_such_annotation, "the tool no_such_annotation has an annotation that cannot be read: name 'Unheard'"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_named(function: Callable[..., Any], message: str) -> None:
+    with pytest.raises(NoSchema, match=message):
+        schema_of(function)
+
+
+def called(name: str, arguments: Any) -> dict[str, Any]:
+    call = {"id": "call00001", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "content"),
+    [
+        ("add", {"a": 1, "b": 2}, "3"),
+        ("pick", {"kind": "x", "places": [1], "rest": {}, "either": 1}, '{"kind": "x", "places": [1]}'),
+        ("add", {}, "error: add: missing a required argument: 'a'"),
+        ("add", {"a": 1, "c": 2}, "error: add: got an unexpected keyword argument 'c'"),
+        ("add", {"a": "1", "b": 2}, 'error: TypeError: can only concatenate str (not "int") to str'),
+        ("add", {"a": 1, "note": "divide"}, "error: ZeroDivisionError: division by zero"),
+        ("sub", {}, "error: there is no tool sub, only add, pick"),
+    ],
+)
+def test_a_call_gets_its_result_or_what_was_wrong_with_it(name: str, arguments: Any, content: str) -> None:
+    environment = ToolEnvironment([add, pick])
+    opening = opening_of(list(environment.reset({"messages": [{"role": "user", "content": "1+2?"}]}, 0)))
+    assert [tool["function"]["name"] for tool in opening.tools] == ["add", "pick"]
+    reply = reply_of(list(environment.step(called(name, arguments))))
+    assert reply.messages == [{"role": "tool", "name": name, "tool_call_id": "call00001", "content": content}]
+    assert (reply.done, reply.info["failed_calls"]) == (False, int(content.startswith("error")))
+    assert reply_of(list(environment.step({"role": "assistant", "content": "3"}))).done
