@@ -2,8 +2,9 @@
 
     python host_main.py TARGET MEMORY_BYTES
 
-TARGET: `module:Class`, or `/path/to/file.py:Class`. MEMORY_BYTES: limit of its address space; 0: none. Requests and
-replies are lines of JSON on standard input and output; what environments print goes to standard error.
+TARGET: `module:Class` or `/path/to/file.py:Class`, or a function or a list of functions that are tools. MEMORY_BYTES:
+limit of its address space; 0: none. Requests and replies are lines of JSON on standard input and output; what
+environments print goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,6 +22,24 @@ from typing import Any
 
 THREADS = 64
 """Calls of environments that are not async, at once."""
+
+
+def environment_of(target: str) -> Any:
+    """The class that TARGET names; of a function, or a list of functions, an environment whose tools they are."""
+    found = find(target)
+    functions = found if isinstance(found, list | tuple) else [found]
+    if all(inspect.isfunction(function) for function in functions):
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tools.py")
+        spec = importlib.util.spec_from_file_location("rlcli_tools", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.ToolEnvironment(functions)  # what cannot be a tool is refused now
+        return lambda **options: module.ToolEnvironment(functions, **options)
+    if not hasattr(found, "reset") or not hasattr(found, "step"):
+        raise TypeError(f"{target} is no environment: it has no reset and step, and is no function")
+    return found
 
 
 def find(target: str) -> Any:
@@ -112,7 +131,7 @@ def main(target: str, memory_bytes: str) -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_bytes), int(memory_bytes)))
     try:
-        make = find(target)
+        make = environment_of(target)
     except BaseException as error:
         replies.write(json.dumps({"error": f"{type(error).__name__}: {str(error)[:500]}"}).encode() + b"\n")
         replies.flush()
@@ -121,4 +140,5 @@ def main(target: str, memory_bytes: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose modules have names that others may have too
     main(*sys.argv[1:])

@@ -185,12 +185,31 @@ def test_async_sessions_wait_at_once(file: Path) -> None:
         assert [reply.result(60).messages[0]["content"] for reply in replies] == ["later"] * 500
 
 
+def test_functions_are_tools(tmp_path: Path) -> None:
+    tools = tmp_path / "tools.py"  # a name that a module of rlcli has, too
+    tools.write_text(
+        "def double(number: int) -> int:\n    'Doubles a number.'\n    return 2 * number\n\n"
+        "def undescribed(): pass\n\nBOTH = [double]\n"
+    )
+    for name in ("double", "BOTH"):
+        with EnvironmentHost(EnvironmentSpec(f"{tools}:{name}")) as host:
+            session = host.session()
+            opening = session.reset({"messages": [{"role": "user", "content": "2 * 4?"}]}, 0).result(20)
+            assert opening.tools[0]["function"]["name"] == "double"
+            call = {"id": "call00001", "type": "function", "function": {"name": "double", "arguments": {"number": 4}}}
+            reply = session.step({**said(""), "tool_calls": [call]}).result(20)
+            assert [message["content"] for message in reply.messages] == ["8"]
+    with pytest.raises(SetupError, match="NoSchema: the tool undescribed has no docstring"):
+        EnvironmentHost(EnvironmentSpec(f"{tools}:undescribed"))
+
+
 def test_what_does_not_load_is_one_line(file: Path) -> None:
     broken = file.with_name("broken.py")
     broken.write_text("import nothing_of_this_name\n")
     for name, python, message in (
         (f"{broken}:Guess", "", r"does not load: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         (f"{file}:Gues", "", r"does not load: AttributeError: .*has no attribute 'Gues'"),
+        (f"{file}:WRONG", "", "TypeError: .*WRONG is no environment: it has no reset and step"),
         (f"{file}:Guess", "/no/such/python", r"cannot be started with /no/such/python: No such file"),
         (f"{file}:Guess", sys.executable, ""),
     ):
