@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = {
     "rlcli": ROOT,
     "verifiers/rlcli_verifiers": ROOT / "verifiers",
+    "environments/rlcli_environments": ROOT / "environments",
     "data_prep/rlcli_data_prep": ROOT / "data_prep",
 }
 

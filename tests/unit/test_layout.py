@@ -109,7 +109,7 @@ def test_the_page_names_what_exists() -> None:
 
 def test_contributing_names_files_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    places = re.findall(r"`((?:rlcli|recipes|verifiers|data_prep|tests|scripts)/[\w/.]+)`", text)
+    places = re.findall(r"`((?:rlcli|recipes|verifiers|environments|data_prep|tests|scripts)/[\w/.]+)`", text)
     assert len(places) >= 20
     assert [place for place in places if not (ROOT / place).exists()] == []
 

@@ -17,7 +17,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "datasets", "pyarrow", "wandb", "math_verify", "matplotlib")
-PLUGIN_FOLDERS = {"rlcli_recipes": "recipes", "rlcli_verifiers": "verifiers", "rlcli_data_prep": "data_prep"}
+PLUGIN_FOLDERS = {
+    "rlcli_recipes": "recipes",
+    "rlcli_verifiers": "verifiers",
+    "rlcli_environments": "environments",
+    "rlcli_data_prep": "data_prep",
+}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def test_the_wheel_holds_every_module_and_recipe_of_the_checkout(wheel: Path) ->
     assert {"rlcli_recipes/grpo.toml", "rlcli/py.typed"} <= packed
 
 
-def test_the_wheel_holds_nothing_but_the_four_packages_and_the_licence(wheel: Path) -> None:
+def test_the_wheel_holds_nothing_but_the_five_packages_and_the_licence(wheel: Path) -> None:
     packed = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in packed}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"rlcli", *PLUGIN_FOLDERS}
@@ -48,12 +53,12 @@ def test_the_wheel_holds_nothing_but_the_four_packages_and_the_licence(wheel: Pa
 def test_the_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
-        "import rlcli, rlcli_recipes, rlcli_verifiers, rlcli_data_prep\n"
+        "import rlcli, rlcli_recipes, rlcli_verifiers, rlcli_environments, rlcli_data_prep\n"
         "from importlib.metadata import entry_points\n"
         "from importlib.resources import files\n"
         f"assert rlcli.__file__.startswith({str(tmp_path)!r}), rlcli.__file__\n"
         "assert (files(rlcli_recipes) / 'grpo.toml').is_file()\n"
-        "for group in ('rlcli.verifiers', 'rlcli.data_prep', 'rlcli.recipes'):\n"
+        "for group in ('rlcli.verifiers', 'rlcli.environments', 'rlcli.data_prep', 'rlcli.recipes'):\n"
         "    published = entry_points(group=group)\n"
         "    assert published, group\n"
         "    for entry in published:\n"
