@@ -10,11 +10,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Message = Mapping[str, str]
 """One chat message: `{"role": "user", "content": "What is 2+2?"}`."""
 FinishReason = Literal["stop", "length"]
+Ended = Literal["done", "turns", "turn_tokens", "drawn_tokens", "tokens", "tool_calls", "seconds", "failed"]
+"""Why a conversation ended: its environment was done, a limit was reached, or the environment failed twice.
+turn_tokens: a turn was cut off, and is not continued. tokens: what the environment wrote, or another turn, has no
+room."""
+ENDED: tuple[Ended | None, ...] = (None, *get_args(Ended))
+"""The values that `Sample.ended` indexes; None: it was no conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,9 @@ class Prompt:
 class Outcome(StrEnum):
     """How a verification ended.
 
-    Only `TIMEOUT` and `CRASH` are the verifier's own failures, each after a second try in a fresh process. They do not
-    judge the response: such samples are not part of a loss or of a group's statistics.
+    `TIMEOUT` and `CRASH` are the verifier's own failures, each after a second try in a fresh process, and `ENVIRONMENT`
+    that of the environment of a conversation. They do not judge the response: such samples are not part of a loss or of
+    a group's statistics.
     """
 
     OK = "ok"
@@ -63,6 +70,12 @@ class Outcome(StrEnum):
     """The verifier reached its wall-clock deadline (or once its CPU deadline, but not on the second try)."""
     CRASH = "crash"
     """The verifier raised, or its process died."""
+    ENVIRONMENT = "environment"
+    """The sample's environment failed twice: there is no complete conversation to verify."""
+
+
+UNVERIFIED = (Outcome.TIMEOUT, Outcome.CRASH, Outcome.ENVIRONMENT)
+"""The outcomes that do not judge a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,9 @@ class VerifyRequest:
     completion_ids: its token ids, the end included; empty if unknown (a file of texts, a served model).
     finish_reason: why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty
     if unknown. thinking: the prompt ends within a <think> that its chat template opened.
+
+    Of a conversation with an environment, the completion is the policy's last turn. conversation: all its messages, the
+    prompt's included. environment: `rewards` (of each step), `ended` (see `Ended`) and `info` (of the last step).
     """
 
     completion: str
@@ -82,6 +98,8 @@ class VerifyRequest:
     completion_ids: Sequence[int] = ()
     finish_reason: FinishReason | Literal[""] = ""
     thinking: bool = False
+    conversation: Sequence[Mapping[str, Any]] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     def answer_text(self) -> str | None:
         """The response without its reasoning: what follows the last `</think>`. None if a `<think>` is still open, from
@@ -181,7 +199,8 @@ class Sample:
     drawn token. drawn_tokens: those that the policy drew, the end-of-text token included. version: the engine's number
     of weight syncs when it drew the first of them; newer_by: how many more it had seen at the last. seed: of drawing
     them. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed. context_tokens: those
-    after the prompt that the policy did not draw. turns: how often the policy spoke.
+    after the prompt that the policy did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as
+    an index into `ENDED`; tool_calls: of the policy; failed_calls: those that could not be read or that failed.
     """
 
     prompt: int
@@ -198,6 +217,9 @@ class Sample:
     context_tokens: int = 0
     turns: int = 1
     newer_by: int = 0
+    ended: int = 0
+    tool_calls: int = 0
+    failed_calls: int = 0
 
     @property
     def tokens(self) -> int:

@@ -30,6 +30,7 @@ FLAGS = {
     "evaluation.max_prompts": "--max-prompts",
     "rollout.max_response_tokens": "--max-tokens",
     "verifier.name": "--verifier",
+    "environment.name": "--environment",
 }
 """Keys that are also command-line flags."""
 

@@ -13,7 +13,7 @@ Rule = tuple[bool, str]
 
 def broken(config: RunConfig) -> list[str]:
     """A message for each rule that `config` breaks."""
-    groups = (_data, _algorithm, _sampling, _older_policies, _given_responses, _training)
+    groups = (_data, _algorithm, _sampling, _environment, _older_policies, _given_responses, _training)
     rules = [rule for group in groups for rule in group(config)]
     return [message for holds, message in rules if not holds]
 
@@ -22,6 +22,14 @@ def without_effect(config: RunConfig) -> list[str]:
     """A message for each key that differs from its default although nothing reads it."""
     idle = [
         ("evaluation", "every samples temperature max_prompts", not config.evaluation.data, "evaluation.data is unset"),
+        (
+            "environment",
+            "options python processes deadline_s memory_mb max_failure_rate turns turn_tokens context_tokens "
+            "tool_calls reply_chars cut seconds rows",
+            not config.environment.name,
+            "environment.name is unset",
+        ),
+        ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
         ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
         ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),
@@ -110,6 +118,34 @@ def _sampling(config: RunConfig) -> list[Rule]:
     ]
 
 
+def _environment(config: RunConfig) -> list[Rule]:
+    e, r = config.environment, config.rollout
+    if not e.name:
+        return []
+    name = f"environment.name = {e.name}"
+    return [
+        (
+            not config.data.response,
+            f"data.response = {config.data.response}: no response is sampled, so that {name} has nothing to answer; "
+            "leave one of them out",
+        ),
+        (
+            r.oversample == 1,
+            f"rollout.oversample = {r.oversample}: {name} cannot go on with conversations that a step interrupts; "
+            "give oversample = 1",
+        ),
+        (
+            e.name != "auto" or bool(config.data.path or config.evaluation.data),
+            "environment.name = auto: rows name their environments, but no data.path is given; name an environment",
+        ),
+        (
+            e.seconds is None or not config.train.deterministic,
+            f"environment.seconds = {e.seconds}: which turn is a conversation's last depends on timing, but "
+            "train.deterministic = true promises the same bits in every run; leave one of them out",
+        ),
+    ]
+
+
 def _older_policies(config: RunConfig) -> list[Rule]:
     """Samples from a policy other than the trained one need a correction, and cannot be deterministic."""
     r, d, staleness = config.rollout, config.dynamic_sampling, config.async_.staleness
@@ -176,7 +212,7 @@ def _given_responses(config: RunConfig) -> list[Rule]:
 
 def _training(config: RunConfig) -> list[Rule]:
     r, t, c = config.rollout, config.train, config.cluster
-    longest = config.data.max_prompt_tokens + r.max_response_tokens
+    longest = config.max_length
     return [
         (
             r.prompts_per_step % t.minibatches == 0,
@@ -186,7 +222,7 @@ def _training(config: RunConfig) -> list[Rule]:
         (
             t.tokens_per_microbatch >= longest,
             f"train.tokens_per_microbatch = {t.tokens_per_microbatch} is less than one sample may hold: "
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {longest}; raise the first or lower the others",
+            f"{config.longest} = {longest}; raise the first or lower the others",
         ),
         (
             t.offload == "none" or (r.workers == 0 and bool(config.evaluation.data or not config.data.response)),

@@ -141,6 +141,59 @@ class Rollout(Section):
     )
 
 
+class Environment(Section):
+    name: str = Field(
+        default="",
+        description="What answers the policy between its turns: an installed environment (rlcli env list), "
+        "module:Class or path/to/file.py:Class, or a function, or a list of functions, as tools; auto: the installed "
+        "one that the row names (extra_info.environment); unset: single-turn.",
+    )
+    options: dict[str, str | bool | int | float] = Field(
+        default_factory=dict,
+        json_schema_extra={"rule": "a table of texts, numbers, true and false"},
+        description="Arguments of the environment's constructor: options.NAME.",
+    )
+    python: str = Field(
+        default="",
+        description="Python interpreter that environments run in, with the packages that they need; unset: this one.",
+    )
+    processes: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1, description="Processes that host the environments of one engine."
+    )
+    deadline_s: PositiveFloat = Field(
+        default=60.0, description="Seconds after which a call of an environment fails; its process is ended."
+    )
+    memory_mb: NonNegativeInt = Field(default=0, description="Memory limit of one of these processes; 0: none.")
+    max_failure_rate: Fraction = Field(
+        default=0.05,
+        description="The run stops when the environments of a larger share of a step's samples fail twice.",
+    )
+    turns: Positive = Field(default=8, description="Maximum turns of the policy in a conversation.")
+    turn_tokens: Positive | None = Field(
+        default=None, description="Maximum tokens of one turn; unset: rollout.max_response_tokens, that of all of them."
+    )
+    context_tokens: Positive = Field(
+        default=1024,
+        description="Room for what the environment writes after the prompt: the longest conversation has "
+        "data.max_prompt_tokens, this and rollout.max_response_tokens together.",
+    )
+    tool_calls: Positive | None = Field(
+        default=None, description="Maximum calls of tools in a conversation; unset: no limit."
+    )
+    reply_chars: Annotated[int, Field(ge=2)] = Field(
+        default=4096, description="Maximum characters of a message of the environment; the rest is cut."
+    )
+    cut: Literal["left", "right", "middle"] = Field(
+        default="right", description="Side on which longer messages are cut (environment.reply_chars)."
+    )
+    seconds: PositiveFloat | None = Field(
+        default=None, description="Seconds after which a conversation ends with its current turn; unset: no limit."
+    )
+    rows: NonNegativeInt = Field(
+        default=1024, description="Number of different tasks (seeds of reset) if no data.path is given."
+    )
+
+
 class Async(Section):
     staleness: Annotated[int, Field(ge=0, le=1)] = Field(
         default=0,
@@ -403,6 +456,7 @@ class RunConfig(Section):
     model: Model = Model()
     data: Data = Data()
     rollout: Rollout = Rollout()
+    environment: Environment = Environment()
     async_: Async = Field(default=Async(), alias="async")
     dynamic_sampling: DynamicSampling = DynamicSampling()
     shaping: Shaping = Shaping()
@@ -421,6 +475,18 @@ class RunConfig(Section):
         """The same with other values, not validated: `changed(train={"tokens_per_microbatch": 4096})`."""
         changed = {name: getattr(self, name).model_copy(update=dict(values)) for name, values in sections.items()}
         return self.model_copy(update=changed)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sample: prompt, response, and what an environment may add."""
+        added = self.environment.context_tokens if self.environment.name else 0
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens + added
+
+    @property
+    def longest(self) -> str:
+        """The keys whose sum `max_length` is, for messages."""
+        added = " + environment.context_tokens" if self.environment.name else ""
+        return f"data.max_prompt_tokens + rollout.max_response_tokens{added}"
 
     @property
     def engine_workers(self) -> int:

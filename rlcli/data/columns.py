@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlcli.scoring.processes.worker import OVERRAN
-from rlcli.types import Outcome, Sample, Verdict
+from rlcli.types import UNVERIFIED, Outcome, Sample, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,7 +34,7 @@ def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
     >>> exclusion("crash", False, "keep"), exclusion("wrong", True, "mask"), exclusion("wrong", True, "keep")
     ('crash', 'truncated', '')
     """
-    if outcome in (Outcome.TIMEOUT, Outcome.CRASH):
+    if outcome in UNVERIFIED:
         return str(outcome)
     return "truncated" if truncated and rule == "mask" else ""
 
@@ -43,10 +43,11 @@ def exclusion(outcome: str, truncated: bool, rule: TruncatedRule) -> str:
 class Samples(Sequence[Sample]):
     """N samples. Indexing returns a `Sample`; code that needs all of them reads the columns.
 
-    prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by:
-    int64 `[N]`, as `Sample` has them. truncated: bool `[N]`, whether it was cut at the limit. Of the verdicts, score
-    and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text `[N]`, of which
-    an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such part.
+    prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by,
+    ended, tool_calls, failed_calls: int64 `[N]`, as `Sample` has them. truncated: bool `[N]`, whether it was cut at the
+    limit. Of the verdicts, score and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and
+    detail: text `[N]`, of which an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such
+    part.
 
     >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
@@ -65,6 +66,9 @@ class Samples(Sequence[Sample]):
     context_tokens: np.ndarray
     turns: np.ndarray
     newer_by: np.ndarray
+    ended: np.ndarray
+    tool_calls: np.ndarray
+    failed_calls: np.ndarray
     truncated: np.ndarray
     score: np.ndarray
     latency_s: np.ndarray
@@ -135,12 +139,12 @@ class Samples(Sequence[Sample]):
 
     def excluded(self, rule: TruncatedRule) -> np.ndarray:
         """Why each is excluded by itself (see `exclusion`): int8 `[N]`; 0: it is not, 1: its verification timed out, 2:
-        it crashed, 3: the response was truncated."""
+        it crashed, 3: the response was truncated, 4: the sample's environment failed."""
         import numpy as np
 
         cut = self.truncated & (rule == "mask")
-        conditions = [self.is_(Outcome.TIMEOUT), self.is_(Outcome.CRASH), cut]
-        found: np.ndarray = np.select(conditions, [1, 2, 3], 0).astype(np.int8)
+        failed = [self.is_(outcome) for outcome in (Outcome.TIMEOUT, Outcome.CRASH, Outcome.ENVIRONMENT)]
+        found: np.ndarray = np.select([*failed, cut], [1, 2, 4, 3], 0).astype(np.int8)
         return found
 
     @property

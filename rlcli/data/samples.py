@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,11 +53,14 @@ def sample_row(
     newest_version: int | None = None,
     turns: int = 1,
     left_out: str = "",
+    ended: str | None = None,
+    messages: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
-    sample: index within the prompt's group; -1 is the greedy response. response, response_tokens, log_probs: of the
-    tokens that the policy drew, in all its `turns`. version, newest_version: how many weight syncs the engine had seen
+    sample: index within the prompt's group; -1 is the greedy response. response_tokens, log_probs: of the tokens that
+    the policy drew, in all its `turns`. response: its last turn. Of a conversation, ended: why; messages: all of them,
+    written as JSON. version, newest_version: how many weight syncs the engine had seen
     at the first and at the last of them. The perplexity is exp(-mean log-prob). left_out: why this response by itself
     is excluded from the loss and from its group's statistics (timeout, crash, truncated); empty, and so None in the
     row, if it is not.
@@ -85,6 +89,8 @@ def sample_row(
         "min_log_prob": log_probs and log_probs.least,
         "perplexity": log_probs and math.exp(-log_probs.mean),
         "left_out": left_out or None,
+        "ended": ended,
+        "messages": json.dumps(list(messages), ensure_ascii=False) if messages else None,
     }
 
 
@@ -118,6 +124,8 @@ def schema() -> Any:
             ("min_log_prob", number),
             ("perplexity", number),
             ("left_out", text),
+            ("ended", text),
+            ("messages", text),
         ]
     )
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.calls import Parsed, parse
 from rlcli.environments.environment import Message, Opening, Reply
 from rlcli.environments.turns import TurnTemplate
+from rlcli.types import Ended
 
 Cut = Literal["left", "right", "middle"]
-Ended = Literal["done", "turns", "turn_tokens", "drawn_tokens", "tokens", "tool_calls"]
-"""Why a conversation ended: its environment was done, or a limit was reached. turn_tokens: a turn was cut off, and is
-not continued. tokens: what the environment wrote, or another turn, has no room."""
+OUT_OF_TOKENS = ("turn_tokens", "drawn_tokens", "tokens")
+"""The ends of a conversation that was cut off, as a response is at its limit."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """turns: of the policy. turn_tokens: of one of them. drawn_tokens: of all of them. tokens: of the whole
     conversation. tool_calls: in all. reply_chars: of one message of the environment; what is beyond is cut on the side
-    `cut`."""
+    `cut`. seconds: since it began; the turn that overruns them is the last."""
 
     turns: int
     turn_tokens: int
@@ -30,6 +32,7 @@ class Limits:
     tool_calls: int = 1 << 30
     reply_chars: int = 1 << 30
     cut: Cut = "right"
+    seconds: float = math.inf
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Conversation:
 
     `drew` takes a turn of the policy and returns the message for the environment; `replied` takes its reply. When
     `ended` is set, nothing follows. trajectory: all tokens. rewards: of each turn, with the index of its last drawn
-    token. messages: all of them, for people to read.
+    token. info: of the last reply. messages: all of them, for people to read.
     """
 
     template: TurnTemplate
@@ -52,6 +55,8 @@ class Conversation:
     ended: Ended | None = None
     calls: int = 0
     failed_calls: int = 0
+    info: Mapping[str, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.messages = list(self.opening.messages)
@@ -79,6 +84,8 @@ class Conversation:
     def replied(self, reply: Reply) -> None:
         """Take what the environment answered: its reward, and its messages unless the conversation is over."""
         self.rewards.append((self.trajectory.drawn_tokens - 1, reply.reward))
+        self.info = reply.info
+        self.failed_calls += int(reply.info.get("failed_calls", 0))
         messages = [self._shortened(message) for message in reply.messages]
         self.ended = self._end(reply)
         if self.ended:
@@ -97,16 +104,22 @@ class Conversation:
         limits, trajectory = self.limits, self.trajectory
         reached: dict[Ended, bool] = {
             "done": reply.done,
+            "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
+            "tokens": len(trajectory.tokens) >= limits.tokens,
             "turn_tokens": trajectory.stop_reason == "length",
             "turns": trajectory.turns >= limits.turns,
-            "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
             "tool_calls": self.calls > limits.tool_calls,
+            "seconds": time.monotonic() - self.began > limits.seconds,
         }
         return next((reason for reason, is_reached in reached.items() if is_reached), None)
 
     def _shortened(self, message: Message) -> Message:
         text, most = message["content"], self.limits.reply_chars
         return message if len(text) <= most else {**message, "content": shortened(text, most, self.limits.cut)}
+
+    def finished(self) -> Trajectory:
+        """The trajectory, once it has ended: cut off at a limit of tokens, or stopped."""
+        return replace(self.trajectory, stop_reason="length" if self.ended in OUT_OF_TOKENS else "stop")
 
     @property
     def reward(self) -> float:

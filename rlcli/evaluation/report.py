@@ -20,7 +20,7 @@ from rlcli.evaluation.statistics import Estimate, interval, ks_of, majorities, p
 from rlcli.orchestrator.dispatcher import OnProgress, gather
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
-from rlcli.types import Outcome, Prompt
+from rlcli.types import UNVERIFIED, Outcome, Prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,9 +93,8 @@ class EvalReport:
 
     @property
     def unverified(self) -> int:
-        """Responses whose verification timed out or crashed twice. They count as not passed."""
-        share = self.outcomes.get(Outcome.TIMEOUT, 0.0) + self.outcomes.get(Outcome.CRASH, 0.0)
-        return round(share * self.samples)
+        """Responses whose verification, or environment, timed out or crashed twice. They count as not passed."""
+        return round(sum(self.outcomes.get(outcome, 0.0) for outcome in UNVERIFIED) * self.samples)
 
     def metrics(self) -> dict[str, float]:
         """Flat numbers, for trackers."""

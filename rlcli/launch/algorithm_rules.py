@@ -29,12 +29,12 @@ def _group(config: RunConfig) -> list[str]:
 
 def _pairs(config: RunConfig, algorithm: Algorithm) -> str:
     tokens = config.train.tokens_per_microbatch
-    pair = 2 * (config.data.max_prompt_tokens + config.rollout.max_response_tokens)
+    pair = 2 * config.max_length
     if not algorithm.selects_pairs or tokens >= pair:
         return ""
     return (
         f"train.tokens_per_microbatch = {tokens} is less than a pair of samples may hold (algorithm.select = "
-        f"{config.algorithm.select}): 2 × (data.max_prompt_tokens + rollout.max_response_tokens) = {pair}; raise the "
+        f"{config.algorithm.select}): 2 × ({config.longest}) = {pair}; raise the "
         "first or lower the others"
     )
 

@@ -55,8 +55,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         "samples a step": f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} = {samples}",
         "samples an update": f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}",
         **_rollout_rows(prepared, algorithm, samples),
-        "longest sample": f"{config.data.max_prompt_tokens} + {rollout.max_response_tokens} = {prepared.max_length} "
-        "tokens",
+        "longest sample": f"{config.longest} = {prepared.max_length} tokens",
         "micro-batch": f"at most {train.tokens_per_microbatch} tokens a worker",
         "workers": f"{workers} on {prepared.device}"
         + (f", replicate {copies} × shard {workers // copies}" if copies > 1 else "")

@@ -118,6 +118,8 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         group_id=group_id,
         stop_token_ids=tuple(prepared.stop_tokens),
         thinking=prepared.thinking,
+        environments=prepared.environments,
+        day=prepared.day,
         hub_token=os.environ.get("HF_TOKEN", ""),
     )
 

@@ -24,6 +24,7 @@ from rlcli.evaluation.store import dataset_names
 from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.launch.engine import check_adapter, check_engine
+from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_verifiers
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
@@ -41,7 +42,8 @@ class Prepared:
     response, tokens. kv_cache_bytes: of one engine; None if vLLM measures it. roles: what the workers of a training run
     host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox: the backend
     in which verifiers run programs; empty if none does. stop_tokens: id → text of what ends a response. thinking:
-    prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none."""
+    prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none.
+    environments: names of those that samples converse with."""
 
     config: RunConfig
     device: str
@@ -58,6 +60,7 @@ class Prepared:
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
     thinking: bool = False
     day: date | None = None
+    environments: tuple[str, ...] = ()
 
     @property
     def threads(self) -> int:
@@ -93,7 +96,11 @@ def prepare(
     check_adapter(config, dtype, adapter)
     name, none = config.verifier.name, list[Prompt]()
     data, held_out = config.data.paths, config.evaluation.paths
-    train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name) if train else none
+    train_rows: Sequence[Prompt] = none
+    if train and data:
+        train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name)
+    elif train:
+        train_rows = numbered_rows(config)
     named, limit = dataset_names(held_out, "--eval-data"), config.evaluation.max_prompts
     test_rows = read_sets(held_out, named, "test", name, limit) if held_out else none
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
@@ -114,6 +121,10 @@ def prepare(
     notes = [note for rows in (train_rows, test_rows) for note in chat_template.check(tokenizer, rows)]
     for note in dict.fromkeys(notes):
         on_note(note)
+    stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
+    thinking = chat_template.opens_thinking(tokenizer)
+    every_row = JoinedPrompts([train_rows, test_rows])
+    environments = check_environments(config, every_row, tokenizer, stops, opened=thinking)
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress)
     return Prepared(
         config=config,
@@ -128,16 +139,17 @@ def prepare(
         roles=roles,
         adapter=adapter,
         sandbox=sandbox,
-        stop_tokens=chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids),
-        thinking=chat_template.opens_thinking(tokenizer),
+        stop_tokens=stops,
+        thinking=thinking,
         day=found_day,
+        environments=environments,
     )
 
 
 def _check_given(config: RunConfig, train: bool) -> None:
     if not config.model.path:
         raise ConfigError("no model is given", "name a folder or hub id with --model")
-    if train and not config.data.paths:
+    if train and not config.data.paths and not config.environment.name:
         raise ConfigError(
             "no data is given", "name a parquet file or folder with --data; make one with: rlcli prep gsm8k"
         )
@@ -151,11 +163,10 @@ def _check_given(config: RunConfig, train: bool) -> None:
 def check_fit(config: RunConfig, positions: int, heads: int) -> int:
     """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, or attention
     heads that tensor_parallel does not divide."""
-    length, shared = config.data.max_prompt_tokens + config.rollout.max_response_tokens, config.rollout.tensor_parallel
+    length, shared = config.max_length, config.rollout.tensor_parallel
     if length > positions:
         raise ConfigError(
-            f"data.max_prompt_tokens + rollout.max_response_tokens = {length} is more than the {positions} positions "
-            f"of {config.model.path}",
+            f"{config.longest} = {length} is more than the {positions} positions of {config.model.path}",
             "lower one of them",
         )
     if heads % shared:
@@ -280,6 +291,9 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
         config = config.changed(critic={"path": str(Path(config.critic.path).resolve())})
     if config.algorithm.code:
         config = config.changed(algorithm={"code": str(Path(config.algorithm.code).expanduser().resolve())})
+    place, _, attribute = config.environment.name.rpartition(":")
+    if place.endswith(".py"):
+        config = config.changed(environment={"name": f"{Path(place).expanduser().resolve()}:{attribute}"})
     folder = Path(config.model.path)
     if not folder.is_dir():
         return config, ""

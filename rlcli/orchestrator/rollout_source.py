@@ -233,7 +233,7 @@ class RolloutSource:
         )
         collected = collect(self.workers, reports)
         rounds.add(collected, [task.source for task in tasks], self.config.train.truncated)
-        rounds.failures.check(self.config.verifier.max_crash_rate)
+        rounds.failures.check(self.config.verifier.max_crash_rate, self.config.environment.max_failure_rate)
         whole, still = self._sorted_out(groups, collected, step, rounds)
         kept = self._kept(whole)
         rounds.dropped += len(whole) - len(kept)

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.named import inputs_of
 from rlcli.data.columns import Samples, TruncatedRule
-from rlcli.types import Outcome, Verdict
+from rlcli.types import UNVERIFIED, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
 
-REASONS = ("timeout", "crash", "truncated", "baseline", "alone")
-"""Why a sample is left out: its verification timed out or crashed; it was cut off at the limit; the verification of its
-group's greedy baseline failed; it is the only one left of a group whose samples are compared."""
-
-FAILED = (Outcome.TIMEOUT, Outcome.CRASH)
+REASONS = ("timeout", "crash", "truncated", "environment", "baseline", "alone")
+"""Why a sample is left out: its verification timed out or crashed; it was cut off at the limit; its environment failed;
+the verification of its group's greedy baseline failed; it is the only one left of a group whose samples are
+compared."""
 
 
 def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
@@ -46,7 +45,7 @@ def left_out(
     import numpy as np
 
     found = samples.excluded(rule)
-    failed = [prompt for prompt, verdict in (baselines or {}).items() if verdict.outcome in FAILED]
+    failed = [prompt for prompt, verdict in (baselines or {}).items() if verdict.outcome in UNVERIFIED]
     found[(found == 0) & np.isin(samples.prompt, failed)] = 1 + REASONS.index("baseline")
     if compared and found.any():
         _, group, sizes = np.unique(samples.prompt, return_inverse=True, return_counts=True)

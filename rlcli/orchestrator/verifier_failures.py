@@ -10,7 +10,7 @@ from rlcli.data.columns import Samples
 from rlcli.errors import ConfigError, RunFailed
 from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.worker import OVERRAN
-from rlcli.types import Outcome, Prompt, Verdict
+from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict
 
 MOST_TIMEOUTS = 0.5
 """The run stops if a larger share of a step's verifications is killed, for CPU time or wall time."""
@@ -51,24 +51,33 @@ class Failures:
     def add(self, prompt: Prompt, verdict: Verdict) -> None:
         self.total += 1
         outcome = Outcome.TIMEOUT if verdict.detail.startswith(OVERRAN) else verdict.outcome
-        if outcome not in (Outcome.CRASH, Outcome.TIMEOUT):
+        if outcome not in UNVERIFIED:
             return
         self.counts[outcome] += 1
-        example = f"{prompt.id}, {prompt.verifier}: «{verdict.detail}»"
+        by = "" if outcome is Outcome.ENVIRONMENT else f", {prompt.verifier}"
+        example = f"{prompt.id}{by}: «{verdict.detail}»"
         found = self.examples.setdefault(outcome, [])
         if len(found) < EXAMPLES and example not in found:
             found.append(example)
 
     def add_samples(self, prompts: Sequence[Prompt], samples: Samples) -> None:
         """prompts: indexed by `Sample.prompt`."""
-        failed = (samples.is_(Outcome.CRASH, Outcome.TIMEOUT) | samples.overran).nonzero()[0].tolist()
+        failed = (samples.is_(*UNVERIFIED) | samples.overran).nonzero()[0].tolist()
         self.total += len(samples) - len(failed)
         for place in failed:
             self.add(prompts[samples.prompt[place]], samples.verdict(place))
 
-    def check(self, max_crash_rate: float) -> None:
-        """Stop instead of training on the zeros of a failing verifier. Raises `RunFailed` with examples."""
-        crashed, killed = self.counts[Outcome.CRASH], self.counts[Outcome.TIMEOUT]
+    def check(self, max_crash_rate: float, max_failure_rate: float) -> None:
+        """Stop instead of training on the zeros of a failing verifier, or without the samples of a failing environment.
+        Raises `RunFailed` with examples."""
+        crashed, killed, lost = (self.counts[o] for o in (Outcome.CRASH, Outcome.TIMEOUT, Outcome.ENVIRONMENT))
+        if lost > max_failure_rate * self.total:
+            raise RunFailed(
+                f"the environment of {lost} of {self.total} samples failed twice, more than "
+                f"environment.max_failure_rate = {max_failure_rate:g}: "
+                f"{'; '.join(self.examples[Outcome.ENVIRONMENT])}",
+                "fix the environment (rlcli env try), or raise environment.max_failure_rate",
+            )
         if crashed > max_crash_rate * self.total:
             raise RunFailed(
                 f"{crashed} of {self.total} verifications crashed, more than verifier.max_crash_rate = "

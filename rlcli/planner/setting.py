@@ -99,7 +99,7 @@ class Setting:
 
     @property
     def max_length(self) -> int:
-        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        return self.config.max_length
 
     @property
     def samples(self) -> int:

@@ -68,8 +68,7 @@ def smallest_microbatch(config: RunConfig) -> int:
     from rlcli.algorithms.build import build_algorithm
 
     algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return longest * (2 if algorithm.selects_pairs else 1)
+    return config.max_length * (2 if algorithm.selects_pairs else 1)
 
 
 def largest_microbatch(setting: Setting) -> int | None:

@@ -41,13 +41,19 @@ class GenerationRequest:
     """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
     that its samples do not depend on what else is in the batch. greedy: take the most likely token each time, whatever
     the temperature of the batch. begun: int32 ids of the response so far, if it was aborted: only what follows them is
-    returned, and they count towards `Sampling.max_tokens`."""
+    returned, and they count towards `Sampling.max_tokens`. max_tokens: of this one, if fewer than of the batch."""
 
     key: int
     prompt: np.ndarray
     seed: int
     greedy: bool = False
     begun: np.ndarray | None = None
+    max_tokens: int | None = None
+
+    def limit(self, sampling: Sampling) -> int:
+        """Tokens that may still be generated."""
+        most = sampling.max_tokens if self.max_tokens is None else min(self.max_tokens, sampling.max_tokens)
+        return most - (0 if self.begun is None else len(self.begun))
 
 
 @dataclass(frozen=True, slots=True)

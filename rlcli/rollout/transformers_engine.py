@@ -72,7 +72,7 @@ class TransformersEngine:
 
     def add(self, request: GenerationRequest) -> None:
         sampling, begun = self._sampling, [] if request.begun is None else request.begun.tolist()
-        most = min(sampling.max_tokens - len(begun), self.spec.max_length - len(request.prompt) - len(begun))
+        most = min(request.limit(sampling), self.spec.max_length - len(request.prompt) - len(begun))
         temperature = 0.0 if request.greedy else sampling.temperature
         context = [*request.prompt.tolist(), *begun]
         self._waiting.append(Row(request.key, context, request.seed, temperature, sampling.top_p, most))

@@ -314,7 +314,7 @@ class VllmEngine:
         return SamplingParams(
             temperature=0.0 if request.greedy else sampling.temperature,
             top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens - begun,
+            max_tokens=request.limit(sampling),
             **seed,
             logprobs=0,
             flat_logprobs=True,

@@ -15,6 +15,7 @@ from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan
 from rlcli.orchestrator.sample_filter import REASONS
+from rlcli.types import ENDED
 from rlcli.workers.roles.weight_transfer import Synced
 
 PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
@@ -103,18 +104,25 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
         "response_tokens/truncated": float(samples.truncated.mean()),
         "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
         **({"rollout/several_versions": float((samples.newer_by > 0).mean())} if samples.newer_by.any() else {}),
-        **_turn_metrics(samples),
+        **_conversation_metrics(samples),
     }
 
 
-def _turn_metrics(samples: Samples) -> dict[str, float]:
-    """Of trajectories with more than one response."""
-    if (samples.turns <= 1).all() and not samples.context_tokens.any():
+def _conversation_metrics(samples: Samples) -> dict[str, float]:
+    """Of conversations with an environment."""
+    import numpy as np
+
+    held = samples.take(samples.ended > 0)
+    if not len(held):
         return {}
+    ends = np.bincount(held.ended, minlength=len(ENDED)).tolist()
     return {
-        "turns/mean": float(samples.turns.mean()),
-        "turns/max": float(samples.turns.max()),
-        "context_tokens/mean": float(samples.context_tokens.mean()),
+        "turns/mean": float(held.turns.mean()),
+        "turns/max": float(held.turns.max()),
+        "context_tokens/mean": float(held.context_tokens.mean()),
+        "tool_calls/mean": float(held.tool_calls.mean()),
+        "tool_calls/failed": float(held.failed_calls.mean()),
+        **{f"ended/{name}": count / len(held) for name, count in zip(ENDED, ends, strict=True) if name},
     }
 
 

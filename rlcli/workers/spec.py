@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from datetime import date
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
@@ -17,7 +18,8 @@ class WorkerSpec:
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
     so on. max_length: prompt and response, tokens. scoring_processes: on each machine; 0: by its cores. verifiers:
     names to preload. group_id: of this run on this machine. stop_token_ids: those that end a response. thinking:
-    prompts end within an open <think>. hub_token: the driver's, for workers on other machines; passed here, since Ray
+    prompts end within an open <think>. environments: names of those that samples converse with. day: as the chat
+    template's today, if it uses one. hub_token: the driver's, for workers on other machines; passed here, since Ray
     logs the environment variables that it is given."""
 
     config: RunConfig
@@ -35,6 +37,8 @@ class WorkerSpec:
     stop_token_ids: tuple[int, ...]
     weights_follow: bool = False
     thinking: bool = False
+    environments: tuple[str, ...] = ()
+    day: date | None = None
     hub_token: str = field(default="", repr=False)
 
     def log_in(self) -> None:

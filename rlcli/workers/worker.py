@@ -16,6 +16,8 @@ from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import memory, profiling, startup
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
+from rlcli.data.prompts import chat_template
+from rlcli.environments.pool import Environments
 from rlcli.importing import trust_imports
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.redact import redact_output
@@ -362,7 +364,7 @@ class Worker(WeightSync):
             if self.engine is not None:
                 self.engine.close()
         with contextlib.suppress(Exception):
-            self._close_scorer()
+            self._close_rollout()
             forget_worker(self.spec, self.rank)
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -384,16 +386,30 @@ class Worker(WeightSync):
         return self.batch
 
     def _build_rollout(self, tokenizer: Any) -> RolloutRole:
-        self._close_scorer()
+        self._close_rollout()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background
         self._build_engine()
         if self.spec.adapter:
             self.engine.load_adapter(self.spec.adapter)
+        environments = self._environments(tokenizer) if leads and self.spec.environments else None
         if scorer is not None:
             scorer.wait_ready()
-        ends = self.spec.stop_token_ids
-        return RolloutRole(self.rank, self.engine, scorer, thinking=self.spec.thinking, stop_token_ids=ends)
+        return RolloutRole(
+            self.rank,
+            self.engine,
+            scorer,
+            thinking=self.spec.thinking,
+            stop_token_ids=self.spec.stop_token_ids,
+            environments=environments,
+            conversing=bool(self.spec.environments),
+        )
+
+    def _environments(self, tokenizer: Any) -> Environments:
+        """With the chat template as the driver has fixed it, for the same day."""
+        spec, data = self.spec, self.config.data
+        chat_template.fix(tokenizer, data.chat_template_kwargs, spec.day)
+        return Environments(self.config, spec.environments, tokenizer, spec.stop_token_ids, opened=spec.thinking)
 
     def _build_engine(self) -> None:
         engine = engine_named(self.config.rollout.engine)
@@ -406,9 +422,13 @@ class Worker(WeightSync):
         self.engine.on_step = _engine_step
         startup.done("engine")
 
-    def _close_scorer(self) -> None:
-        if self.rollout_role is not None and self.rollout_role.scorer is not None:
-            self.rollout_role.scorer.close()
+    def _close_rollout(self) -> None:
+        """Disconnect from the scoring service, and end the environments' processes."""
+        role = self.rollout_role
+        if role is not None and role.scorer is not None:
+            role.scorer.close()
+        if role is not None and role.environments is not None:
+            role.environments.close()
 
 
 def _engine_step() -> None:

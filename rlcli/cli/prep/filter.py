@@ -10,7 +10,7 @@ import typer
 from rlcli.cli.console import emit_json, plain
 from rlcli.cli.options import Endpoint, JsonFigures, MaxTokens, Seed, Sets, Workers
 from rlcli.errors import ConfigError, DataError, RunFailed
-from rlcli.types import Outcome
+from rlcli.types import UNVERIFIED
 
 if TYPE_CHECKING:
     from rlcli.evaluation.report import EvalReport
@@ -106,7 +106,7 @@ def _refuse(file: Path, target: Path) -> None:
 
 def _refuse_crashes(report: EvalReport, most: float) -> None:
     """Otherwise a prompt whose verifier fails would count as one that the model never solves."""
-    share = report.outcomes[Outcome.CRASH] + report.outcomes[Outcome.TIMEOUT]
+    share = sum(report.outcomes[outcome] for outcome in UNVERIFIED)
     if share > most:
         first = f"; the first crash: «{report.crash}»" if report.crash else ""
         raise RunFailed(

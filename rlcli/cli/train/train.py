@@ -43,6 +43,10 @@ def train(
     verifier: Annotated[
         str | None, typer.Option(help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.")
     ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(help="Train on conversations with this environment (rlcli env list), or some/file.py:Class."),
+    ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")
     ] = False,
@@ -75,6 +79,8 @@ def train(
 
       rlcli train grpo --model ./my-model --data data/gsm8k:2 --data data/math:1 --eval-data data/gsm8k
 
+      rlcli train grpo --model ./my-model --environment guess_number
+
       rlcli train grpo --model ./my-model --data data/gsm8k --memory auto --dry-run
 
       rlcli train --resume runs/grpo-1
@@ -90,6 +96,7 @@ def train(
         "train.seed": seed,
         "train.deterministic": deterministic or None,
         "verifier.name": verifier,
+        "environment.name": environment,
         "cluster.workers": workers,
         "cluster.address": ray_address,
     }

@@ -8,9 +8,11 @@ import os
 import socket
 import subprocess
 import threading
+from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rlcli.errors import VerifierError
@@ -81,18 +83,18 @@ class ScoringService:
             raise self._failure
 
     def submit(
-        self, prompt: Prompt, tokens: bytes, spare: int, *, finish_reason: str = "", thinking: bool = False
+        self, prompt: Prompt, tokens: bytes, spare: int, fields: Mapping[str, Any] = MappingProxyType({})
     ) -> Future[Scored]:
-        """Decode and verify the response `tokens` (int32 ids), of which the last `spare` are not text."""
+        """Decode and verify the response `tokens` (int32 ids), of which the last `spare` are not text. fields: others
+        of its `VerifyRequest`, plain values."""
         scored: Future[Scored] = Future()
-        fields = {"finish_reason": finish_reason, "thinking": thinking}
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             if self._closed:
                 raise VerifierError("the scoring service is closed")
             self._numbers = number = self._numbers + 1
-            frame = ("verify", number, prompt.verifier, self._key(prompt), tokens, spare, fields)
+            frame = ("verify", number, prompt.verifier, self._key(prompt), tokens, spare, dict(fields))
             self._asked[number] = one = _Asked(scored, prompt, frame)
             with contextlib.suppress(OSError):  # it was killed: the reading thread starts another and sends this again
                 self._send(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -14,12 +14,14 @@ from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask,
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
+from rlcli.environments.pool import Environments
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest
 from rlcli.scoring.service.client import Scored, ScoringService
 from rlcli.types import Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
+from rlcli.workers.roles.conversations import Conversations, Held, Turn, turn_seed
 from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending, sent
 from rlcli.workers.roles.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
 
@@ -32,7 +34,8 @@ IDLE_S = 0.005
 class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
     keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
-    stop_token_ids: those that end a response, and are not part of its text."""
+    stop_token_ids: those that end a response, and are not part of its text. conversing: samples are conversations with
+    `environments`, which the leader has."""
 
     def __init__(
         self,
@@ -42,8 +45,11 @@ class RolloutRole:
         *,
         thinking: bool = False,
         stop_token_ids: Sequence[int] = (),
+        environments: Environments | None = None,
+        conversing: bool = False,
     ) -> None:
         self.rank = rank
+        self.environments, self.conversing = environments, conversing
         self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
         self.engine = engine
         self.scorer = scorer
@@ -64,12 +70,13 @@ class RolloutRole:
         for task in tasks:
             round.begin(task)
         grant, steps = WorkGrant(done=not queue.tasks and not ends_early), 0
-        while not grant.stop and (self.engine.unfinished or not grant.done):
+        while not grant.stop and (self.engine.unfinished or round.waiting or not grant.done):
+            round.advance()
             if self.engine.unfinished:
                 for generation in self.engine.step():
                     round.finish(generation)
             else:
-                time.sleep(IDLE_S)  # Waiting for verdicts.
+                time.sleep(IDLE_S)  # Waiting for verdicts, or for environments.
             steps += 1
             exchanges = steps % EXCHANGE_STEPS == 0 or not self.engine.unfinished
             if exchanges and (ends_early or not grant.done):
@@ -106,17 +113,15 @@ class RolloutRole:
         """The first `count` samples of the last rollout, as text."""
         return self._texts[:count]
 
-    def verify(self, task: PromptTask, trajectory: Trajectory) -> Future[Scored]:
-        """Futures of the drawn tokens as text and of the verdict on them: what an environment wrote is not the
-        policy's answer."""
+    def verify(self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any]) -> Future[Scored]:
+        """Future of the policy's last turn as text, and of the verdict on it. fields: others of the request."""
         assert self.scorer is not None
-        tokens = trajectory.drawn_ids
+        tokens = trajectory.last_turn
         return self.scorer.submit(
             task.source,
             sent(trajectory),
             int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
-            finish_reason=trajectory.stop_reason or "",
-            thinking=self.thinking,
+            {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **fields},
         )
 
 
@@ -138,12 +143,21 @@ class _Round:
         self._builder = ShardBuilder()
         self.saver = Saver(call.save_as, role.rank, call.step, call.truncated)
         self._tokens = self._unreported = 0
+        self._conversations = Conversations(role.environments, role.version) if role.environments else None
+        self.waiting = False
+        """Whether a conversation waits for its environment."""
 
     def begin(self, task: PromptTask) -> None:
         """Have the engine generate the missing responses of a group."""
         self._verdicts[task.prompt] = []
         for sample in (*task.indexes, *[GREEDY] * task.greedy):
             seed = self._seed(task, sample)
+            if self.role.conversing:
+                self._asked.append((task, sample))
+                if self._conversations is not None:
+                    self._conversations.open(len(self._asked) - 1, task)
+                self.waiting = True
+                continue
             begun = started(task, sample).tokens[len(task.tokens) :] if sample in task.begun else None
             request = GenerationRequest(len(self._asked), task.tokens, seed, greedy=sample == GREEDY, begun=begun)
             self._asked.append((task, sample))
@@ -153,22 +167,48 @@ class _Round:
         step = self.call.step if task.step is None else task.step
         return sample_seed(self.call.seed, self.call.purpose, step, task.source.id, task.first_sample + sample)
 
-    def finish(self, generation: Generation) -> None:
-        """Take a response from the engine, and send it to be verified."""
-        if not self._leads:
+    def advance(self) -> None:
+        """Give the engine the turns whose environments have answered, and take the conversations that are over. The
+        workers that share an engine add the same turns."""
+        if not self.role.conversing:
             return
-        task, sample = self._asked[generation.key]
+        found = self._conversations.poll() if self._conversations is not None else []
+        turns = [one for one in found if isinstance(one, Turn)]
+        waiting = self._conversations is not None and self._conversations.waiting > 0
+        turns, self.waiting = self.role.engine.agree((turns, waiting))
+        for turn in turns:
+            task, sample = self._asked[turn.key]
+            seed, greedy = turn_seed(self._seed(task, sample), turn.number), sample == GREEDY
+            self.role.engine.add(GenerationRequest(turn.key, turn.tokens, seed, greedy, max_tokens=turn.room))
+        for one in found:
+            if isinstance(one, Held):
+                self._verify(*self._asked[one.key], one.whole, one)
+
+    def finish(self, generation: Generation) -> None:
+        """Take a response from the engine, and send it to be verified, or to its environment."""
+        if self._conversations is not None:
+            self._conversations.drew(generation.key, generation)
+        elif self._leads:
+            task, sample = self._asked[generation.key]
+            self._verify(task, sample, self._continued(task, sample, generation))
         self._tokens += len(generation.tokens)
+
+    def _verify(self, task: PromptTask, sample: int, whole: Trajectory, held: Held | None = None) -> None:
         self._unreported += 1
-        whole = self._continued(task, sample, generation)
-        scored = self.role.verify(task, whole)
+        if held is not None and held.failure is not None:
+            scored: Future[Scored] = Future()
+            scored.set_result(Scored("", held.failure))
+        else:
+            scored = self.role.verify(task, whole, held.fields if held is not None else {})
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = scored
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
                 self._unrewarded.add(task.prompt)
         else:
             row, seed = self._builder.add(whole) if self.call.keep_tokens else None, self._seed(task, sample)
-            self._pending.append(pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed))
+            self._pending.append(
+                pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed, held=held)
+            )
             self.saver.wait_for(self._pending[-1])
         self._verdicts[task.prompt].append(scored)
         if len(self._verdicts[task.prompt]) == task.responses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_sam
 from rlcli.data.signature import tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.scoring.service.client import Scored
-from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
+from rlcli.workers.roles.conversations import Held
 
 UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
 """In place of the verdict of a sample that waits for it."""
@@ -25,8 +27,8 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 @dataclass(frozen=True)
 class PendingSample:
     """A sample that waits for its verdict, and without its signature. source: its prompt. log_probs: of its drawn
-    tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of its
-    drawn tokens, as in `Scored`."""
+    tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of what
+    is verified, as in `Scored`. messages: of a conversation."""
 
     source: Prompt
     sample: Sample
@@ -34,18 +36,27 @@ class PendingSample:
     log_probs: LogProbSummary | None
     digest: int
     checksum: int
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 def sent(trajectory: Trajectory) -> bytes:
-    """The drawn tokens in the form that the scoring service takes."""
-    return trajectory.drawn_ids.astype("int32").tobytes()
+    """The policy's last turn in the form that the scoring service takes."""
+    return trajectory.last_turn.astype("int32").tobytes()
 
 
 def pending(
-    task: PromptTask, sample: int, whole: Trajectory, scored: Future[Scored], *, shard: int, row: int | None, seed: int
+    task: PromptTask,
+    sample: int,
+    whole: Trajectory,
+    scored: Future[Scored],
+    *,
+    shard: int,
+    row: int | None,
+    seed: int,
+    held: Held | None = None,
 ) -> PendingSample:
     """Without the tokens: an evaluation generates more of them than fit in a worker's memory. row: of the shard; None:
-    the tokens are not kept."""
+    the tokens are not kept. held: of a conversation."""
     assert whole.stop_reason is not None, "the response is not finished"
     versions = [version for version in whole.versions if version is not None]
     unverified = Sample(
@@ -62,10 +73,14 @@ def pending(
         context_tokens=len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens,
         turns=whole.turns,
         newer_by=max(versions) - min(versions),
+        ended=held.ended if held else 0,
+        tool_calls=held.tool_calls if held else 0,
+        failed_calls=held.failed_calls if held else 0,
     )
     digest = 0 if row is None else tokens_digest(whole)
     summary = LogProbSummary.of(whole.log_probs)
-    return PendingSample(task.source, unverified, scored, summary, digest, zlib.crc32(sent(whole)))
+    messages = held.fields.get("conversation", ()) if held else ()
+    return PendingSample(task.source, unverified, scored, summary, digest, zlib.crc32(sent(whole)), messages)
 
 
 def awaited(scored: Future[Scored]) -> Scored:
@@ -93,6 +108,8 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str,
         newest_version=sample.version + sample.newer_by,
         turns=sample.turns,
         left_out=left_out,
+        ended=ENDED[sample.ended],
+        messages=item.messages,
     )
 
 

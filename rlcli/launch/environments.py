@@ -1,0 +1,58 @@
+"""Checks of the environments that a run's samples converse with, and its rows if no dataset is given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.prompts.table import verifiers_of
+from rlcli.environments.pool import OF_ROW, Environments, name_of
+from rlcli.errors import ConfigError
+from rlcli.scoring.expression import parse
+from rlcli.scoring.registry import of_row
+from rlcli.types import Prompt
+
+VERIFIER = "environment"
+"""The verifier whose score is the sum of the environment's rewards."""
+
+
+def numbered_rows(config: RunConfig) -> list[Prompt]:
+    """Rows for an environment that needs none: each is another seed of `reset`."""
+    name = config.environment.name
+    verifier = str(of_row(parse(config.verifier.name).located(), VERIFIER))
+    return [
+        Prompt(
+            id=f"{name}:{number}",
+            messages=({"role": "user", "content": f"{name}, task {number}"},),
+            data_source=name,
+            ability="",
+            verifier=verifier,
+            ground_truth=VERIFIER,
+            extra_info={"index": number},
+        )
+        for number in range(config.environment.rows)
+    ]
+
+
+def check_environments(
+    config: RunConfig, rows: Sequence[Prompt], tokenizer: Any, stops: Collection[int], *, opened: bool
+) -> tuple[str, ...]:
+    """Open a conversation with each environment of the rows, and let the chat template append to it. Returns their
+    names. Raises `RlcliError` with what is wrong."""
+    section = config.environment
+    if not section.name:
+        used = next((v for v in verifiers_of(rows) if any(t.ref == VERIFIER for t in parse(v).terms)), "")
+        if used:
+            raise ConfigError(
+                f"the verifier '{used}' scores conversations, but environment.name is unset",
+                "name the environment with --environment (rlcli env list)",
+            )
+        return ()
+    every = rows if section.name == OF_ROW else rows[:1]
+    first: dict[str, Prompt] = {}
+    for prompt in every:
+        first.setdefault(name_of(section, prompt), prompt)
+    with Environments(config, first, tokenizer, stops, opened=opened) as environments:
+        environments.check(first)
+    return tuple(first)

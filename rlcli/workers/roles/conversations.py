@@ -1,0 +1,170 @@
+"""The conversations of one round: a turn goes to its environment, and the answer is the engine's next request."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.messages import PromptTask, sample_seed
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.conversation import Conversation
+from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
+from rlcli.environments.host import Session
+from rlcli.environments.pool import Environments, row_of
+from rlcli.types import ENDED, Outcome, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from rlcli.rollout.engine import Generation
+
+TRIES = 2
+"""How often a sample's conversation is begun, if its environment fails."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the engine does next for the sample `key`: continue `tokens`, int32 `[n]`, by at most `room`. number: of the
+    turn, from 0."""
+
+    key: int
+    tokens: np.ndarray
+    room: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
+    sample whose environment failed; None otherwise."""
+
+    key: int
+    whole: Trajectory
+    fields: Mapping[str, Any]
+    tool_calls: int
+    failed_calls: int
+    failure: Verdict | None = None
+
+    @property
+    def ended(self) -> int:
+        """Why it ended, as an index into `ENDED`."""
+        return ENDED.index(self.fields["environment"]["ended"])
+
+
+@dataclass
+class _Talk:
+    task: PromptTask
+    session: Session
+    conversation: Conversation | None = None
+    tries: int = 1
+
+
+class Conversations:
+    """On the rank that leads an engine: `open` one for each sample; `poll` returns what follows the environments'
+    answers; `drew` sends a turn to its environment. version: of the weights that draw all turns. waiting: conversations
+    whose environment has not answered."""
+
+    def __init__(self, environments: Environments, version: int) -> None:
+        self.waiting = 0
+        self._environments, self._version = environments, version
+        self._talks: dict[int, _Talk] = {}
+        self._openings: dict[int, list[int]] = {}
+        self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
+
+    def open(self, key: int, task: PromptTask) -> None:
+        """Begin the conversation of the sample `key`."""
+        self._talks[key] = _Talk(task, self._environments.session(task.source))
+        self._reset(key)
+
+    def drew(self, key: int, generation: Generation) -> None:
+        """Take a turn from the engine."""
+        talk = self._talks[key]
+        conversation = talk.conversation
+        assert conversation is not None, "the environment has not opened it"
+        whole = conversation.trajectory.extended(
+            "policy", generation.tokens, generation.log_probs, self._version, generation.finish_reason
+        )
+        message = conversation.drew(whole, self._environments.text(generation.tokens.tolist()))
+        self._expect(key, talk.session.step(message))
+
+    def poll(self) -> list[Turn | Held]:
+        """What follows the answers that have come since the last call."""
+        found: list[Turn | Held] = []
+        while True:
+            try:
+                key, answer = self._answers.get_nowait()
+            except queue.Empty:
+                return found
+            self.waiting -= 1
+            found += self._answered(key, answer)
+
+    def _reset(self, key: int) -> None:
+        talk = self._talks[key]
+        self._expect(key, talk.session.reset(row_of(talk.task.source), row_seed(talk.task.source.id)))
+
+    def _expect(self, key: int, answer: Future[Any]) -> None:
+        self.waiting += 1
+        answer.add_done_callback(lambda done: self._answers.put((key, done)))
+
+    def _answered(self, key: int, answer: Future[Any]) -> list[Turn | Held]:
+        talk = self._talks[key]
+        try:
+            conversation = self._taken(talk, answer.result())
+        except EnvironmentFailed as error:
+            return self._failed(key, error)
+        if conversation.ended:
+            return [self._over(key, conversation)]
+        whole = conversation.trajectory
+        return [Turn(key, whole.tokens, conversation.room, whole.turns)]
+
+    def _taken(self, talk: _Talk, answer: Opening | Reply) -> Conversation:
+        if talk.conversation is None:
+            assert isinstance(answer, Opening), "reset is answered first"
+            talk.conversation = self._environments.conversation(answer)
+            tokens = talk.conversation.trajectory.tokens.tolist()
+            if self._openings.setdefault(talk.task.prompt, tokens) != tokens:
+                raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
+        else:
+            assert isinstance(answer, Reply), "step is answered later"
+            talk.conversation.replied(answer)
+        return talk.conversation
+
+    def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
+        """Try once more from the beginning, then give the sample up."""
+        talk = self._talks[key]
+        talk.session.close()
+        if talk.tries < TRIES:
+            talk.session, talk.conversation = self._environments.session(talk.task.source), None
+            talk.tries += 1
+            self._reset(key)
+            return []
+        verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
+        return [self._over(key, talk.conversation, verdict)]
+
+    def _over(self, key: int, conversation: Conversation | None, failure: Verdict | None = None) -> Held:
+        import numpy as np
+
+        talk = self._talks.pop(key)
+        talk.session.close()
+        if conversation is not None and failure is None:
+            rewards = [reward for _, reward in conversation.rewards]
+            facts = {"rewards": rewards, "ended": conversation.ended, "info": dict(conversation.info)}
+            fields = {"conversation": [dict(m) for m in conversation.messages], "environment": facts}
+            return Held(key, conversation.finished(), fields, conversation.calls, conversation.failed_calls)
+        # What it drew is left out of everything, so that only the prompt stays.
+        prompt = Trajectory.of_prompt(np.array(self._openings.get(talk.task.prompt, talk.task.tokens), np.int32))
+        whole = prompt.extended("policy", np.zeros(0, np.int32), np.zeros(0, np.float32), self._version, "stop")
+        return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
+
+
+def row_seed(prompt_id: str) -> int:
+    """The seed that `reset` gets: always the same for a row, so that a row is the same task in every step."""
+    return sample_seed(0, "environment", 0, prompt_id, 0)
+
+
+def turn_seed(seed: int, number: int) -> int:
+    """The seed of a turn, from that of its sample, which is the first one's."""
+    return sample_seed(seed, "turn", number, "", 0) if number else seed

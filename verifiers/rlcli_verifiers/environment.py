@@ -1,0 +1,20 @@
+"""The rewards of the environment that a conversation was held with."""
+
+from __future__ import annotations
+
+from rlcli.types import Outcome, Verdict, VerifyRequest
+
+
+def verify(request: VerifyRequest, *, pass_at: float = 1.0) -> Verdict:
+    """The sum of the rewards that the environment's steps returned.
+
+    It counts as passed if the last step's info has `success` set to true, or, without that, if the sum is `pass_at` or
+    more.
+    """
+    found = request.environment
+    if "rewards" not in found:
+        return Verdict(0.0, Outcome.NO_ANSWER, detail="the response is no conversation with an environment")
+    score = float(sum(found["rewards"]))
+    passed = found.get("info", {}).get("success", score >= pass_at)
+    detail = f"the environment gave {score:g} in {len(found['rewards'])} turns; it ended with: {found['ended']}"
+    return Verdict(score, Outcome.OK if passed else Outcome.WRONG, detail=detail)
