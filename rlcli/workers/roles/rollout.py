@@ -186,6 +186,7 @@ class _Round:
 
     def finish(self, generation: Generation) -> None:
         """Take a response from the engine, and send it to be verified, or to its environment."""
+        self.waiting = self.role.conversing
         if self._conversations is not None:
             self._conversations.drew(generation.key, generation)
         elif self._leads:
