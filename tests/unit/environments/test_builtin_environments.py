@@ -135,7 +135,7 @@ def test_what_the_calculator_shows(text: str, shown: Any) -> None:
     assert calculate("10**1000 / 3").endswith("(about 3.33333333333E+999)")
 
 
-def test_a_call_of_the_calculator_is_answered_and_the_verifier_scores_the_last_turn() -> None:
+def test_a_call_of_the_calculator_is_answered() -> None:
     with EnvironmentHost(EnvironmentSpec("calculator")) as host:
         session = host.session()
         assert session.reset(ROW, 1).result(60).messages == ASK
