@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 import os
@@ -56,7 +57,14 @@ class EnvironmentSpec:
         place, _, attribute = self.name.rpartition(":")
         if place.endswith(".py"):
             return f"{Path(place).absolute()}:{attribute}"
-        return self.name if place else ENVIRONMENTS.target(self.name)
+        if place:
+            return self.name
+        target = ENVIRONMENTS.target(self.name)
+        if not self.python or not ENVIRONMENTS.origin(self.name).startswith("rlcli "):
+            return target
+        module, _, attribute = target.rpartition(":")  # that interpreter need not have rlcli
+        found = importlib.util.find_spec(module)
+        return f"{found.origin}:{attribute}" if found is not None else target
 
 
 class Session:
