@@ -55,9 +55,8 @@ class Prompt:
 class Outcome(StrEnum):
     """How a verification ended.
 
-    `TIMEOUT` and `CRASH` are the verifier's own failures, each after a second try in a fresh process, and `ENVIRONMENT`
-    that of the environment of a conversation. They do not judge the response: such samples are not part of a loss or of
-    a group's statistics.
+    Those in `UNVERIFIED` do not judge the response: such samples are not part of a loss or of a group's statistics. If a
+    verifier raises or its process ends, that is reported after a second try in a fresh process.
     """
 
     OK = "ok"
@@ -69,13 +68,18 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     """The verifier reached its wall-clock deadline (or once its CPU deadline, but not on the second try)."""
     CRASH = "crash"
-    """The verifier raised, or its process died."""
+    """The verifier raised, or its process died, or what it depends on failed (a judge's endpoint)."""
     ENVIRONMENT = "environment"
     """The sample's environment failed twice: there is no complete conversation to verify."""
+    UNPARSED = "unparsed"
+    """A judge replied, but its reply cannot be read as a verdict."""
 
 
-UNVERIFIED = (Outcome.TIMEOUT, Outcome.CRASH, Outcome.ENVIRONMENT)
+UNVERIFIED = (Outcome.TIMEOUT, Outcome.CRASH, Outcome.ENVIRONMENT, Outcome.UNPARSED)
 """The outcomes that do not judge a response."""
+
+USAGE = "usage/"
+"""Prefix of the parts of a verdict that count what it has cost (calls, tokens): never part of a reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +160,8 @@ class Verdict:
     """A verifier's result for one response.
 
     score: the reward, usually 0 or 1. answer: the answer it read, as text. parts: named rewards that make up the
-    score, each with its own metric. detail: the reason, for a reader (for a crash, the exception). latency_s: seconds
-    it took, filled in by the scoring pool.
+    score, each with its own metric; names that begin with `USAGE` are costs instead, summed over a step.
+    detail: the reason, for a reader (for a crash, the exception). latency_s: seconds it took, filled in by the pool.
 
     >>> Verdict(score=1.0, outcome=Outcome.OK, answer="42").outcome.value
     'ok'
@@ -184,7 +188,8 @@ class Verifier(Protocol):
             right = answer.lower() == truth.lower() if ignore_case else answer == truth
             return Verdict(score=float(right), outcome=Outcome.OK if right else Outcome.WRONG, answer=answer)
 
-    Its module may have `preload()`, which does slow imports once; and `gold(request)`, which writes a response that
+    Its module may have `preload()`, which does slow imports once, or `preload(**options)`, which also gets the given
+    options and may refuse them; and `gold(request)`, which writes a response that
     answers with the request's ground truth, for `rlcli verifiers audit`.
     """
 

@@ -22,7 +22,7 @@ from rlcli.scoring.expression import parse
 from rlcli.scoring.processes.pool import ScoringPool, in_order
 from rlcli.scoring.processes.worker import OVERRAN
 from rlcli.scoring.registry import of_row
-from rlcli.types import Outcome, Prompt, Verdict, VerifyRequest
+from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict, VerifyRequest
 
 CALIBRATION_ROWS = 12
 """Rows on which the forms of an answer are tried."""
@@ -276,7 +276,7 @@ class _Audit:
         probe = asked.probe
         tally = self.tallies.setdefault((probe.group, probe.kind), Tally(probe.group, probe.kind))
         overran = verdict.detail.startswith(OVERRAN)
-        failed = overran or verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT)
+        failed = overran or verdict.outcome in UNVERIFIED
         right = not failed and accepted(verdict, asked.subject) == probe.group.accepted
         tally.tried += 1
         tally.failed += failed

@@ -139,12 +139,13 @@ class Samples(Sequence[Sample]):
 
     def excluded(self, rule: TruncatedRule) -> np.ndarray:
         """Why each is excluded by itself (see `exclusion`): int8 `[N]`; 0: it is not, 1: its verification timed out, 2:
-        it crashed, 3: the response was truncated, 4: the sample's environment failed."""
+        it crashed, 3: the response was truncated, 4: the sample's environment failed, 5: its judge's reply could not be
+        read."""
         import numpy as np
 
         cut = self.truncated & (rule == "mask")
-        failed = [self.is_(outcome) for outcome in (Outcome.TIMEOUT, Outcome.CRASH, Outcome.ENVIRONMENT)]
-        found: np.ndarray = np.select([*failed, cut], [1, 2, 4, 3], 0).astype(np.int8)
+        failed = [self.is_(outcome) for outcome in UNVERIFIED]
+        found: np.ndarray = np.select([*failed, cut], [1, 2, 4, 5, 3], 0).astype(np.int8)
         return found
 
     @property

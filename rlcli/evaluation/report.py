@@ -93,7 +93,7 @@ class EvalReport:
 
     @property
     def unverified(self) -> int:
-        """Responses whose verification, or environment, timed out or crashed twice. They count as not passed."""
+        """Responses without a verdict (`UNVERIFIED`). They count as not passed."""
         return round(sum(self.outcomes.get(outcome, 0.0) for outcome in UNVERIFIED) * self.samples)
 
     def metrics(self) -> dict[str, float]:

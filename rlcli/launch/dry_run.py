@@ -14,7 +14,7 @@ from rlcli.scoring.expression import Term, parse
 from rlcli.scoring.golds import STATED, gold_expression
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.scoring.registry import target
-from rlcli.types import Outcome, Prompt, Verdict
+from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict
 
 ROWS, LOOKED_AT = 4, 256
 """Number of rows per verifier whose answers are tried, taken from this many first rows of the data."""
@@ -98,7 +98,7 @@ def check_golds(answers: Answers, deadline_s: float, sandbox: str, on_note: Call
 
 
 def _judge_empty(term: Term, row: str, verdict: Verdict) -> None:
-    if verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT) or _rejects(verdict):
+    if verdict.outcome in UNVERIFIED or _rejects(verdict):
         raise DataError(
             f"data: the ground truth of {row} is empty, and the verifier '{term.verifier}' needs one "
             f"({verdict.outcome}: {verdict.detail.removeprefix(f'{STATED}: ')})",
@@ -115,7 +115,7 @@ def _judge(term: Term, prompts: Sequence[Prompt], verdicts: Sequence[Verdict], o
     refused: list[str] = []
     for prompt, verdict in zip(prompts, verdicts, strict=True):
         row = f"row {prompt.id}, whose ground truth is {prompt.ground_truth!r:.80}"
-        if verdict.outcome in (Outcome.CRASH, Outcome.TIMEOUT):
+        if verdict.outcome in UNVERIFIED:
             raise VerifierError(
                 f"the verifier '{term.verifier}' fails ({verdict.outcome}) on {row}: {verdict.detail}",
                 "fix the verifier, or that row",

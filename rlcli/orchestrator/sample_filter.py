@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from rlcli.algorithms.algorithm import Algorithm
 from rlcli.algorithms.named import inputs_of
 from rlcli.data.columns import Samples, TruncatedRule
-from rlcli.types import UNVERIFIED, Verdict
+from rlcli.types import UNVERIFIED, USAGE, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
 
-REASONS = ("timeout", "crash", "truncated", "environment", "baseline", "alone")
+REASONS = ("timeout", "crash", "truncated", "environment", "unparsed", "baseline", "alone")
 """Why a sample is left out: its verification timed out or crashed; it was cut off at the limit; its environment failed;
-the verification of its group's greedy baseline failed; it is the only one left of a group whose samples are
-compared."""
+its judge's reply could not be read; the verification of its group's greedy baseline failed; it is the only one left of
+a group whose samples are compared."""
 
 
 def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
@@ -30,7 +30,10 @@ def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
 
     if rule != "zero_reward" or not samples.truncated.any():
         return samples
-    parts = {name: np.where(samples.truncated & ~np.isnan(v), 0.0, v) for name, v in samples.parts.items()}
+    parts = {
+        name: v if name.startswith(USAGE) else np.where(samples.truncated & ~np.isnan(v), 0.0, v)
+        for name, v in samples.parts.items()
+    }
     return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts)
 
 

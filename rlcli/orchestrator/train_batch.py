@@ -18,7 +18,7 @@ from rlcli.data.messages import Collected, MiniWork, StepWork
 from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.sample_filter import compares_group, left_out, rewarded
-from rlcli.types import Outcome
+from rlcli.types import USAGE, Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,7 +162,8 @@ def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float])
     is given."""
     import torch
 
-    known = {name: torch.tensor(values) for name, values in sorted(samples.parts.items()) if (values == values).any()}
+    rewarding = {name: values for name, values in sorted(samples.parts.items()) if not name.startswith(USAGE)}
+    known = {name: torch.tensor(values) for name, values in rewarding.items() if (values == values).any()}
     if not known:
         return rewards[:, None], [1.0]
     parts = torch.stack(list(known.values()), dim=1)

@@ -13,7 +13,8 @@ from rlcli.scoring.processes.worker import OVERRAN
 from rlcli.types import UNVERIFIED, Outcome, Prompt, Verdict
 
 MOST_TIMEOUTS = 0.5
-"""The run stops if a larger share of a step's verifications is killed, for CPU time or wall time."""
+"""The run stops if a larger share of a step's verifications is killed, for CPU time or wall time, or if a larger share
+of a judge's replies cannot be read."""
 
 EXAMPLES = 3
 
@@ -41,7 +42,7 @@ def part_weights(advantage: str, expressions: Iterable[str]) -> dict[str, float]
 
 @dataclass
 class Failures:
-    """Verifications of one step that crashed or were killed at a deadline, with the first examples. Those that exceeded
+    """Verifications of one step that gave no verdict (`UNVERIFIED`), with the first examples. Those that exceeded
     their CPU time are TIMEOUT here: a verifier that is too slow for every response must not train on zeros."""
 
     total: int = 0
@@ -89,4 +90,11 @@ class Failures:
                 f"{killed} of {self.total} verifications were killed at the deadline: "
                 f"{'; '.join(self.examples[Outcome.TIMEOUT])}",
                 "fix the verifier, or raise verifier.deadline_s",
+            )
+        unparsed = self.counts[Outcome.UNPARSED]
+        if unparsed > MOST_TIMEOUTS * self.total:
+            raise RunFailed(
+                f"{unparsed} of {self.total} replies of the judge could not be read: "
+                f"{'; '.join(self.examples[Outcome.UNPARSED])}",
+                "raise its max_tokens, or use a judge that supports structured output",
             )

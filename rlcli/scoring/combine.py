@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from rlcli.types import Outcome, Verdict
+from rlcli.types import UNVERIFIED, USAGE, Outcome, Verdict
 
 Verified = Verdict | BaseException | None
 """The result of one verifier on one request: its verdict, the exception it raised, or None if it skips the row."""
@@ -16,7 +16,7 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
 
     weights: by the name of each term's part, in order; None if the only term's verdict is the result. The outcome,
     the answer and the detail are those of the first term that accepts the row; terms that skip it are left out. A term
-    that reports a crash or a timeout sets the outcome of the whole.
+    that gives no verdict (`UNVERIFIED`) sets the outcome of the whole. Costs (`USAGE`) of all terms are added.
 
     >>> right, long = Verdict(1.0, Outcome.OK, answer="42"), Verdict(0.5, Outcome.WRONG)
     >>> both = combine("math - 0.5 * length", {"math": 1.0, "length": -0.5}, [right, long])
@@ -37,8 +37,17 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
     _, first = there[0]
     if weights is None:
         return first
-    if broken := next((one for _, one in there if one.outcome in (Outcome.CRASH, Outcome.TIMEOUT)), None):
-        return Verdict(0.0, broken.outcome, detail=broken.detail)
+    usage = _usage(one for _, one in there)
+    if broken := next((one for _, one in there if one.outcome in UNVERIFIED), None):
+        return Verdict(0.0, broken.outcome, parts=usage, detail=broken.detail)
     scores = {name: float(one.score) for name, one in there}
     total = math.fsum(weights[name] * score for name, score in scores.items())
-    return Verdict(total, first.outcome, first.answer, scores, first.detail)
+    return Verdict(total, first.outcome, first.answer, {**scores, **usage}, first.detail)
+
+
+def _usage(verdicts: Iterable[Verdict]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for name, value in (part for verdict in verdicts for part in verdict.parts.items()):
+        if name.startswith(USAGE):
+            total[name] = total.get(name, 0.0) + float(value)
+    return total

@@ -48,13 +48,15 @@ class Part:
 @dataclass(frozen=True)
 class Scorer:
     """A loaded expression. verify: returns the verdict or the exception for each request. at_once: maximum number of
-    requests in one call. needs_sandbox: whether one of its verifiers runs programs. patience_s: how long its
-    verifiers wait in total, by their option `timeout_s`."""
+    requests in one call; `begins` is called with the index of each term before it is verified. needs_sandbox: whether
+    one of its verifiers runs programs. patience_s: how long its verifiers wait in total, by their option `timeout_s`.
+    own_limits: of each term, its options `deadline_s` and `wait_s`, 0 if it has none."""
 
-    verify: Callable[[Sequence[VerifyRequest]], list[Verified]]
+    verify: Callable[..., list[Verified]]
     at_once: int
     needs_sandbox: bool
     patience_s: float
+    own_limits: tuple[tuple[float, float], ...] = ()
 
 
 def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
@@ -63,33 +65,37 @@ def load(expression: str, parts: Sequence[Part], *, is_sum: bool) -> Scorer:
     is_sum: whether scores are weighted or added, so that each verifier's is a separate part. Raises `WrongOption`, and
     `NotLoaded` for any exception of the modules and for an object that is not a verifier.
     """
-    loaded, sandbox, patience_s = [], False, 0.0
+    loaded, limits, sandbox, patience_s = [], [], False, 0.0
     for index, part in enumerate(parts):
         try:
             module, function = find(part.target)
             options = _options(function, part)
             loaded.append(adapt(function, options))
             if preload := getattr(module, "preload", None):
-                preload()
+                preload(**options) if inspect.signature(preload).parameters else preload()
         except WrongOption:
             raise
         except (Exception, SystemExit) as error:  # a module may call sys.exit at import
             raise NotLoaded(index) from error
         sandbox = sandbox or bool(getattr(module, "NEEDS_SANDBOX", False))
-        patience_s += _patience_s(function, options)
+        patience_s += _seconds(function, options, "timeout_s")
+        limits.append((_seconds(function, options, "deadline_s"), _seconds(function, options, "wait_s")))
     weights = {part.name: part.weight for part in parts} if is_sum else None
 
-    def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
-        columns = [one.verify(requests) for one in loaded]
+    def verify(requests: Sequence[VerifyRequest], begins: Callable[[int], None] = lambda index: None) -> list[Verified]:
+        columns = []
+        for index, one in enumerate(loaded):
+            begins(index)
+            columns.append(one.verify(requests))
         return [combine(expression, weights, row) for row in zip(*columns, strict=True)]
 
-    return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s)
+    return Scorer(verify, AT_ONCE if any(one.many for one in loaded) else 1, sandbox, patience_s, tuple(limits))
 
 
-def _patience_s(function: Any, options: Mapping[str, Any]) -> float:
-    """The `timeout_s` that a verifier was given, else its default; 0 if it has no such option."""
+def _seconds(function: Any, options: Mapping[str, Any], name: str) -> float:
+    """The value that a verifier was given for its option `name`, else its default; 0 if it has no such option."""
     declared = {} if is_rubric(function) else options_of(function)[0]
-    value = options.get("timeout_s", declared["timeout_s"].default if "timeout_s" in declared else 0)
+    value = options.get(name, declared[name].default if name in declared else 0)
     return float(value) if isinstance(value, int | float) else 0.0
 
 

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO
 from rlcli.errors import DataError
 from rlcli.files import replacing
 from rlcli.scoring.processes.pool import ScoringPool, in_order
-from rlcli.scoring.processes.worker import FAILED
-from rlcli.types import Message, Verdict, VerifyRequest
+from rlcli.types import UNVERIFIED, Message, Verdict, VerifyRequest
 
 STANDARD = "-"
 """The path for standard input or output."""
@@ -39,7 +38,7 @@ class Row:
 @dataclass
 class Summary:
     """Totals of many verifications. score: their sum. parts: of each part, its sum and its number of rows.
-    seconds: of each verification. failures: the details of the first that timed out or crashed."""
+    seconds: of each verification. failures: the details of the first without a verdict (`UNVERIFIED`)."""
 
     rows: int = 0
     score: float = 0.0
@@ -57,7 +56,7 @@ class Summary:
         for name, part in verdict.parts.items():
             total, count = self.parts.get(name, (0.0, 0))
             self.parts[name] = (total + part, count + 1)
-        if verdict.outcome in FAILED and len(self.failures) < 3:
+        if verdict.outcome in UNVERIFIED and len(self.failures) < 3:
             self.failures.append(verdict.detail)
 
 

@@ -17,6 +17,8 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
+from rlcli.types import UNVERIFIED
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_STEPS = 40
 ETA_STEPS = 20
@@ -198,7 +200,7 @@ def figures(metrics: Mapping[str, float]) -> list[str]:
         cut = metrics.get("response_tokens/truncated", 0.0)
         found.append(f"length {metrics['response_tokens/mean']:.0f}" + (f" ({cut:.0%} cut)" if cut else ""))
     found += [text.format(metrics[key]) for key, text in FIGURES.items() if key in metrics]
-    failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in ("timeout", "crash")}
+    failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in UNVERIFIED}
     return found + [f"verifier {name} {share:.1%}" for name, share in failed.items() if share]
 
 

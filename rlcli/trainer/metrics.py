@@ -15,7 +15,7 @@ from rlcli.data.columns import OUTCOMES, Samples
 from rlcli.data.messages import Collected
 from rlcli.data.packer import Plan
 from rlcli.orchestrator.sample_filter import REASONS
-from rlcli.types import ENDED
+from rlcli.types import ENDED, USAGE
 from rlcli.workers.roles.weight_transfer import Synced
 
 PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
@@ -69,7 +69,8 @@ def reward_metrics(samples: Samples) -> dict[str, float]:
     starts = np.flatnonzero(np.diff(samples.prompt[by_group], prepend=-1))
     ordered = rewards[by_group]
     equal = np.minimum.reduceat(ordered, starts) == np.maximum.reduceat(ordered, starts)
-    named = {name: values[~np.isnan(values)] for name, values in sorted(samples.parts.items())}
+    parts = {name: values for name, values in sorted(samples.parts.items()) if not name.startswith(USAGE)}
+    named = {name: values[~np.isnan(values)] for name, values in parts.items()}
     return {
         "reward/mean": mean,
         "reward/std": math.sqrt(math.fsum((rewards - mean) ** 2) / n),
@@ -104,6 +105,7 @@ def sample_metrics(samples: Samples) -> dict[str, float]:
         "response_tokens/truncated": float(samples.truncated.mean()),
         "prompt_tokens/mean": int(samples.prompt_tokens.sum()) / n,
         **({"rollout/several_versions": float((samples.newer_by > 0).mean())} if samples.newer_by.any() else {}),
+        **{name: float(np.nansum(values)) for name, values in samples.parts.items() if name.startswith(USAGE)},
         **_conversation_metrics(samples),
     }
 

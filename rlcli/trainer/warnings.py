@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlcli.types import UNVERIFIED
+
 IDLE_STEPS = 3
 """Number of steps in a row that a condition must hold before the run warns."""
 FIRST_STEPS = 3
@@ -102,7 +104,7 @@ class Warnings:
         truncated = metrics["response_tokens/truncated"]
         shares = {
             "responses": 1.0,
-            "failed": metrics["outcome/timeout"] + metrics["outcome/crash"],
+            "failed": sum(metrics.get(f"outcome/{name}", 0.0) for name in UNVERIFIED),
             "overran": metrics["verify/overran"],
             "cut_off": truncated,
             "cut_off_reward": truncated * metrics.get("reward/truncated", 0.0),
@@ -192,7 +194,7 @@ class Warnings:
         """Verifications fail because of the verifier."""
         if not self._many(self.failed):
             return None
-        failed = {name: metrics[f"outcome/{name}"] for name in ("timeout", "crash")}
+        failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in UNVERIFIED}
         how = " and ".join(f"{share:.0%} {name}" for name, share in failed.items() if share)
         share = self.failed / self.responses
         return (

@@ -41,8 +41,8 @@ def _show_report(title: str, report: EvalReport) -> None:
         plain(f"{named}: over random subsets of the samples, the same ones every time")
     if report.unverified:
         plain(
-            f"{report.unverified} of {report.samples} responses could not be verified (timeout, crash) and count as "
-            "not passed"
+            f"{report.unverified} of {report.samples} responses could not be verified (timeout, crash, unparsed) and "
+            "count as not passed"
         )
     if report.crash:
         plain(f"the first crash of a verifier: «{report.crash}»")

@@ -110,8 +110,8 @@ def _refuse_crashes(report: EvalReport, most: float) -> None:
     if share > most:
         first = f"; the first crash: «{report.crash}»" if report.crash else ""
         raise RunFailed(
-            f"{share:.1%} of the verifications crashed or timed out, more than verifier.max_crash_rate = {most:g}"
-            + first,
+            f"{share:.1%} of the verifications gave no verdict (timeout, crash, unparsed), more than "
+            f"verifier.max_crash_rate = {most:g}{first}",
             "fix the verifier or the rows, or raise verifier.max_crash_rate with --set",
         )
 

@@ -48,10 +48,9 @@ def run_verifier(
     from rlcli.scoring.checking import check_loaded
     from rlcli.scoring.expression import parse
     from rlcli.scoring.processes.pool import ScoringPool
-    from rlcli.scoring.processes.worker import FAILED
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
-    from rlcli.types import Outcome
+    from rlcli.types import UNVERIFIED, Outcome
 
     if as_json and output == STANDARD:
         raise ConfigError("--json and --output - both use standard output", "give --output a file")
@@ -77,7 +76,7 @@ def run_verifier(
     else:
         _print(totals)
     if summary.failures:
-        failed = " and ".join(f"{totals['outcomes'][how]} {how}" for how in FAILED if how in totals["outcomes"])
+        failed = " and ".join(f"{totals['outcomes'][how]} {how}" for how in UNVERIFIED if how in totals["outcomes"])
         typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
     if summary.outcomes.get(Outcome.CRASH) == summary.rows:
         raise RunFailed(
@@ -92,6 +91,7 @@ def _is_same(source: Path, output: Path) -> bool:
 
 def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
     from rlcli.audit.report import Latency
+    from rlcli.types import USAGE
 
     latency = Latency.of(summary.seconds)
     return {
@@ -99,7 +99,8 @@ def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
         "skipped": skipped,
         "mean_score": summary.score / summary.rows,
         "outcomes": dict(summary.outcomes.most_common()),
-        "parts": {part: total / count for part, (total, count) in summary.parts.items()},
+        "parts": {part: total / count for part, (total, count) in summary.parts.items() if not part.startswith(USAGE)},
+        "usage": {part: total for part, (total, _) in summary.parts.items() if part.startswith(USAGE)},
         "seconds": {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99, "max": latency.max},
     }
 
@@ -110,6 +111,7 @@ def _print(totals: dict[str, Any]) -> None:
     rows += [("skipped lines", f"{totals['skipped']:,}")] if totals["skipped"] else []
     rows += [("mean score", f"{totals['mean_score']:.4f}")]
     rows += [(f"mean of {part}", f"{mean:.4f}") for part, mean in totals["parts"].items()]
+    rows += [(name, f"{total:,.10g}") for name, total in totals["usage"].items()]
     rows += [(outcome, f"{count:,} ({count / total:.1%})") for outcome, count in totals["outcomes"].items()]
     rows += [(f"seconds, {name}", f"{seconds:.4f}") for name, seconds in totals["seconds"].items()]
     console.stderr().print(console.table(["measure", "value"], rows))

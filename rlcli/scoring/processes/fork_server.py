@@ -36,11 +36,14 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 class Facts(NamedTuple):
     """Facts of an expression, known once its verifiers are loaded. at_once: maximum number of requests in one call.
     needs_sandbox: whether it runs programs. patience_s: how long its verifiers themselves wait, by their option
-    `timeout_s`: less than the deadline that kills them, or they cannot report what took so long."""
+    `timeout_s`: less than the deadline that kills them, or they cannot report what took so long. own_limits: of each
+    term, its own CPU seconds (option `deadline_s`) and wall-clock seconds (option `wait_s`), 0 if it has none; empty if
+    no term has any."""
 
     at_once: int
     needs_sandbox: bool
     patience_s: float
+    own_limits: tuple[tuple[float, float], ...] = ()
 
 
 class FormerWorker(NamedTuple):
@@ -104,6 +107,8 @@ class ForkServer:
         if answer["index"] is None:
             raise ConfigError(f"the verifier '{expression}': {answer['error']}", "see: rlcli verifiers show NAME")
         ref = composition.terms[answer["index"]].ref
+        if "hint" in answer:  # it has refused its options, or lacks something
+            raise VerifierError(f"the verifier '{ref}': {answer['error']}", answer["hint"])
         if ":" in ref:
             raise VerifierError(f"the verifier '{ref}' does not load: {answer['error']}", "fix it, or its name")
         raise VerifierError(

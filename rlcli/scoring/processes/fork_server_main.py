@@ -30,6 +30,7 @@ import time
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from rlcli.errors import RlcliError
 from rlcli.redact import redacted
 from rlcli.scoring.combine import Verified
 from rlcli.scoring.load import NotLoaded, Part, Scorer, WrongOption, load
@@ -114,10 +115,17 @@ def _load(message: dict[str, Any], scorers: dict[str, Scorer]) -> dict[str, Any]
     except WrongOption as error:
         return {"error": str(error), "index": None}
     except NotLoaded as error:
-        return {"error": _describe(error.__cause__ or error), "index": error.index}
+        if isinstance(cause := error.__cause__, RlcliError):
+            return {"error": redacted(cause.message), "hint": redacted(cause.hint), "index": error.index}
+        return {"error": _describe(cause or error), "index": error.index}
     scorers[message["load"]] = scorer
     gc.freeze()  # keep loaded modules shared with the workers: their collector must not write to them
-    return {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox, "patience_s": scorer.patience_s}
+    facts = {"at_once": scorer.at_once, "needs_sandbox": scorer.needs_sandbox, "patience_s": scorer.patience_s}
+    return facts | ({"own_limits": scorer.own_limits} if _has_own_limits(scorer) else {})
+
+
+def _has_own_limits(scorer: Scorer) -> bool:
+    return any(map(any, scorer.own_limits))
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
@@ -139,7 +147,8 @@ def _end(pid: int) -> int:
 def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) -> None:
     """Main loop of a worker. In: a pickled (expression, sources that are new to it, keys of those to drop, requests as
     `sources.joined` takes them); out: a JSON reply. It ends when the owner closes the connection. A reply is a list of
-    a verdict or a crash for each request, or one crash for all.
+    a verdict or a crash for each request, or one crash for all. If a term of the expression has limits of its own, the
+    number of each term is sent, as digits, before it is verified.
 
     Replies are JSON so that the owner never unpickles data from a verifier's process.
     """
@@ -155,21 +164,30 @@ def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) 
             message = connection.recv_bytes()
         except (EOFError, OSError):
             return
-        reply = _verify(message, scorers, held)
+        reply = _verify(message, scorers, held, connection)
         if os.getpid() != worker:  # a verifier forked: a second reply would be taken as another request's score
             return
         connection.send_bytes(reply)
 
 
-def _verify(message: bytes, scorers: dict[str, Scorer], held: dict[bytes, bytes]) -> bytes:
-    """held: the sources' data by key, which the message changes."""
+def _verify(
+    message: bytes, scorers: dict[str, Scorer], held: dict[bytes, bytes], connection: Connection | None = None
+) -> bytes:
+    """held: the sources' data by key, which the message changes. connection: for the numbers of terms that begin."""
     try:
         expression, new, gone, responses = pickle.loads(message)
         held.update(new)
         for key in gone:
             del held[key]
         requests = [joined(held[key], response) for key, response in responses]
-        return b"[" + b",".join(map(_reply, scorers[expression].verify(requests))) + b"]"
+        scorer, worker = scorers[expression], os.getpid()
+
+        def begins(index: int) -> None:
+            if connection and os.getpid() == worker:
+                connection.send_bytes(b"%d" % index)
+
+        verified = scorer.verify(requests, begins) if _has_own_limits(scorer) else scorer.verify(requests)
+        return b"[" + b",".join(map(_reply, verified)) + b"]"
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: any exception is a crash
         return _crash(error)
 

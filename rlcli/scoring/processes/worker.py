@@ -34,6 +34,9 @@ get SHORT times the CPU deadline and one try, until one ends. Otherwise a step o
 before the run can stop."""
 SHORT = 2.0
 
+WAIT_SPARE_S = 10.0
+"""Seconds beyond a verifier's own wait_s (and a tenth of it) before it is killed."""
+
 OVERRAN = "used up its CPU time twice"
 """Prefix of a verdict's detail if the verification has exceeded its CPU deadline twice."""
 
@@ -77,11 +80,13 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """The result of one try of some requests. verdicts: one each, or one for all if the whole batch failed. overran: it
-    used up its CPU time. killed: from outside, for example by the kernel's OOM killer."""
+    """The result of one try of some requests. verdicts: one each, or one for all if the whole batch failed. final: the
+    places of failures that a verifier with a `wait_s` has reported, after tries of its own. overran: it used up the CPU
+    time that any verification has. killed: from outside, for example by the kernel's OOM killer."""
 
     verdicts: list[Verdict]
     whole: bool = True
+    final: frozenset[int] = frozenset()
     overran: bool = False
     killed: bool = False
 
@@ -90,9 +95,19 @@ class _Tried:
         return cls([Verdict(0.0, outcome, detail=detail, latency_s=latency_s)], whole=False, **how)
 
 
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """Of the CPU and wall-clock seconds of a verification, or of one of its terms. own: the verifier has set it."""
+
+    cpu_s: float
+    wall_s: float
+    own: bool = False
+
+
 class ScoringWorker:
     """Used by one thread. Limits of one verification: cpu_s: CPU seconds of its process and of all that it started;
-    wall_s: wall-clock seconds, which end one that sleeps."""
+    wall_s: wall-clock seconds, which end one that sleeps. In an expression with a verifier that has limits of its own
+    (its options deadline_s and wait_s), each term has its own limits, so that a slow one loosens no other's."""
 
     def __init__(self, fork_server: ForkServer, slot: int, cpu_s: float, wall_s: float) -> None:
         self.slot = slot
@@ -119,8 +134,10 @@ class ScoringWorker:
             return [verdict for job in jobs for verdict in self.verify(line, [job])]
         again = self._timeouts < ASLEEP
         return [
-            self._again(line, job, tried, verdict) if again and verdict.outcome in FAILED else verdict
-            for job, verdict in zip(jobs, tried.verdicts, strict=True)
+            self._again(line, job, tried, verdict)
+            if again and verdict.outcome in FAILED and place not in tried.final
+            else verdict
+            for place, (job, verdict) in enumerate(zip(jobs, tried.verdicts, strict=True))
         ]
 
     def _again(self, line: Line, job: Job, before: _Tried, first: Verdict) -> Verdict:
@@ -143,14 +160,16 @@ class ScoringWorker:
 
     def _once(self, line: Line, jobs: Sequence[Job]) -> _Tried:
         started, count = self._send(line, jobs), len(jobs)
-        overran = self._await_reply(started)
-        if overran is not None:
-            self._start()
-            used = f"{self._cpu_s:g} s of CPU time" if overran else f"{self._wall_s:g} s"
-            self._timeouts += not overran
-            return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", time.monotonic() - started, overran=overran)
+        limit, began = self._limit(line, 0, count), started
         try:
-            reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
+            while True:
+                overran = self._await_reply(began, limit)
+                if overran is not None:
+                    return self._killed(limit, overran, started)
+                reply = self._connection.recv_bytes(2 * MAX_REPLY_BYTES * count)
+                if not reply.isdigit():
+                    break
+                limit, began = self._limit(line, int(reply), count), time.monotonic()
         except (EOFError, OSError):
             former = self._start(gone=True)
             detail = f"the verifier's process died ({how_ended(former.status)})"
@@ -163,14 +182,36 @@ class ScoringWorker:
             replies = {"crash": f"{type(error).__name__}: {error}"}
         if not isinstance(replies, list) or len(replies) != count:
             return _Tried([_read(replies, latency_s)], whole=False)
-        return _Tried([_read(one, latency_s / count) for one in replies])
+        waits = any(wait_s for _, wait_s in self._known[line.key].own_limits)
+        final = frozenset(i for i, one in enumerate(replies) if waits and one.get("outcome") in FAILED)
+        return _Tried([_read(one, latency_s / count) for one in replies], final=final)
 
-    def _await_reply(self, started: float) -> bool | None:
+    def _killed(self, limit: _Limit, overran: bool, started: float) -> _Tried:
+        """Replace the process, which has reached a limit."""
+        self._start()
+        self._timeouts += not overran
+        used = f"{limit.cpu_s:g} s of CPU time" if overran else f"{limit.wall_s:g} s"
+        took, wrong = time.monotonic() - started, overran and not limit.own
+        return _Tried.failed(Outcome.TIMEOUT, f"killed after {used}", took, overran=wrong)
+
+    def _limit(self, line: Line, term: int, count: int) -> _Limit:
+        """Of one term of an expression, for so many requests at once; of the whole, if no term has limits of its own.
+
+        wait_s is the time after which the verifier itself gives up, so it is killed somewhat later.
+        """
+        own = self._known[line.key].own_limits
+        deadline_s, wait_s = own[term] if own else (0.0, 0.0)
+        cpu_s = deadline_s * count or self._cpu_s
+        if wait_s:
+            return _Limit(cpu_s, 1.1 * wait_s + WAIT_SPARE_S, own=True)
+        return _Limit(cpu_s, wall_bound(cpu_s), own=True) if deadline_s else _Limit(cpu_s, self._wall_s)
+
+    def _await_reply(self, started: float, limit: _Limit) -> bool | None:
         """None once there is a reply; else whether the process has used up its CPU seconds, or has only taken long.
 
         The first tenth of these is not checked, so that short verifications never read its CPU time.
         """
-        cpu_s, wall_s = self._cpu_s, self._wall_s
+        cpu_s, wall_s = limit.cpu_s, limit.wall_s
         if self._connection.poll(min(cpu_s / 10, wall_s)):
             return None
         left, before = cpu_s, cpu_seconds(self._pid)

@@ -180,12 +180,15 @@ def test_each_reason_is_counted_once() -> None:
     fates = [[COUNTS, CUT, TIMEOUT, CRASH], [COUNTS, COUNTS, CUT], [CRASH]]
     samples = Samples.of([sample(p, i, 0.0, 3, fate) for p, row in enumerate(fates) for i, fate in enumerate(row)])
     reasons = left_out(samples, "mask", {1: Verdict(0.0, Outcome.OK)}, compared=True)
+    counts = [{"timeout": 1, "crash": 2, "truncated": 2, "alone": 1}.get(name, 0) for name in REASONS]
     assert left_out_metrics(reasons) == {
         "samples/left_out": 6,
-        **{f"samples/left_out/{name}": count for name, count in zip(REASONS, (1, 2, 2, 0, 1), strict=True)},
+        **{f"samples/left_out/{name}": count for name, count in zip(REASONS, counts, strict=True)},
     }
     alone = [exclusion(s.verdict.outcome, s.stop_reason == "length", "mask") for s in samples]
-    assert [name or 0 for name in alone] == [REASONS[r - 1] if 0 < r < 4 else 0 for r in reasons]
+    assert [name or 0 for name in alone] == [
+        REASONS[r - 1] if 0 < r <= REASONS.index("truncated") + 1 else 0 for r in reasons
+    ]
     assert left_out(samples, "keep")[1] == 0
 
 
@@ -207,7 +210,7 @@ def test_a_step_in_which_nothing_counts_is_reported(tmp_path: Path) -> None:
     health.counted(1, np.array([0, 1], np.int8))
     health.counted(2, np.zeros(0, np.int8))
     assert notes == []
-    health.counted(3, np.array([1, 3, 3, 5], np.int8))
+    health.counted(3, np.array([1 + REASONS.index(name) for name in ("timeout", "truncated", "truncated", "alone")]))
     assert notes == [
         "step 3 is skipped: all 4 samples are left out (1 timeout, 2 truncated, 1 alone); the weights are unchanged"
     ]
