@@ -55,8 +55,8 @@ class Prompt:
 class Outcome(StrEnum):
     """How a verification ended.
 
-    Those in `UNVERIFIED` do not judge the response: such samples are not part of a loss or of a group's statistics. If a
-    verifier raises or its process ends, that is reported after a second try in a fresh process.
+    Those in `UNVERIFIED` do not judge the response: such samples are not part of a loss or of a group's statistics. If
+    a verifier raises or its process ends, that is reported after a second try in a fresh process.
     """
 
     OK = "ok"

@@ -38,7 +38,8 @@ from rlcli.scoring.service.sources import joined
 from rlcli.types import Verdict
 
 MEMORY_LIMIT_BYTES = 4 << 30
-"""Maximum private memory (RLIMIT_DATA) of one worker; a verification that needs more ends in a MemoryError."""
+"""Maximum private memory (RLIMIT_DATA) of one worker, beyond what was loaded before its fork (a reward model); a
+verification that needs more ends in a MemoryError."""
 
 MAX_TEXT_CHARS = 1000
 """Maximum length of a verdict's answer and detail."""
@@ -156,7 +157,8 @@ def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) 
     if os.getppid() != fork_server:  # it died before the call
         os._exit(1)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = MEMORY_LIMIT_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT_BYTES, hard)
+    limit = _data_bytes() + MEMORY_LIMIT_BYTES
+    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     worker, held = os.getpid(), dict[bytes, bytes]()
     while True:
@@ -168,6 +170,12 @@ def _work(connection: Connection, scorers: dict[str, Scorer], fork_server: int) 
         if os.getpid() != worker:  # a verifier forked: a second reply would be taken as another request's score
             return
         connection.send_bytes(reply)
+
+
+def _data_bytes() -> int:
+    """This process's private memory, as RLIMIT_DATA counts it."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
 
 
 def _verify(

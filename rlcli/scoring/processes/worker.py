@@ -91,8 +91,11 @@ class _Tried:
     killed: bool = False
 
     @classmethod
-    def failed(cls, outcome: Outcome, detail: str, latency_s: float, **how: bool) -> _Tried:
-        return cls([Verdict(0.0, outcome, detail=detail, latency_s=latency_s)], whole=False, **how)
+    def failed(
+        cls, outcome: Outcome, detail: str, latency_s: float, *, overran: bool = False, killed: bool = False
+    ) -> _Tried:
+        verdict = Verdict(0.0, outcome, detail=detail, latency_s=latency_s)
+        return cls([verdict], whole=False, overran=overran, killed=killed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,122 @@
+"""A judge: a served model that scores responses by a rubric or against a reference (docs/judges.md)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from rlcli.errors import ConfigError
+from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
+from rlcli_verifiers.answers import OPEN_THINK, no_answer
+from rlcli_verifiers.judge_cache import Cache, key_of
+from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check
+from rlcli_verifiers.judge_limits import Limits
+from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
+
+ANSWER_KIND = "judged"
+
+MOST_POINTS = 100
+
+
+async def verify(
+    request: VerifyRequest,
+    *,
+    url: str,
+    model: str,
+    rubric: str = "",
+    points: int = 1,
+    passing: float = 0.5,
+    reasoning: bool = False,
+    key: str = "OPENAI_API_KEY",
+    temperature: float = 0.0,
+    max_tokens: int = 1024,
+    structured: bool = True,
+    extra: dict[str, Any] = {},  # noqa: B006 - never changed
+    concurrency: int = 16,
+    requests_per_minute: int = 0,
+    tokens_per_minute: int = 0,
+    call_s: float = 60.0,
+    wait_s: float = 300.0,
+    cache: bool = True,
+    price_in: float = 0.0,
+    price_out: float = 0.0,
+) -> Verdict:
+    """A served model gives the response at least `passing` of the points.
+
+    It reads the question, the ground truth (if the row has one) and what follows </think>, and replies with a score
+    from 0 to `points`; the reward is score / points. rubric: what to grade by; the row's extra_info["rubric"] takes
+    precedence; without either, agreement with the ground truth. reasoning: show the judge the reasoning too.
+
+    url, model: of an OpenAI-compatible endpoint. key: the environment variable with its API key. structured: ask for
+    JSON by a schema, as long as the endpoint accepts it. extra: further fields of each request. concurrency,
+    requests_per_minute, tokens_per_minute: of this machine, 0: no limit. call_s: the longest call. wait_s: for all
+    calls and waits of one verdict. cache: keep verdicts by content in the user's cache folder. price_in, price_out: of
+    a million tokens, for the metric usage/cost.
+
+    TIMEOUT: no verdict within wait_s. CRASH: the endpoint refused or kept failing. UNPARSED: its reply is no verdict.
+    None of them is a reward. NO_ANSWER: the reasoning is still open, or nothing follows it; nobody is asked.
+    """
+    response = request.completion if reasoning else request.answer_text()
+    if response is None or not response.strip():
+        return no_answer(OPEN_THINK if response is None else "the response is empty")
+    limits = Limits(f"{url} {key}", concurrency, requests_per_minute, tokens_per_minute)
+    endpoint = Endpoint(url, model, key, call_s, max_tokens, temperature, structured, extra, limits)
+    asked = messages(request, response, rubric, points)
+    known = _cache() if cache else None
+    content = key_of(endpoint.base, model, max_tokens, temperature, structured, extra, points, asked)
+    if known and (found := known.get(content)):
+        return _verdict(found, points, passing, {"calls": 0.0, "cached": 1.0})
+    spent = Spent()
+    try:
+        async with asyncio.timeout(wait_s):
+            found = graded(await ask(endpoint, asked, points, spent), points)
+    except (TimeoutError, CallFailed, Unparsed) as failure:
+        return _failed(failure, wait_s, _usage(spent, price_in, price_out))
+    if known:
+        known.put(content, found)
+    return _verdict(found, points, passing, _usage(spent, price_in, price_out))
+
+
+def preload(**options: Any) -> None:
+    """Check the options, and that the endpoint answers, takes the key and serves the model. Raises `RlcliError`."""
+    given: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, **options}
+    if not 1 <= given["points"] <= MOST_POINTS:
+        raise ConfigError(f"the option points is {given['points']}", f"give a number from 1 to {MOST_POINTS}")
+    for name in ("concurrency", "wait_s", "call_s"):
+        if given[name] <= 0:
+            raise ConfigError(f"the option {name} is {given[name]:g}", "give a number above 0")
+    check(Endpoint(given["url"], given["model"], **({"key": given["key"]} if "key" in given else {})))
+
+
+@cache
+def _cache() -> Cache:
+    return Cache()
+
+
+def _verdict(found: Graded, points: int, passing: float, usage: Mapping[str, float]) -> Verdict:
+    share = found.points / points
+    outcome = Outcome.OK if share >= passing else Outcome.WRONG
+    parts = {f"{USAGE}{name}": value for name, value in usage.items()}
+    return Verdict(share, outcome, answer=str(found.points), parts=parts, detail=found.reason)
+
+
+def _failed(failure: Exception, wait_s: float, usage: Mapping[str, float]) -> Verdict:
+    outcome, detail = Outcome.CRASH, str(failure)
+    if isinstance(failure, TimeoutError):
+        outcome, detail = Outcome.TIMEOUT, f"no verdict of the judge within {wait_s:g} s"
+    elif isinstance(failure, Unparsed):
+        outcome = Outcome.UNPARSED
+    return Verdict(0.0, outcome, parts={f"{USAGE}{name}": value for name, value in usage.items()}, detail=detail)
+
+
+def _usage(spent: Spent, price_in: float, price_out: float) -> dict[str, float]:
+    found = {
+        "calls": float(spent.calls),
+        "cached": 0.0,
+        "prompt_tokens": float(spent.prompt_tokens),
+        "completion_tokens": float(spent.completion_tokens),
+    }
+    cost = (spent.prompt_tokens * price_in + spent.completion_tokens * price_out) / 1e6
+    return found | ({"cost": cost} if price_in or price_out else {})

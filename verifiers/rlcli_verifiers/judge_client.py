@@ -1,0 +1,239 @@
+"""Calls of a judge: an OpenAI-compatible endpoint, with limits and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Any, NamedTuple
+
+import httpx
+
+from rlcli.errors import EndpointError
+from rlcli.registry import near
+from rlcli_verifiers.judge_limits import Limits
+from rlcli_verifiers.judge_prompt import Unparsed, response_format
+
+TRIES = 8
+"""Tries of a call that fails (a broken connection, 5xx, an answer out of protocol): about a minute, for a server that
+restarts. Waits for 429 are not tries."""
+
+BACKOFF_S, LONGEST_WAIT_S, CONNECT_S, LISTING_S = 0.5, 30.0, 10.0, 20.0
+CHARS_A_TOKEN = 3
+"""For the estimate of a prompt's tokens before the endpoint has counted them; low, so that estimates are high."""
+
+_KEY_NAME = re.compile(r"[A-Z_][A-Z0-9_]*(?:KEY|TOKEN|SECRET)[A-Z0-9_]*")
+_DEFAULT_KEY = "OPENAI_API_KEY"
+
+
+class CallFailed(Exception):
+    """No reply: the call was refused or kept failing."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """key: the environment variable with the API key. extra: further fields of each request. structured: ask for
+    structured output unless the endpoint has refused it."""
+
+    url: str
+    model: str
+    key: str = _DEFAULT_KEY
+    call_s: float = 60.0
+    max_tokens: int = 1024
+    temperature: float = 0.0
+    structured: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    limits: Limits = field(default_factory=lambda: Limits("", 16))
+
+    @property
+    def base(self) -> str:
+        """The address up to the version. Raises `EndpointError` for what is no address, or holds a password."""
+        return versioned(self.url)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        secret = secret_of(self.key)
+        return {"Authorization": f"Bearer {secret}"} if secret else {}
+
+
+@dataclass
+class Spent:
+    """What the calls for one verdict have cost so far."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def versioned(url: str) -> str:
+    """`http://host:8000` as `http://host:8000/v1`. Raises `EndpointError`."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise EndpointError(f"the option url is '{url}', which is no URL", "give one like http://localhost:8000/v1")
+    if parsed.userinfo:
+        raise EndpointError("the option url holds a password", "set the key in an environment variable: option key")
+    return url.rstrip("/") if parsed.path.rstrip("/") else f"{url.rstrip('/')}/v1"
+
+
+def secret_of(name: str) -> str:
+    """The API key in the environment variable `name`; empty only for the default's, if it is not set.
+
+    Raises `EndpointError` for a name that is not one of a secret: those are removed from logs by their name, and a key
+    written in place of the name would be in the configuration.
+    """
+    if not _KEY_NAME.fullmatch(name):
+        raise EndpointError(
+            "the option key is not the name of an environment variable with KEY, TOKEN or SECRET in it",
+            "put the key into such a variable, for example JUDGE_API_KEY, and give key=JUDGE_API_KEY",
+        )
+    secret = os.environ.get(name, "").strip()
+    if not secret and name != _DEFAULT_KEY:
+        raise EndpointError(f"the environment variable {name} (option key) is not set", f"export {name}=…")
+    if not secret.isascii() or not secret.isprintable():
+        raise EndpointError(f"{name} holds characters that no API key has", "set it again")
+    return secret
+
+
+def check(endpoint: Endpoint) -> None:
+    """Ask the endpoint for its models. Raises `EndpointError` if it cannot be reached, refuses the key, does not serve
+    the model or is no such endpoint; one that has no list of models is asked nothing more."""
+    where = f"the endpoint {endpoint.base}"
+    try:
+        answer = httpx.get(f"{endpoint.base}/models", headers=endpoint.headers, timeout=LISTING_S)
+    except httpx.HTTPError as error:
+        raise EndpointError(
+            f"{where} cannot be reached ({_line(str(error) or type(error).__name__)})", "check url"
+        ) from None
+    if answer.status_code in (401, 403):
+        had = f"the key in {endpoint.key}" if endpoint.headers else "access without a key"
+        raise EndpointError(f"{where} refuses {had} ({answer.status_code})", "check the option key") from None
+    if answer.status_code in (404, 405, 501):
+        return
+    if answer.status_code != 200:
+        raise EndpointError(f"{where} answers {answer.status_code}: {_line(answer.text)}", "check that it works")
+    try:
+        names = [str(model["id"]) for model in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        raise EndpointError(
+            f"{where} answers /models out of protocol: {_line(answer.text) or '(nothing)'}",
+            "give url up to and with /v1 of an OpenAI-compatible server",
+        ) from None
+    if endpoint.model not in names:
+        raise EndpointError(f"{where} serves no model '{endpoint.model}'", near(endpoint.model, names))
+
+
+class _Trouble(NamedTuple):
+    """Why a call brought no reply. status: 0 if there was no answer. asked_s: by the header Retry-After."""
+
+    text: str
+    status: int = 0
+    asked_s: float = 0.0
+
+
+async def ask(endpoint: Endpoint, messages: list[dict[str, str]], points: int, spent: Spent) -> str:
+    """The judge's reply. Raises `CallFailed`, and `Unparsed` for one that was cut off; the caller limits the time. What
+    the calls have cost is added to `spent`."""
+    tries, waits = 0, 0
+    structured = endpoint.structured and endpoint.base not in _unstructured
+    while True:
+        found = await _call(endpoint, _body(endpoint, messages, points if structured else None), spent)
+        if isinstance(found, str):
+            if endpoint.structured and not structured:
+                _unstructured.add(endpoint.base)
+            return found
+        if found.status in (400, 422) and structured:
+            structured = False  # it may not support that; if it does, the next answer is the same
+            continue
+        if 400 <= found.status < 500 and found.status not in (408, 429):
+            raise CallFailed(f"the endpoint {found.text}")
+        tries, waits = tries + (found.status != 429), waits + (found.status == 429)
+        if tries >= TRIES:
+            raise CallFailed(f"the endpoint {found.text} ({tries} tries)")
+        backoff_s = min(BACKOFF_S * 2.0 ** (tries + waits - 1), LONGEST_WAIT_S)
+        await asyncio.sleep(max(found.asked_s, backoff_s) * random.uniform(1.0, 1.25))
+
+
+async def _call(endpoint: Endpoint, body: Mapping[str, Any], spent: Spent) -> str | _Trouble:
+    """One call, within the limits of the endpoint."""
+    estimate = sum(len(one["content"]) for one in body["messages"]) // CHARS_A_TOKEN + endpoint.max_tokens
+    await endpoint.limits.pace(estimate)
+    async with endpoint.limits.slot():
+        spent.calls += 1
+        try:
+            async with asyncio.timeout(endpoint.call_s):
+                url = f"{endpoint.base}/chat/completions"
+                answer = await _http().post(url, json=body, headers=endpoint.headers)
+        except TimeoutError:
+            return _Trouble(f"gave no answer in {endpoint.call_s:g} s")
+        except httpx.RequestError as error:
+            return _Trouble(f"cannot be reached ({_line(str(error) or type(error).__name__)})")
+    if answer.status_code != 200:
+        asked_s = _retry_after(answer.headers.get("retry-after", ""))
+        return _Trouble(f"answers {answer.status_code}: {_line(answer.text)}", answer.status_code, asked_s)
+    reply = _reply(endpoint, answer, spent, estimate)
+    return _Trouble(f"answers out of protocol: {_line(answer.text) or '(nothing)'}") if reply is None else reply
+
+
+def _body(endpoint: Endpoint, messages: list[dict[str, str]], points: int | None) -> dict[str, Any]:
+    return {
+        "model": endpoint.model,
+        "messages": messages,
+        "temperature": endpoint.temperature,
+        "max_tokens": endpoint.max_tokens,
+        **({"response_format": response_format(points)} if points is not None else {}),
+        **endpoint.extra,
+    }
+
+
+def _reply(endpoint: Endpoint, answer: httpx.Response, spent: Spent, estimate: int) -> str | None:
+    """The reply's text; None if the answer is out of protocol."""
+    try:
+        found = answer.json()
+        choice = found["choices"][0]
+        text, usage = choice["message"].get("content") or "", found.get("usage") or {}
+        used = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        if not isinstance(text, str):
+            return None
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+    spent.prompt_tokens += used[0]
+    spent.completion_tokens += used[1]
+    endpoint.limits.correct(sum(used) - estimate if any(used) else 0)
+    if choice.get("finish_reason") == "length":
+        raise Unparsed(f"the judge's reply was cut off at max_tokens = {endpoint.max_tokens}")
+    return text
+
+
+def _retry_after(value: str) -> float:
+    """Seconds of a Retry-After header: a number or a date; 0 for anything else."""
+    if re.fullmatch(r"\d{1,6}(?:\.\d+)?", value):
+        return float(value)
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _line(text: str) -> str:
+    """Text from the server as one short printable line."""
+    line = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return line if len(line) <= 200 else line[:199] + "…"
+
+
+_unstructured: set[str] = set()
+"""Endpoints that have refused structured output."""
+
+
+@cache
+def _http() -> httpx.AsyncClient:
+    """One a process: a scoring process has one event loop."""
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None))
