@@ -16,8 +16,7 @@ from rlcli.types import Outcome, VerifyRequest
 
 
 class CodeRepair:
-    """Write a program; a failure of the tests that the prompt shows is answered with their output, and the next attempt
-    counts.
+    """Write a program; a failure of the shown tests is answered with their output, and the next attempt counts.
 
     Rows as `rlcli prep mbpp` and `rlcli prep humaneval` make them, or any that the verifier code reads. The reward is
     1.0 for an attempt that passes all tests. Only tests that the prompt shows are answered: assertions and standard

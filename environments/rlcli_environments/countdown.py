@@ -11,7 +11,7 @@ from rlcli.types import Outcome, VerifyRequest
 
 
 class Countdown:
-    """Reach a target from given numbers; a wrong expression is answered with what it makes, and may be corrected.
+    """Reach a target from given numbers; a wrong expression is answered with what it makes.
 
     Rows as `rlcli prep countdown` makes them. Each attempt is checked as the verifier countdown does. The reward is 1.0
     for a right expression within the attempts.

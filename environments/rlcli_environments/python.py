@@ -23,7 +23,7 @@ MAX_OUTPUT_BYTES = 1 << 20
 
 
 class Python(ToolEnvironment):
-    """Run Python in the sandbox: a tool whose variables, functions and files stay within a conversation.
+    """Run Python in the sandbox: a tool that keeps its variables and files within a conversation.
 
     The messages are the row's own; its verifier scores the policy's last turn. All cells of a conversation are one
     program that grows: it runs again for each call, with the same seed of all chance, and the output is that of the new

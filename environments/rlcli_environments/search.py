@@ -18,7 +18,7 @@ _loading = threading.Lock()
 
 
 class Search(ToolEnvironment):
-    """Search a local corpus: a tool that returns the passages which match a query best (BM25).
+    """Search a local corpus: a tool that returns the best passages (BM25).
 
     The messages are the row's own; its verifier scores the policy's last turn.
     corpus: a file of passages, JSON Lines (.jsonl, .jsonl.gz) or parquet, with `id` and `text`; each process indexes it

@@ -46,6 +46,7 @@ COMMANDS = {
     "verifiers": Command(
         DATA, "verifiers.verifiers:app", "List, show, run and audit the verifiers that score responses."
     ),
+    "env": Command(DATA, "env.env:app", "List, show and play the environments that hold conversations with a model."),
     "recipes": Command(DATA, "recipes.recipes:app", "List, show, compare, copy and explain training recipes."),
     "config": Command(DATA, "recipes.config:app", "Import configurations of verl and TRL as recipes."),
     "doctor": Command(

@@ -29,7 +29,7 @@ from rlcli.environments.environment import (
     opening_of,
     reply_of,
 )
-from rlcli.errors import SetupError
+from rlcli.errors import ConfigError, SetupError
 from rlcli.redact import without_service_secrets
 
 START_TIMEOUT_S = 120.0
@@ -53,10 +53,12 @@ class EnvironmentSpec:
 
     @property
     def target(self) -> str:
-        """`module:Class` or `/path/to/file.py:Class`. Raises `UnknownName` with similar names."""
+        """`module:Class` or `/path/to/file.py:Class`. Raises `UnknownName` with similar names, or `ConfigError`."""
         place, _, attribute = self.name.rpartition(":")
         if place.endswith(".py"):
             return f"{Path(place).absolute()}:{attribute}"
+        if self.name.endswith(".py"):
+            raise ConfigError(f"environment.name = {self.name}: no class is named", f"write {self.name}:CLASS")
         if place:
             return self.name
         target = ENVIRONMENTS.target(self.name)
@@ -123,6 +125,12 @@ class EnvironmentHost:
             number = next(self._numbers)
             process.sessions.add(number)
         return Session(process, number, self.spec.options)
+
+    def describe(self) -> Mapping[str, Any]:
+        """`doc`, its docstring; `options`, of its constructor: `name`, `type`, `required` and `default`, all texts but
+        `required`. Raises `EnvironmentFailed`."""
+        found: Future[Mapping[str, Any]] = self._processes[0].call(-1, "describe", [], lambda returned: returned)
+        return found.result()
 
     @property
     def pids(self) -> list[int]:

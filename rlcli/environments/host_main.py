@@ -36,7 +36,13 @@ def environment_of(target: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         module.ToolEnvironment(functions)  # what cannot be a tool is refused now
-        return lambda **options: module.ToolEnvironment(functions, **options)
+        tools = "\n\n".join(f"{function.__name__}: {inspect.getdoc(function)}" for function in functions)
+
+        def make(**options: Any) -> Any:
+            return module.ToolEnvironment(functions, **options)
+
+        make.__doc__ = tools if len(functions) > 1 else inspect.getdoc(functions[0])
+        return make
     if not hasattr(found, "reset") or not hasattr(found, "step"):
         raise TypeError(f"{target} is no environment: it has no reset and step, and is no function")
     return found
@@ -58,6 +64,20 @@ def find(target: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     return found
+
+
+def described(make: Any) -> dict[str, Any]:
+    """Docstring and options of an environment."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    options = []
+    for one in inspect.signature(make).parameters.values():
+        if one.kind in variable:
+            continue
+        kind = one.annotation if isinstance(one.annotation, str) else inspect.formatannotation(one.annotation)
+        found = {"name": one.name, "type": "" if one.annotation is one.empty else kind}
+        required = one.default is one.empty
+        options.append({**found, "required": required, "default": "" if required else repr(one.default)})
+    return {"doc": inspect.getdoc(make) or "", "options": options}
 
 
 def plain(value: Any) -> Any:
@@ -85,6 +105,8 @@ class Host:
         self.write(text)
 
     async def call(self, do: str, session: int, arguments: list[Any]) -> Any:
+        if do == "describe":
+            return described(self.make)
         if do == "reset":
             options, row, seed = arguments
             self.sessions[session] = await self.run(self.make, **options)

@@ -76,7 +76,7 @@ class Environments:
         self._hosts: dict[str, EnvironmentHost] = {}
         try:
             for name in names:
-                self._hosts[name] = EnvironmentHost(_spec(self.section, name))
+                self._hosts[name] = EnvironmentHost(spec_of(self.section, name))
         except BaseException:
             self.close()
             raise
@@ -148,7 +148,8 @@ class Environments:
         self.close()
 
 
-def _spec(section: Section, name: str) -> EnvironmentSpec:
+def spec_of(section: Section, name: str) -> EnvironmentSpec:
+    """How to host the environment `name`."""
     return EnvironmentSpec(
         name=name,
         options=dict(section.options),

@@ -19,7 +19,7 @@ from rlcli.extras import INSTALL, require
 
 PANELS = {
     "Train": ["train", "eval", "export", "quickstart"],
-    "Data & rewards": ["prep", "verifiers", "recipes"],
+    "Data & rewards": ["prep", "verifiers", "env", "recipes"],
     "Machine": ["doctor", "tiny-model"],
 }
 HEAVY = ["torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "sympy", "math_verify", "pydantic", "numpy"]
@@ -39,7 +39,9 @@ def boom() -> Iterator[Callable[[BaseException], None]]:
     del door.app.registered_commands[before:]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["eval", "--help"], ["recipes", "list", "-h"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["eval", "--help"], ["recipes", "list", "-h"], ["env", "try", "-h"]]
+)
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     code = (
         f"import sys, json; from rlcli.cli.main import main; code = main({words}); "
@@ -65,12 +67,15 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "recipes")),
+        *(name for names in PANELS.values() for name in names if name not in ("verifiers", "env", "recipes")),
         "eval compare",
         "prep list",
         "prep show",
         "prep filter",
         "verifiers list",
+        "env list",
+        "env show",
+        "env try",
         "recipes list",
         "recipes show",
         "recipes explain",

@@ -56,7 +56,7 @@ def test_each_name_starts_in_a_process_of_its_own(tmp_path: Path) -> None:
         "countdown": '{"numbers": [1, 2], "target": 3}',
         "code_repair": '{"kind": "asserts", "asserts": ["assert f(1) == 2"]}',
     }
-    names = [name for name in ENVIRONMENTS.names() if ENVIRONMENTS.origin(name).startswith("rlcli ")]
+    names = [name for name in ENVIRONMENTS.names() if ENVIRONMENTS.target(name).startswith("rlcli_environments.")]
     assert names == ["calculator", "code_repair", "countdown", "guess_number", "python", "search"]
     for name in names:
         options = {"corpus": str(tmp_path / "corpus.jsonl")} if name == "search" else {}

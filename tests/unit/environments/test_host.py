@@ -203,6 +203,29 @@ def test_functions_are_tools(tmp_path: Path) -> None:
         EnvironmentHost(EnvironmentSpec(f"{tools}:undescribed"))
 
 
+def test_an_environment_is_described_where_it_runs(file: Path) -> None:
+    documented = file.with_name("documented.py")
+    documented.write_text(
+        "class Guess:\n    'Guess it.'\n    def __init__(self, high: int = 10, *, word: str, **more): pass\n"
+        "    def reset(self, row, seed): pass\n    def step(self, message): pass\n\n"
+        "def double(number: int) -> int:\n    'Doubles a number.'\n    return 2 * number\n\nBOTH = [double, double]\n"
+    )
+
+    def description(name: str) -> Any:
+        with EnvironmentHost(EnvironmentSpec(name)) as host:
+            return host.describe()
+
+    assert description(f"{documented}:Guess") == {
+        "doc": "Guess it.",
+        "options": [
+            {"name": "high", "type": "int", "required": False, "default": "10"},
+            {"name": "word", "type": "str", "required": True, "default": ""},
+        ],
+    }
+    assert description(f"{documented}:double") == {"doc": "Doubles a number.", "options": []}
+    assert description(f"{documented}:BOTH")["doc"] == "double: Doubles a number.\n\ndouble: Doubles a number."
+
+
 def test_what_does_not_load_is_one_line(file: Path) -> None:
     broken = file.with_name("broken.py")
     broken.write_text("import nothing_of_this_name\n")

@@ -1,0 +1,1 @@
+"""`rlcli env` and its subcommands."""
