@@ -42,6 +42,11 @@ COMMANDS = {
     "export": Command(
         TRAIN, "runs.export:export", "Write a checkpoint as a folder for transformers, vLLM and the hub."
     ),
+    "rescore": Command(
+        TRAIN,
+        "runs.rescore:rescore",
+        "Score the saved samples of a run again with another verifier, and compare old and new scores by step.",
+    ),
     "prep": Command(DATA, "prep.prep:app", "Make train.parquet and test.parquet from a dataset."),
     "verifiers": Command(
         DATA, "verifiers.verifiers:app", "List, show, run and audit the verifiers that score responses."

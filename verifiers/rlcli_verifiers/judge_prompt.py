@@ -51,12 +51,20 @@ class Graded(NamedTuple):
 
 
 def messages(request: VerifyRequest, response: str, rubric: str, points: int) -> list[dict[str, str]]:
-    """The chat that asks for a score of `response`. The row's `extra_info["rubric"]` takes precedence over `rubric`; if
+    """The chat that asks for a score of `response`; of a conversation with an environment, all messages are shown.
+
+    The row's `extra_info["rubric"]` takes precedence over `rubric`; if
     neither is given, the response is compared with the ground truth, which is shown if there is one."""
     question = "\n\n".join(f"{message['role']}: {message['content']}" for message in request.prompt)
     if len(response) > RESPONSE_CHARS:
         response = f"[the beginning is left out]\n{response[-RESPONSE_CHARS:]}"
-    texts = {"question": question, "reference answer": request.ground_truth, "response": response}
+    talk = [f"{one.get('role')}: {one.get('content') or json.dumps(one)}" for one in request.conversation]
+    texts = {
+        "question": question,
+        "reference answer": request.ground_truth,
+        "conversation": "\n\n".join(talk)[-RESPONSE_CHARS:],
+        "response": response,
+    }
     data, word = fenced({name: text for name, text in texts.items() if text.strip() or name == "response"})
     own = str(request.extra_info.get("rubric") or rubric or REFERENCE_RUBRIC)
     return [

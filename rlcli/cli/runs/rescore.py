@@ -1,0 +1,176 @@
+"""`rlcli rescore`: scores the saved samples of a run again."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.options import Deadline, JsonReport, Processes
+from rlcli.errors import ConfigError, DataError, RlcliError
+
+if TYPE_CHECKING:
+    from rlcli.config.schema import RunConfig
+    from rlcli.evaluation.rescore import Rescored
+    from rlcli.types import Prompt
+
+
+def rescore(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name below runs/.")],
+    verifier: Annotated[str, typer.Option(help="Name, file.py:function, expression, or auto: what each row names.")],
+    steps: Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")] = None,
+    evaluations: Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="The first N samples of each step only; 0: all.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write each sample's old and new score (JSON Lines; .gz too).")
+    ] = None,
+    processes: Processes = None,
+    deadline: Deadline = 5.0,
+    sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
+    as_json: JsonReport = False,
+) -> None:
+    """Score the saved samples of a run again with another verifier, and compare old and new scores by step.
+
+    Ground truths are those of the run's data; for prompts that it no longer
+    has, what was saved of them. Nothing is written into the run.
+
+    Examples:
+
+      rlcli rescore runs/gsm8k --verifier "math + 0.1 * format"
+
+      rlcli rescore gsm8k --verifier last_word.py:verify --step 40 --out rescored.jsonl
+    """
+    from rlcli.config.changes import read_run_config
+    from rlcli.evaluation.rescore import rescore, steps_of, stored_samples
+    from rlcli.launch.resume import find_run
+    from rlcli.scoring.checking import check_loaded
+    from rlcli.scoring.expression import parse
+    from rlcli.scoring.processes.pool import ScoringPool
+    from rlcli.scoring.rows import writing
+
+    folder = find_run(run)
+    composition = parse(verifier).located()
+    if out and folder in out.expanduser().resolve().parents:
+        raise ConfigError(f"--out {out} lies in the folder of the run", "give another file")
+    room = folder / ("evaluations" if evaluations else "samples")
+    chosen = steps_of(room)
+    if missing := sorted(set(steps or ()) - set(chosen)):
+        raise DataError(f"{room} has no samples of step {missing[0]}", f"it has {_range(chosen)}")
+    wanted = sorted(set(steps or ())) or chosen
+    samples = [one for step in wanted for one in stored_samples(room, [step])[: limit or None]]
+    if not samples:
+        raise DataError(f"{room} has no samples", "they are saved with tracking.save_samples = true")
+    config = read_run_config(folder).config
+    prompts, note = _prompts(config, folder, str(composition), evaluations)
+    ids = {one.fields["prompt_id"]: None for one in samples}
+    if composition.names_rows_own and (gone := [key for key in ids if key not in prompts]):
+        why = f" ({note})" if note else ""
+        raise DataError(f"--verifier {verifier}: the run's data has no row {gone[0]}{why}", "name another verifier")
+    thinking, template_note = _thinking(config, folder)
+    named = sorted({prompts[key].verifier for key in ids if key in prompts})
+    with ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, named or [str(composition)], sandbox) as pool:
+        check_loaded(pool.loaded, deadline, sandbox, "--deadline")
+        with writing(str(out)) if out else nullcontext() as write, console.progress() as on_progress:
+            result = rescore(
+                samples,
+                prompts,
+                str(composition),
+                pool,
+                thinking=thinking,
+                on_verdict=lambda stored, verdict: write(_fields(stored, verdict)) if write else None,
+                on_progress=on_progress,
+            )
+    notes = [text for text in (note, template_note) if text]
+    if as_json:
+        console.emit_json({"run": folder, "verifier": str(composition), **_as_dict(result), "notes": notes})
+    else:
+        _print(result, notes)
+
+
+def _fields(stored: Any, verdict: Any) -> dict[str, Any]:
+    new = {"score": verdict.score, "outcome": str(verdict.outcome), "answer": verdict.answer, "detail": verdict.detail}
+    kept = {name: stored.fields[name] for name in ("prompt_id", "sample", "prompt", "response", "ground_truth")}
+    old = {f"old_{name}": stored.fields[name] for name in ("score", "outcome")}
+    return {"step": stored.step, **kept, **old, **new, "parts": dict(verdict.parts)}
+
+
+def _prompts(config: RunConfig, folder: Path, verifier: str, evaluations: bool) -> tuple[dict[str, Prompt], str]:
+    """The run's prompts by id, and why there are none if its data cannot be read."""
+    from rlcli.data.prompts.table import read_sets
+    from rlcli.evaluation.store import dataset_names
+
+    started = _started_in(folder)
+    paths = [str(started / Path(path).expanduser()) for path in _paths(config, evaluations)]
+    split = "test" if evaluations else "train"
+    try:
+        names = dataset_names(paths, "--eval-data") if evaluations else dataset_names(paths, "--data", "train")
+        return {prompt.id: prompt for prompt in read_sets(paths, names, split, verifier)}, ""
+    except RlcliError as error:
+        return {}, f"{error.message}; rows are scored by what the samples hold of them"
+
+
+def _paths(config: RunConfig, evaluations: bool) -> tuple[str, ...]:
+    return config.evaluation.paths if evaluations else config.data.paths
+
+
+def _started_in(folder: Path) -> Path:
+    from rlcli.runs.environment import directory_of, environment_of
+
+    return Path(directory_of(environment_of(folder)) or Path.cwd())
+
+
+def _thinking(config: RunConfig, folder: Path) -> tuple[bool, str]:
+    """Whether the run's prompts opened a <think>, and a note if its chat template is gone."""
+    from rlcli.data.prompts import chat_template
+    from rlcli.data.prompts.prompts import load_tokenizer
+    from rlcli.runs.environment import environment_of, recorded_day
+
+    model = _started_in(folder) / config.model.path
+    try:
+        tokenizer = load_tokenizer(str(model) if model.is_dir() else config.model.path)
+        day = recorded_day(environment_of(folder)) if chat_template.asks_for_date(tokenizer) else None
+        chat_template.fix(tokenizer, config.data.chat_template_kwargs, day)
+        return chat_template.opens_thinking(tokenizer), ""
+    except RlcliError as error:
+        return False, f"{error.message}; responses are read as if no prompt opened a <think>"
+
+
+def _as_dict(result: Rescored) -> dict[str, Any]:
+    return {
+        **result.overall.as_dict(),
+        "outcomes": result.outcomes,
+        "usage": result.usage,
+        "several_turns": result.several_turns,
+        "unknown_prompts": result.unknown,
+        "examples": result.examples,
+        "steps": {step: one.as_dict() for step, one in sorted(result.steps.items())},
+    }
+
+
+def _print(result: Rescored, notes: list[str]) -> None:
+    columns = ("samples", "unverified", "old", "new", "agreement", "correlation")
+    steps = [(str(step), one.as_dict()) for step, one in sorted(result.steps.items())]
+    rows = [
+        (name, *(_cell(one[column]) for column in columns)) for name, one in [*steps, ("all", result.overall.as_dict())]
+    ]
+    console.show(console.table(["step", *columns], rows))
+    for name, total in result.usage.items():
+        console.plain(f"{name}: {total:,.10g}")
+    if result.several_turns:
+        console.plain(f"left out: {result.several_turns} samples of several turns: their text is not one response")
+    if result.unknown and not notes:
+        console.plain(f"{result.unknown} samples are of prompts that the data no longer has")
+    for note in [*notes, *(f"no verdict: {example}" for example in result.examples)]:
+        typer.echo(f"warning: {note}", err=True)
+
+
+def _cell(value: float | int | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+
+
+def _range(steps: list[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if steps else "none"

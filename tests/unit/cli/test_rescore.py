@@ -1,0 +1,111 @@
+"""`rlcli rescore` on the folder of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.cli.main import main
+from rlcli.data.prompts.schema import row, write_rows
+from rlcli.data.samples import sample_row, write_samples
+from rlcli.model.io.tiny import make_tiny_model
+from rlcli.runs.folder import RunFolder
+from rlcli.types import Outcome, Prompt, Verdict
+
+TRUTHS = ("4", "6", "8")
+SUM = "exact(extract=box) + 0.5 * length(target=1)"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of three prompts and two samples: boxed in step 1, plain in step 2; the second sample is wrong."""
+    place = tmp_path_factory.mktemp("rescored")
+    make_tiny_model(place / "model", hidden=32, layers=1, heads=1, kv_heads=1)
+    prompts = [
+        Prompt(f"sums:train:{i}", ({"role": "user", "content": f"{i + 2} × 2?"},), "sums", "math", "math", truth)
+        for i, truth in enumerate(TRUTHS)
+    ]
+    write_rows(
+        place / "data" / "train.parquet",
+        [
+            row(data_source="sums", messages=prompt.messages, verifier="math", ground_truth=prompt.ground_truth)
+            for prompt in prompts
+        ],
+    )
+    with RunFolder.create(place / "run") as folder:
+        folder.write_config(
+            f'[model]\npath = "{place / "model"}"\n[data]\npath = "{place / "data"}"\n[train]\nsteps = 2\n'
+        )
+        for step, form in ((1, "\\boxed{{{}}}"), (2, "{}")):
+            rows = [_row(prompt, sample, form, step) for prompt in prompts for sample in range(2)]
+            write_samples(folder.samples / f"step-{step:06d}" / "rank-0.parquet", step, rows)
+    return place / "run"
+
+
+def _row(prompt: Prompt, sample: int, form: str, step: int) -> dict[str, Any]:
+    right = sample == 0
+    response = form.format(prompt.ground_truth if right else "5")
+    verdict = Verdict(float(right), Outcome.OK if right else Outcome.WRONG)
+    turns = 2 if (step, sample, prompt.id) == (2, 1, "sums:train:2") else 1
+    return sample_row(
+        prompt, sample, response, verdict, prompt_tokens=5, response_tokens=len(response), finish_reason="stop",
+        turns=turns,
+    )  # fmt: skip
+
+
+def rescored(capsys: pytest.CaptureFixture[str], run: Path, *words: str, expect: int = 0) -> Any:
+    code = main(["rescore", str(run), "--processes", "1", *words])
+    done = capsys.readouterr()
+    assert code == expect, done.err
+    return done.err if expect or "--json" not in words else json.loads(done.out)
+
+
+def test_old_and_new_scores_by_step(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    out = tmp_path / "out.jsonl"
+    found = rescored(capsys, run, "--verifier", SUM, "--json", "--out", str(out))
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert (found["samples"], found["several_turns"], found["unknown_prompts"], found["notes"]) == (11, 1, 0, [])
+    first, second = found["steps"]["1"], found["steps"]["2"]
+    assert (first["old"], first["new"], first["agreement"]) == (0.5, 0.5, 1.0)  # boxes are longer than the target
+    assert first["correlation"] == pytest.approx(1.0)
+    assert (second["new"], second["agreement"], second["correlation"]) == (0.5, 0.4, None)  # only of the lengths
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 11
+    assert (rows[0]["old_score"], rows[0]["score"], rows[0]["outcome"]) == (1.0, 1.0, "ok")
+    assert rows[0]["parts"] == {"exact": 1.0, "length": 0.0}
+
+
+def test_a_step_a_limit_and_what_each_row_names(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = rescored(capsys, run, "--verifier", "auto", "--step", "2", "--limit", "3", "--json")
+    assert (found["samples"], list(found["steps"]), found["agreement"]) == (3, ["2"], 1.0)
+    assert main(["rescore", str(run), "--verifier", "math", "--processes", "1"]) == 0
+    assert "correlation" in capsys.readouterr().out
+
+
+def test_without_the_data_the_samples_are_enough(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = run.parent / "data"
+    data.rename(tmp_path / "elsewhere")
+    try:
+        found = rescored(capsys, run, "--verifier", "math", "--step", "1", "--json")
+        assert (found["samples"], found["agreement"], found["unknown_prompts"]) == (6, 1.0, 6)
+        assert "no such file or folder" in found["notes"][0]
+        assert "has no row sums:train:0 (" in rescored(capsys, run, "--verifier", "auto", expect=2)
+    finally:
+        (tmp_path / "elsewhere").rename(data)
+
+
+def test_what_cannot_be_scored_is_one_line(run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "has no samples of step 7; it has steps 1 to 2" in rescored(
+        capsys, run, "--verifier", "math", "--step", "7", expect=2
+    )
+    assert "evaluations has no samples" in rescored(capsys, run, "--verifier", "math", "--evaluations", expect=2)
+    assert "did you mean math?" in rescored(capsys, run, "--verifier", "maths", expect=2)
+    inside = run / "samples" / "new.jsonl"
+    assert "lies in the folder of the run" in rescored(
+        capsys, run, "--verifier", "math", "--out", str(inside), expect=2
+    )
+    assert "is not a run" in rescored(capsys, tmp_path, "--verifier", "math", expect=2)
