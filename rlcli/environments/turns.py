@@ -68,7 +68,7 @@ class TurnTemplate:
     def append(self, drawn: Sequence[int], messages: Messages) -> Appended:
         """What follows the turn `drawn`, before the policy's next turn. messages: those of the environment, whose text
         cannot become control tokens. Raises `ModelError` if the template fails, or does not append."""
-        new = [self._harmless(message) for message in messages]
+        new = [self.harmless(message) for message in messages]
         closing, delta = self._delta(new)
         if closing is not None:
             # A turn that was cut off, or ended by a token that the template never writes, is closed first.
@@ -119,7 +119,7 @@ class TurnTemplate:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _harmless(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def harmless(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The message with a zero-width space in each marker that its text contains, such as `<|im_end|>`: written by
         an environment, it must not end a turn or open another one."""
         content = message.get("content")

@@ -291,7 +291,7 @@ def played(name: str, case: Case, cache: Path) -> Played:
             conversations = [conversation(host, case, seed) for seed in (7, 7, 8)]
             seconds = (time.perf_counter() - start) / len(conversations)
     texts, reward, turns = conversations[0]
-    wrong = [] if abs(reward - case.reward) < 1e-6 else [f"the reward should be {case.reward}"]
+    wrong = [] if abs(reward - case.reward) < 0.01 else [f"the reward should be {case.reward}"]
     wrong += [] if conversations[1] == conversations[0] else ["the same seed gives another conversation"]
     wrong += ["another seed gives the same"] if case.seeded and conversations[2][0] == texts else []
     return Played(name, package, turns, reward, seconds, texts[-1].replace("\n", " ")[-60:], ", ".join(wrong))

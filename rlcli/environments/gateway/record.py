@@ -1,0 +1,180 @@
+"""What one session drew: its branches, each a trajectory whose tokens are those that the engine saw and drew."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.conversation import Limits
+from rlcli.environments.gateway.chat import Message, Refused, same
+from rlcli.environments.turns import TurnTemplate
+from rlcli.types import Ended, FinishReason
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Generated(Protocol):
+    """What the engine's side returns, as `rlcli.rollout.engine.Generation` has it."""
+
+    @property
+    def tokens(self) -> np.ndarray: ...
+
+    @property
+    def log_probs(self) -> np.ndarray: ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A turn. tokens: int32 `[n]`. log_probs: float32 `[n]`."""
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+    finish_reason: FinishReason
+
+
+@dataclass
+class Branch:
+    """A conversation up to a turn of the policy. messages: with that turn; empty if it was asked for in tokens.
+    offered: the tools, as JSON. is_end: nothing that was drawn follows it."""
+
+    trajectory: Trajectory
+    messages: list[Message]
+    offered: str
+    is_end: bool = True
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A turn to draw. trajectory: all tokens before it. room: tokens that it may have. extends: the branch that it
+    continues; None if it begins one."""
+
+    trajectory: Trajectory
+    room: int
+    messages: list[Message]
+    offered: str
+    extends: Branch | None
+
+
+@dataclass
+class Record:
+    """All that one session drew. version: of the weights. ended: the limit that refused the last request."""
+
+    limits: Limits
+    version: int = 0
+    turns: list[Branch] = field(default_factory=list)
+    ended: Ended | None = None
+    calls: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """Those that nothing follows, in the order in which they ended. Every drawn token is drawn in one of them."""
+        return [branch for branch in self.turns if branch.is_end]
+
+    def ask(self, messages: list[Message], offered: str, template: TurnTemplate, most: int | None) -> Ask:
+        """The turn that follows `messages`: what is new is appended to the longest conversation that they continue;
+        without one they are rendered, and a branch begins. most: tokens. Raises `Refused` (400) at a limit, and
+        `ModelError` if the template fails."""
+        known = [b for b in self.turns if b.offered == offered and b.messages and _continues(messages, b.messages)]
+        follows = max(known, key=lambda branch: len(branch.messages), default=None)
+        if follows is None:
+            tokens = template.first([_prepared(message, template) for message in messages])
+            return self._ask(tokens, most, messages, offered)
+        past, new = follows.messages, messages[len(follows.messages) :]
+        dropped, tokens = template.append(follows.trajectory.last_turn.tolist(), _named(new, past))
+        return self._ask(tokens, most, [*past, *new], offered, follows, dropped)
+
+    def ask_tokens(self, tokens: list[int], most: int | None) -> Ask:
+        """The turn that follows `tokens`, which continue the longest branch that they begin with."""
+        known = [b for b in self.turns if len(b.trajectory.tokens) < len(tokens)]
+        known = [b for b in known if tokens[: len(b.trajectory.tokens)] == b.trajectory.tokens.tolist()]
+        follows = max(known, key=lambda branch: len(branch.trajectory.tokens), default=None)
+        new = tokens if follows is None else tokens[len(follows.trajectory.tokens) :]
+        return self._ask(new, most, [], "", follows)
+
+    def drew(self, ask: Ask, turn: Drawn, message: Message | None) -> None:
+        """Record a turn. message: as the client gets it; None if it asked in tokens."""
+        whole = ask.trajectory.extended("policy", turn.tokens, turn.log_probs, self.version, turn.finish_reason)
+        if ask.extends is not None:
+            ask.extends.is_end = False
+        messages = [] if message is None else [*ask.messages, message]
+        self.calls += len((message or {}).get("tool_calls", ()))
+        self.turns.append(Branch(whole, messages, ask.offered))
+
+    def _ask(
+        self,
+        tokens: Sequence[int],
+        most: int | None,
+        messages: list[Message],
+        offered: str,
+        follows: Branch | None = None,
+        dropped: int = 0,
+    ) -> Ask:
+        extends = follows if follows is not None and follows.is_end else None
+        if extends is not None:
+            trajectory = extends.trajectory.without_last(dropped).extended("environment", _ids(tokens))
+        else:  # what another branch drew is context here
+            past = follows.trajectory.tokens.tolist() if follows is not None else []
+            trajectory = Trajectory.of_prompt(_ids([*past[: len(past) - dropped], *tokens]))
+        return Ask(trajectory, self._room(trajectory, most), messages, offered, extends)
+
+    def _room(self, trajectory: Trajectory, most: int | None) -> int:
+        limits = self.limits
+        left: dict[Ended, float] = {
+            "tokens": limits.tokens - len(trajectory.tokens),
+            "drawn_tokens": limits.drawn_tokens - sum(branch.trajectory.drawn_tokens for branch in self.branches),
+            "turns": limits.turns - len(self.turns),
+            "tool_calls": limits.tool_calls - self.calls + 1,
+            "seconds": limits.seconds - (time.monotonic() - self.began),
+        }
+        self.ended = next((reason for reason, room in left.items() if room <= 0), None)
+        if self.ended is not None:
+            code = "context_length_exceeded" if self.ended == "tokens" else f"limit_{self.ended}"
+            raise Refused(400, f"the session is at its limit of {getattr(limits, self.ended)} {self.ended}", code)
+        return int(min(left["tokens"], left["drawn_tokens"], limits.turn_tokens, most or limits.turn_tokens))
+
+
+def _continues(messages: list[Message], past: list[Message]) -> bool:
+    """Whether `messages` begin with `past`, and what follows it was not drawn by the policy."""
+    rest = messages[len(past) :]
+    is_new = bool(rest) and all(message["role"] != "assistant" for message in rest)
+    return is_new and all(same(known, sent) for known, sent in zip(past, messages, strict=False))
+
+
+def _named(messages: list[Message], past: list[Message]) -> list[Message]:
+    """Tools' results with the name of the function that was called, which OpenAI's protocol leaves out."""
+    calls = {call["id"]: call["function"]["name"] for message in past for call in message.get("tool_calls", ())}
+    return [
+        {"name": calls[message["tool_call_id"]], **message} if message.get("tool_call_id") in calls else message
+        for message in messages
+    ]
+
+
+def _prepared(message: Message, template: TurnTemplate) -> Message:
+    """A message of the first ones: what users and tools wrote cannot become control tokens, and the arguments of calls
+    are as the template takes them."""
+    if message["role"] in ("user", "tool"):
+        return dict(template.harmless(message))
+    if not message.get("tool_calls") or not isinstance(template.arguments, str):
+        return message
+    functions = [
+        {**call["function"], "arguments": json.dumps(call["function"]["arguments"])} for call in message["tool_calls"]
+    ]
+    return {
+        **message,
+        "tool_calls": [{**c, "function": f} for c, f in zip(message["tool_calls"], functions, strict=True)],
+    }
+
+
+def _ids(tokens: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(tokens, np.int32)

@@ -1,0 +1,322 @@
+"""The server on loopback. It draws nothing: what a client asks for goes to the engine's side as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hmac
+import json
+import math
+import secrets
+import threading
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from rlcli.environments.calls import format_of, parse
+from rlcli.environments.conversation import Limits
+from rlcli.environments.gateway.chat import (
+    Answer,
+    ChatRequest,
+    Refused,
+    chunks,
+    completion,
+    logprobs_content,
+    read_chat,
+    read_max_tokens,
+)
+from rlcli.environments.gateway.record import Ask, Branch, Drawn, Generated, Record
+from rlcli.environments.turns import TurnTemplate
+from rlcli.errors import ModelError
+from rlcli.types import Ended
+
+if TYPE_CHECKING:
+    import numpy as np
+    from aiohttp import web
+
+MOST_BYTES = 64 << 20
+"""Of a request's body."""
+
+
+@dataclass(frozen=True)
+class GenerationAsk:
+    """What the engine's side generates. session: its id. turn: of the session, from 0. prompt: int32 token ids.
+    max_tokens: of the response."""
+
+    session: str
+    turn: int
+    prompt: np.ndarray
+    max_tokens: int
+
+
+Submit = Callable[[GenerationAsk], "Future[Generated]"]
+"""The engine's side: called from the server's thread, it returns at once. If the future fails, or its generation was
+aborted, the client gets an error and nothing is recorded. It is cancelled if the client goes away."""
+
+
+@dataclass
+class GatewaySession:
+    """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY. reward: what was posted to
+    `/sessions/ID/reward`, the last one; None if nothing was."""
+
+    id: str
+    token: str
+    url: str
+    record: Record
+    reward: float | None = None
+    busy: bool = field(default=False, repr=False)
+
+    @property
+    def branches(self) -> list[Branch]:
+        """What was drawn: each branch is a trajectory, with its messages."""
+        return self.record.branches
+
+    @property
+    def ended(self) -> Ended | None:
+        """The limit that refused the last request."""
+        return self.record.ended
+
+
+class Gateway:
+    """Serves `/sessions/ID/v1/chat/completions`, `/sessions/ID/v1/models`, `/sessions/ID/inference/v1/generate` and
+    `/sessions/ID/reward`, each with `Authorization: Bearer TOKEN`, on a free port of 127.0.0.1, in a thread of its own.
+
+        with Gateway(tokenizer, stops, limits, submit) as gateway:
+            session = gateway.open(version=3)
+            ...  # a program asks session.url
+            gateway.close_session(session)
+            session.branches, session.reward
+
+    tokenizer: with its chat template fixed. stops: the ids that end a response. opened: a prompt ends within an open
+    <think>. `open` and `close_session` are for any thread.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Collection[int],
+        limits: Limits,
+        submit: Submit,
+        *,
+        opened: bool = False,
+        model: str = "policy",
+    ) -> None:
+        # A tokenizer is not for two threads.
+        self._tokenizer, self._stops, self._limits = copy.deepcopy(tokenizer), frozenset(stops), limits
+        self._submit, self._opened, self._model = submit, opened, model
+        self._form = format_of(str(tokenizer.chat_template))
+        self._templates: dict[str, TurnTemplate] = {}
+        self._sessions: dict[str, GatewaySession] = {}
+        self.loop = asyncio.new_event_loop()
+        started: Future[int] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(started,), name="rlcli-gateway", daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{started.result()}"
+
+    def open(self, version: int = 0) -> GatewaySession:
+        """A new session. version: of the weights that draw."""
+        name, token = secrets.token_hex(8), secrets.token_urlsafe(24)
+        session = GatewaySession(name, token, f"{self.url}/sessions/{name}/v1", Record(self._limits, version))
+        self._sessions[name] = session
+        return session
+
+    def close_session(self, session: GatewaySession) -> None:
+        """Its later requests get 404. Harmless when repeated."""
+        self._sessions.pop(session.id, None)
+
+    def close(self) -> None:
+        """End the server; requests that wait are dropped. Harmless when repeated."""
+        self._sessions.clear()
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self, started: Future[int]) -> None:
+        from aiohttp import web
+
+        asyncio.set_event_loop(self.loop)
+        app = web.Application(client_max_size=MOST_BYTES)
+        for path, handle in (
+            ("v1/chat/completions", self._chat),
+            ("inference/v1/generate", self._generate),
+            ("reward", self._reward),
+        ):
+            app.router.add_post(f"/sessions/{{id}}/{path}", self._handler(handle))
+        app.router.add_get("/sessions/{id}/v1/models", self._handler(self._models))
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0)
+        try:
+            self.loop.run_until_complete(runner.setup())
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            self.loop.run_until_complete(site.start())
+            started.set_result(runner.addresses[0][1])
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        self.loop.run_forever()
+        self.loop.run_until_complete(runner.cleanup())
+        self.loop.close()
+
+    def _handler(
+        self, handle: Callable[[web.Request, GatewaySession, Any], Awaitable[web.StreamResponse]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A handler with the session, checked, and the body, parsed; what it raises becomes an answer."""
+        from aiohttp import web
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._session_of(request)
+                return await handle(request, session, await _body(request))
+            except Refused as error:
+                return web.json_response(error.body, status=error.status)
+            except ModelError as error:  # of the chat template
+                return web.json_response(Refused(400, str(error)).body, status=400)
+            except web.HTTPException as error:  # a body that is too large
+                return web.json_response(Refused(error.status, error.reason).body, status=error.status)
+
+        return answer
+
+    def _session_of(self, request: web.Request) -> GatewaySession:
+        session = self._sessions.get(request.match_info["id"])
+        if session is None:
+            raise Refused(404, f"there is no session {request.match_info['id'][:40]!r}")
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), session.token.encode()):
+            raise Refused(401, "the token is not this session's")
+        return session
+
+    async def _models(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "rlcli"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _reward(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        reward = body.get("reward") if isinstance(body, dict) else None
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise Refused(400, f'reward = {reward!r:.40}: give {{"reward": NUMBER}}')
+        session.reward = float(reward)
+        return web.json_response({"reward": session.reward})
+
+    async def _chat(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        asked = read_chat(body)
+        answer = await self._alone(session, lambda: self._chat_turn(session, asked))
+        if not asked.stream:
+            return web.json_response(completion(answer))
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await stream.prepare(request)
+        for chunk in chunks(answer, asked.include_usage):
+            await stream.write(chunk.encode())
+        return stream
+
+    async def _generate(self, request: web.Request, session: GatewaySession, body: Any) -> web.StreamResponse:
+        from aiohttp import web
+
+        tokens = body.get("token_ids") if isinstance(body, dict) else None
+        most = len(self._tokenizer)
+        if not isinstance(tokens, list) or not tokens or not all(type(t) is int and 0 <= t < most for t in tokens):
+            raise Refused(400, f"token_ids is no list of ids below {most}")
+        sampling = body.get("sampling_params") or {}
+        if not isinstance(sampling, dict) or sampling.get("n") not in (None, 1):
+            raise Refused(400, "sampling_params is no JSON object, or asks for more than one choice")
+        limit = read_max_tokens(sampling, "max_tokens")
+        turn = await self._alone(session, lambda: self._token_turn(session, tokens, limit))
+        choice = {
+            "index": 0,
+            "token_ids": turn.tokens.tolist(),
+            "logprobs": logprobs_content(self._pairs(turn)),
+            "finish_reason": turn.finish_reason,
+        }
+        name = str(body.get("request_id") or _turn_id(session))
+        return web.json_response({"request_id": name, "choices": [choice], "prompt_logprobs": None})
+
+    async def _alone(self, session: GatewaySession, turn: Callable[[], Awaitable[Any]]) -> Any:
+        if session.busy:
+            raise Refused(409, "another request of this session is not answered yet: one client at a time")
+        session.busy = True
+        try:
+            return await turn()
+        finally:
+            session.busy = False
+
+    async def _chat_turn(self, session: GatewaySession, asked: ChatRequest) -> Answer:
+        if asked.tools and not self._form:
+            raise Refused(400, "tools: the chat template of the model describes no calls of tools that are known here")
+        offered, record = json.dumps(asked.tools, sort_keys=True), session.record
+        ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens)
+        turn, text = self._until(await self._drawn(session, ask), asked.stop)
+        message = parse(text, self._form if asked.tools else "", opened=self._opened).message
+        for number, call in enumerate(message.get("tool_calls", ()), record.calls + 1):
+            call["id"] = f"call{number:05}"  # unique in the session
+        record.drew(ask, turn, message)
+        reason = "tool_calls" if message.get("tool_calls") else str(turn.finish_reason)
+        pairs = self._pairs(turn) if asked.logprobs else None
+        counts = len(ask.trajectory.tokens), len(turn.tokens)
+        return Answer(_turn_id(session), asked.model or self._model, message, reason, *counts, pairs)
+
+    async def _token_turn(self, session: GatewaySession, tokens: list[int], most: int | None) -> Drawn:
+        ask = session.record.ask_tokens(tokens, most)
+        turn = await self._drawn(session, ask)
+        session.record.drew(ask, turn, None)
+        return turn
+
+    async def _drawn(self, session: GatewaySession, ask: Ask) -> Drawn:
+        request = GenerationAsk(session.id, len(session.record.turns), ask.trajectory.tokens, ask.room)
+        try:
+            generation = await asyncio.wrap_future(self._submit(request))
+        except Exception as error:
+            raise Refused(500, f"the engine failed: {type(error).__name__}: {str(error)[:200]}") from error
+        if generation.finish_reason is None or session.id not in self._sessions:
+            raise Refused(503, "the generation was aborted")
+        return Drawn(generation.tokens, generation.log_probs, generation.finish_reason)
+
+    def _until(self, turn: Drawn, stop: Sequence[str]) -> tuple[Drawn, str]:
+        """A turn and its text, without the token that ended it, up to the first of the texts `stop`. The tokens
+        end with the one that completes it."""
+        ids = turn.tokens.tolist()
+        text = self._tokenizer.decode(ids[:-1] if ids and ids[-1] in self._stops else ids)
+        places = [text.find(one) for one in stop if one in text]
+        if not places:
+            return turn, text
+
+        def has_stop(count: int) -> bool:
+            begun = self._tokenizer.decode(ids[:count])
+            return any(one in begun for one in stop)
+
+        count = bisect_left(range(len(ids) + 1), True, key=has_stop)
+        tokens, log_probs = turn.tokens[:count], turn.log_probs[:count]
+        return replace(turn, tokens=tokens, log_probs=log_probs, finish_reason="stop"), text[: min(places)]
+
+    def _pairs(self, turn: Drawn) -> list[tuple[str, float]]:
+        """The text and the log-prob of each token."""
+        ids, values = turn.tokens.tolist(), turn.log_probs.tolist()
+        return [(self._tokenizer.decode([token]), value) for token, value in zip(ids, values, strict=True)]
+
+    def _template(self, offered: str, tools: Sequence[Any]) -> TurnTemplate:
+        if offered not in self._templates:
+            self._templates[offered] = TurnTemplate(self._tokenizer, self._stops, tools)
+        return self._templates[offered]
+
+
+async def _body(request: web.Request) -> Any:
+    if request.method == "GET":
+        return None
+    try:
+        return json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {error}") from error
+
+
+def _turn_id(session: GatewaySession) -> str:
+    return f"chatcmpl-{session.id}-{len(session.record.turns)}"

@@ -1,0 +1,126 @@
+"""Agent programs as processes: what they get, what they leave, and how they fail."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.environments.conversation import Limits
+from rlcli.environments.environment import EnvironmentFailed, Failure
+from rlcli.environments.gateway.agents import AgentRun, run_agent
+from rlcli.environments.gateway.server import Gateway
+from rlcli.errors import SetupError
+from tests.taught_engine import TaughtEngine, is_recorded
+
+LIMITS = Limits(turns=3, turn_tokens=4, drawn_tokens=80, tokens=300)
+AGENT = """
+import json, os, subprocess, sys, time, urllib.request
+
+def post(path, body):
+    url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + path
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+
+row = json.load(open(os.environ["RLCLI_ROW"]))
+do = row["extra_info"]["do"]
+assert os.environ["RLCLI_SESSION"] in os.environ["OPENAI_BASE_URL"] and "HF_TOKEN" not in os.environ
+if do == "nothing":
+    sys.exit()
+messages = list(row["messages"])
+while True:
+    message = post("/v1/chat/completions", {"messages": messages})["choices"][0]["message"]
+    messages += [message, {"role": "user", "content": "more"}]
+    if do == "raise":
+        raise ValueError("no, " + os.environ["OPENAI_API_KEY"])
+    if do == "abort":
+        os.abort()
+    if do == "hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        open(row["extra_info"].get("file", os.devnull), "w").write(str(child.pid))
+        time.sleep(600)
+    if do == "reward" and len(messages) > 4:
+        post("/reward", {"reward": 0.75})
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TaughtEngine]:
+    with TaughtEngine(tmp_path_factory.mktemp("agents") / "model", lambda prompt: None) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("agent") / "an agent.py"
+    file.write_text(AGENT)
+    return shlex.join([sys.executable, str(file)])
+
+
+def run(engine: TaughtEngine, command: str, do: str, deadline_s: float = 60, **more: Any) -> AgentRun:
+    engine.seen.clear()
+    row = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": do, **more}}
+    with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
+        return run_agent(gateway, command, row, deadline_s=deadline_s, version=2).result(90)
+
+
+def test_an_agents_turns_and_its_reward_are_a_sample(
+    engine: TaughtEngine, agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    found = run(engine, agent, "reward")
+    (branch,) = found.branches
+    assert (found.reward, found.ended) == (0.75, None)
+    assert is_recorded(engine.seen, [branch.trajectory])
+    assert (branch.trajectory.turns, branch.trajectory.versions) == (2, [2, 2])
+
+
+def test_an_agent_that_a_limit_stops_has_not_failed(engine: TaughtEngine, agent: str) -> None:
+    found = run(engine, agent, "more")
+    assert (found.ended, found.reward, found.branches[0].trajectory.turns) == ("turns", None, 3)
+
+
+@pytest.mark.parametrize(
+    ("do", "failure", "detail"),
+    [
+        ("raise", Failure.CRASH, r"the agent ended with exit status 1: ValueError: no, \*\*\*$"),
+        ("abort", Failure.DIED, "the agent ended with signal 6"),
+        ("nothing", Failure.PROTOCOL, "the agent ended without a turn of the policy"),
+    ],
+)
+def test_an_agent_that_fails_gives_no_sample(
+    engine: TaughtEngine, agent: str, do: str, failure: Failure, detail: str
+) -> None:
+    with pytest.raises(EnvironmentFailed, match=detail) as failed:
+        run(engine, agent, do)
+    assert failed.value.failure is failure
+
+
+def test_an_agent_that_hangs_has_failed(engine: TaughtEngine, agent: str) -> None:
+    with pytest.raises(EnvironmentFailed, match="timeout: the agent did not end in time"):
+        run(engine, agent, "hang", deadline_s=0.1)
+
+
+def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, tmp_path: Path) -> None:
+    file = tmp_path / "child"
+    row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "hang", "file": str(file)}}
+    with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
+        running = run_agent(gateway, agent, row, deadline_s=600)
+        while not file.exists() or not file.read_text():
+            time.sleep(0.01)
+        running.cancel()
+        status = Path(f"/proc/{file.read_text()}/stat")
+        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+
+
+def test_an_agent_that_does_not_exist_is_one_line(engine: TaughtEngine) -> None:
+    with pytest.raises(SetupError, match="the agent '/no/agent x' cannot be started: No such file"):
+        run(engine, "/no/agent x", "nothing")
