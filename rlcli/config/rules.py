@@ -40,7 +40,7 @@ def without_effect(config: RunConfig) -> list[str]:
         section = getattr(config, name)
         for key in keys.split() if has_none else ():
             value = getattr(section, key)
-            if value != type(section).model_fields[key].default:
+            if value != type(section).model_fields[key].get_default(call_default_factory=True):
                 found.append(f"{name}.{key} = {value} has no effect: {why}")
     return found
 

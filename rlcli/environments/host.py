@@ -265,7 +265,7 @@ class _Process:
 
     def _write(self, requests: IO[bytes]) -> None:
         """In a thread of its own: a process that does not read must block nobody."""
-        with requests, contextlib.suppress(OSError):  # the reader sees its end
+        with contextlib.suppress(OSError), requests:  # the reader sees its end
             while line := self._requests.get():
                 requests.write(line)
                 requests.flush()

@@ -164,6 +164,9 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
         "sampling": f"temperature {rollout.temperature:g}, top-p {rollout.top_p:g}",
         **_ending_rows(prepared),
     }
+    if environment := config.environment.name:
+        limits, added = config.environment, config.environment.context_tokens
+        rows["conversations"] = f"with {environment}, at most {limits.turns} turns and {added} tokens of its own"
     if rollout.oversample > 1:
         started = math.ceil(round(rollout.prompts_per_step * rollout.oversample, 6))
         rows["long tail"] = (

@@ -113,7 +113,9 @@ class RolloutRole:
         """The first `count` samples of the last rollout, as text."""
         return self._texts[:count]
 
-    def verify(self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any]) -> Future[Scored]:
+    def verify(
+        self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any] | None = None
+    ) -> Future[Scored]:
         """Future of the policy's last turn as text, and of the verdict on it. fields: others of the request."""
         assert self.scorer is not None
         tokens = trajectory.last_turn
@@ -121,7 +123,7 @@ class RolloutRole:
             task.source,
             sent(trajectory),
             int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
-            {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **fields},
+            {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **(fields or {})},
         )
 
 
@@ -200,7 +202,7 @@ class _Round:
             scored: Future[Scored] = Future()
             scored.set_result(Scored("", held.failure))
         else:
-            scored = self.role.verify(task, whole, held.fields if held is not None else {})
+            scored = self.role.verify(task, whole, held.fields if held else None)
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = scored
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":

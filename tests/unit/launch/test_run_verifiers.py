@@ -130,27 +130,27 @@ def failures(crashed: int, killed: int, of: int) -> Failures:
 
 
 def test_crashes_above_the_rate_stop_with_three_examples() -> None:
-    failures(crashed=2, killed=100, of=200).check(0.01)
+    failures(crashed=2, killed=100, of=200).check(0.01, 0.0)
     with pytest.raises(
         RunFailed, match=r"3 of 200 verifications crashed, more than verifier\.max_crash_rate = 0\.01"
     ) as e:
-        failures(crashed=3, killed=0, of=200).check(0.01)
+        failures(crashed=3, killed=0, of=200).check(0.01, 0.0)
     for index in range(3):
         assert f"toy:{index}, math + format: «crash toy:{index}»" in str(e.value)
     with pytest.raises(RunFailed) as many:
-        failures(crashed=9, killed=0, of=9).check(0.5)
+        failures(crashed=9, killed=0, of=9).check(0.5, 0.0)
     assert str(many.value).count("«") == 3
 
 
 def test_more_than_half_killed_stop_whatever_rate_of_crashes_is_allowed() -> None:
-    failures(crashed=0, killed=5, of=10).check(0.0)
+    failures(crashed=0, killed=5, of=10).check(0.0, 0.0)
     slow = Failures()
     for prompt in rows(*["math"] * 10):
         slow.add(prompt, Verdict(0.0, Outcome.WRONG, detail=f"{OVERRAN} (more than 5 s)"))
     with pytest.raises(RunFailed, match="10 of 10 verifications were killed at the deadline"):
-        slow.check(1.0)
+        slow.check(1.0, 0.0)
     with pytest.raises(RunFailed, match=r"6 of 10 verifications were killed at the deadline: toy:0, .*deadline_s"):
-        failures(crashed=0, killed=6, of=10).check(1.0)
+        failures(crashed=0, killed=6, of=10).check(1.0, 0.0)
 
 
 def test_overruns_of_a_step_are_a_metric() -> None:

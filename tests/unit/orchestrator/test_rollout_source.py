@@ -7,7 +7,7 @@ import json
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -445,7 +445,7 @@ class Engine:
 class Scorer:
     """A response's score is its number, which is its only token."""
 
-    def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, how: Mapping[str, Any]) -> Future[Scored]:
         [number] = array("i", tokens)
         done: Future[Scored] = Future()
         done.set_result(Scored(str(number), Verdict(float(number), Outcome.OK)))
@@ -488,7 +488,7 @@ def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> Non
             return [replace(one, finish_reason="length") for one in super().step()]
 
     class Right:
-        def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+        def submit(self, prompt: Prompt, tokens: bytes, spare: int, how: Mapping[str, Any]) -> Future[Scored]:
             assert how == {"finish_reason": "length", "thinking": True}
             done: Future[Scored] = Future()
             done.set_result(Scored("", Verdict(1.0, Outcome.OK)))
@@ -516,7 +516,7 @@ def test_the_token_that_ended_a_response_is_no_part_of_its_text() -> None:
 
 
 class Texts:
-    def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, how: Mapping[str, Any]) -> Future[Scored]:
         ids = array("i", tokens).tolist()
         assert ids == [5, 9]
         done: Future[Scored] = Future()

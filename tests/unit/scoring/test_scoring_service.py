@@ -66,7 +66,7 @@ def prompt(truth: str, verifier: str = "gsm8k", **extra: object) -> Prompt:
 
 def ask(client: ScoringService, number: int, of: Prompt | None = None) -> Future[Scored]:
     ids = [WORDS.index(word) for word in f"####{number}"] + [EOS]
-    return client.submit(of or prompt("42"), array("i", ids).tobytes(), 1, finish_reason="stop")
+    return client.submit(of or prompt("42"), array("i", ids).tobytes(), 1, {"finish_reason": "stop"})
 
 
 def services(folder: Path) -> list[psutil.Process]:
@@ -88,7 +88,11 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
     assert [one.verdict.outcome for one in scored] == [Outcome.OK, Outcome.WRONG] * 2
     assert scored[0].verdict.answer == "42"
     tokens = array("i", [4, 2]).tobytes()
-    told = clients[0].submit(prompt("", "bad_verifiers:how"), tokens, 0, finish_reason="length", thinking=True).result()
+    told = (
+        clients[0]
+        .submit(prompt("", "bad_verifiers:how"), tokens, 0, {"finish_reason": "length", "thinking": True})
+        .result()
+    )
     assert told.verdict.answer == repr(("length", True, [4, 2], ({"role": "user", "content": "?"},), "toy"))
     clients[0].close()
     assert ask(clients[1], 42).result().verdict.score == 1.0

@@ -67,7 +67,7 @@ class Workers:
 def written(advantage: str, folder: Path) -> set[str]:
     """The names of one step with everything on, and of an evaluation after it."""
     verdicts = [Verdict(1.0, Outcome.OK, parts={"NAME": 1.0, "usage/NAME": 7.0}), Verdict(0.0, Outcome.WRONG)]
-    more = {"context_tokens": 2, "turns": 2, "newer_by": 1}
+    more = {"context_tokens": 2, "turns": 2, "newer_by": 1, "ended": 1}
     samples = Samples.of(Sample(0, i, 0, i, 4, 4, "length", verdict, 1, **more) for i, verdict in enumerate(verdicts))
     trainer = trainer_of(
         folder,
@@ -89,5 +89,6 @@ def test_the_metrics_are_those_that_are_documented(tmp_path: Path) -> None:
     written_by_all = written("gae", tmp_path / "gae") | written("prime", tmp_path / "prime")
     found = {re.sub(r"^(eval/)(pass|maj|mean)@\d+", r"\1\2@K", name) for name in written_by_all}
     found = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in found}
+    found = {re.sub(r"^ended/\w+", "ended/NAME", name) for name in found}
     found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}
     assert found == documented()

@@ -1,0 +1,226 @@
+"""Samples that converse with an environment: real processes, a real engine, and the trajectories that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Collected, PromptTask
+from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.prompts import load_tokenizer
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.pool import Environments
+from rlcli.errors import ConfigError
+from rlcli.model.io.tiny import make_tiny_model
+from rlcli.rollout.call import RolloutCall
+from rlcli.rollout.engine import EngineSpec, Sampling
+from rlcli.rollout.transformers_engine import TransformersEngine
+from rlcli.scoring.service.client import Scored
+from rlcli.types import ENDED, Outcome, Prompt, Verdict
+from rlcli.workers.roles.rollout import RolloutRole
+
+ENVIRONMENTS = '''
+import os, random, time
+from pathlib import Path
+
+class Echo:
+    """Repeats what it hears; rewards each turn with its number."""
+    def __init__(self, turns=3):
+        self.turns, self.at = turns, 0
+    def reset(self, row, seed):
+        return [{"role": "user", "content": f"task {row['id']} {seed % 1000}"}]
+    def step(self, message):
+        self.at += 1
+        return [{"role": "user", "content": f"heard {len(message['content'])}"}], float(self.at), self.at == self.turns
+
+class Bad(Echo):
+    """Fails for some rows, as `how` says; for the row "once" only the first time."""
+    def __init__(self, how="raise", marks=""):
+        super().__init__()
+        self.how, self.marks = how, Path(marks)
+    def reset(self, row, seed):
+        self.row = row["id"]
+        if self.how == "other":
+            return [{"role": "user", "content": str(random.random())}]
+        return super().reset(row, seed)
+    def step(self, message):
+        mark = self.marks / self.row
+        if self.row == "once" and mark.exists():
+            return super().step(message)
+        if self.row in ("always", "once"):
+            mark.touch()
+            if self.how == "raise":
+                raise ValueError("no")
+            if self.how == "hang":
+                time.sleep(60)
+            if self.how == "die":
+                os._exit(3)
+            if self.how == "protocol":
+                return "?"
+        return super().step(message)
+
+class Empty(Echo):
+    def reset(self, row, seed):
+        return []
+'''
+
+
+class Scorer:
+    """Keeps what it is given to verify."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes, dict[str, Any]]] = []
+
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: dict[str, Any]) -> Future[Scored]:
+        self.asked.append((prompt.id, tokens, fields))
+        done: Future[Scored] = Future()
+        done.set_result(Scored("", Verdict(sum(fields["environment"]["rewards"]), Outcome.OK)))
+        return done
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("conversations")
+    (folder / "bad.py").write_text(ENVIRONMENTS)
+    return make_tiny_model(folder / "tiny")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[TransformersEngine]:
+    tokenizer = load_tokenizer(str(model))
+    stops = tuple(chat_template.stop_tokens(tokenizer, str(model), ()))
+    made = TransformersEngine(
+        EngineSpec(str(model), "float32", "cpu", 256, 16, 1, 0, False, None, 0.5, True, stops, "test")
+    )
+    yield made
+    made.close()
+
+
+def config_of(model: Path, name: str = "Echo", **environment: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(model)},
+            "data": {"max_prompt_tokens": 128},
+            "rollout": {"max_response_tokens": 48},
+            "environment": {
+                "name": f"{model.parent}/bad.py:{name}",
+                **{"context_tokens": 80, "turn_tokens": 12, "deadline_s": 5.0, **environment},
+            },
+        }
+    )
+
+
+def held(
+    engine: TransformersEngine, config: RunConfig, ids: list[str], samples: int = 3, *, greedy: bool = False
+) -> tuple[Collected, list[Trajectory], Scorer]:
+    """The samples of one prompt each, their trajectories and what was verified."""
+    tokenizer, scorer = load_tokenizer(config.model.path), Scorer()
+    tasks = [
+        PromptTask(n, np.zeros(1, np.int32), Prompt(i, ({"role": "user", "content": "x"},), "", "", "", ""), samples)
+        for n, i in enumerate(ids)
+    ]
+    if greedy:
+        tasks = [replace(task, greedy=True) for task in tasks]
+    stops = engine.spec.stop_token_ids
+    with Environments(config, [config.environment.name], tokenizer, stops) as environments:
+        role = RolloutRole(0, engine, scorer, stop_token_ids=stops, environments=environments, conversing=True)  # type: ignore[arg-type]
+        *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
+    assert isinstance(report, Collected)
+    shard = role.take_shard()
+    assert shard is not None
+    samples_found = report.samples.sorted()
+    return report, [shard.row(row) for row in samples_found.row.tolist()], scorer
+
+
+def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
+    engine: TransformersEngine, model: Path
+) -> None:
+    report, rows, scorer = held(engine, config_of(model), ["a", "b"])
+    samples, tokenizer = report.samples.sorted(), load_tokenizer(str(model))
+    assert len(samples) == len(scorer.asked) == 6
+    for sample, row in zip(samples, rows, strict=True):
+        assert (sample.prompt_tokens, sample.drawn_tokens) == (row.prompt_tokens, row.drawn_tokens)
+        assert sample.context_tokens == len(row.tokens) - row.prompt_tokens - row.drawn_tokens
+        text = tokenizer.decode(row.tokens[: row.prompt_tokens])
+        assert f"task {'ab'[sample.prompt]} " in text
+        # What the environment wrote is in the trajectory, is not drawn, and answers what was drawn before it.
+        for before, span, after in zip(row.spans, row.spans[1:], row.spans[2:], strict=False):
+            if span.speaker == "environment":
+                drawn = row.tokens[before.start : before.end].tolist()
+                ended = drawn[-1] in engine.spec.stop_token_ids
+                heard = tokenizer.decode(drawn[:-1] if ended else drawn)
+                assert (before.speaker, after.speaker) == ("policy", "policy")
+                assert f"heard {len(heard)}" in tokenizer.decode(row.tokens[span.start : span.end])
+        assert ENDED[sample.ended] in ("done", "turn_tokens", "drawn_tokens")
+        assert (row.stop_reason == "length") == (ENDED[sample.ended] != "done") == (sample.stop_reason == "length")
+        assert sample.verdict.score == sum(range(1, sample.turns + 1))
+    prompts = [row.tokens[: row.prompt_tokens].tolist() for row in rows]
+    assert prompts[0] == prompts[1] == prompts[2] != prompts[3]
+    assert any(row.turns > 1 for row in rows)
+
+
+def test_log_probs_are_those_of_the_whole_trajectory(engine: TransformersEngine, model: Path) -> None:
+    _, rows, _ = held(engine, config_of(model), ["a"])
+    for row in rows:
+        again = engine.prompt_log_probs(row.tokens)[row.drawn[1:]]
+        np.testing.assert_allclose(row.log_probs, again, atol=2e-5)
+
+
+def test_the_same_seed_gives_the_same_conversations(engine: TransformersEngine, model: Path) -> None:
+    config = config_of(model)
+    _, first, _ = held(engine, config, ["a", "b"])
+    _, again, _ = held(engine, config_of(model, processes=2), ["b", "a"])
+    by_prompt = [again[3], again[4], again[5], again[0], again[1], again[2]]
+    assert [row.tokens.tolist() for row in first] == [row.tokens.tolist() for row in by_prompt]
+    assert len({tuple(row.tokens.tolist()) for row in first}) == 6
+
+
+def test_the_verifier_gets_the_last_turn_and_the_whole_conversation(engine: TransformersEngine, model: Path) -> None:
+    report, rows, scorer = held(engine, config_of(model), ["a"], samples=1, greedy=True)
+    assert list(report.baselines) == [0]
+    sent = {tokens: fields for _, tokens, fields in scorer.asked}
+    fields = sent[rows[0].last_turn.astype("int32").tobytes()]
+    assert [m["role"] for m in fields["conversation"]][:2] == ["user", "assistant"]
+    assert len(fields["environment"]["rewards"]) == rows[0].turns
+    assert fields["finish_reason"] == rows[0].stop_reason
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "die", "protocol"])
+def test_a_failed_environment_is_tried_again_and_then_no_reward(
+    how: str, engine: TransformersEngine, model: Path, tmp_path: Path
+) -> None:
+    options = {"how": how, "marks": str(tmp_path)}
+    config = config_of(model, "Bad", options=options, deadline_s=0.7, processes=3)
+    report, rows, scorer = held(engine, config, ["always", "once"], samples=1)
+    lost, saved = report.samples.sorted()
+    assert (lost.verdict.outcome, lost.verdict.score, lost.drawn_tokens) == (Outcome.ENVIRONMENT, 0.0, 0)
+    named = {"raise": "crash: step raised ValueError: no", "hang": "timeout", "die": "died", "protocol": "protocol"}
+    assert lost.verdict.detail.startswith(named[how])
+    assert (ENDED[lost.ended], rows[0].prompt_tokens > 10) == ("failed", True)
+    assert saved.verdict.outcome == Outcome.OK
+    assert [row for row, _, _ in scorer.asked] == ["once"]
+    assert report.samples.sorted().excluded("keep").tolist()[1] == 0 < report.samples.sorted().excluded("keep")[0]
+
+
+def test_a_group_whose_resets_differ_is_no_group(engine: TransformersEngine, model: Path, tmp_path: Path) -> None:
+    config = config_of(model, "Bad", options={"how": "other", "marks": str(tmp_path)})
+    report, _, _ = held(engine, config, ["a"], samples=2)
+    (lost,) = (s for s in report.samples if s.verdict.outcome is Outcome.ENVIRONMENT)
+    assert lost.verdict.detail == "protocol: reset returned other messages for the same row and seed"
+
+
+def test_an_environment_that_opens_nothing_is_refused(engine: TransformersEngine, model: Path) -> None:
+    config, tokenizer = config_of(model, "Empty"), load_tokenizer(str(model))
+    prompt = Prompt("a", ({"role": "user", "content": "x"},), "", "", "", "")
+    with (
+        Environments(config, [config.environment.name], tokenizer, engine.spec.stop_token_ids) as environments,
+        pytest.raises(ConfigError, match=r"cannot open a conversation for row a: protocol: reset returned no messages"),
+    ):
+        environments.check({config.environment.name: prompt})
