@@ -43,6 +43,8 @@ def subject(composition: Composition) -> Subject:
     first = composition.terms[0]
     module = module_of(first.ref)
     kind, gold = getattr(module, "ANSWER_KIND", ""), getattr(module, "gold", None)
+    if kind == "judged":
+        raise VerifierError(f"'{composition}' begins with a judge", f"audit the judge alone: {first.verifier}")
     if kind and kind not in KINDS:
         raise VerifierError(
             f"the verifier '{first.ref}': its module's ANSWER_KIND is {kind!r}", f"make it one of {', '.join(KINDS)}"

@@ -10,8 +10,6 @@ from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.quoting import harmless
 
-ANSWER_KIND = "shape"
-
 
 class _Loaded(NamedTuple):
     model: Any

@@ -11,9 +11,13 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.options import Deadline, JsonReport, Processes
+from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlcli.audit.judged import JudgeReport
     from rlcli.audit.report import Report, Surprise, Tally
+    from rlcli.audit.run import Options
+    from rlcli.scoring.expression import Composition
 
 SHOWN = 20
 """Unexpected verdicts that are printed."""
@@ -43,6 +47,10 @@ def audit_verifier(
     on a second try. Refused equivalents and accepted hedges are warnings,
     which --strict turns into failures.
 
+    A judge is audited otherwise: its agreement with labels, what padding
+    changes, and whether a response can talk it into a score. --data may then
+    be JSON Lines with a field label (true, false); without --limit, 50 rows.
+
     Examples:
 
       rlcli verifiers audit math --data data/math --html audit.html
@@ -51,9 +59,13 @@ def audit_verifier(
 
       rlcli verifiers audit path/to/file.py:function --data data/gsm8k --strict --json
     """
+    from rlcli.audit.judged import is_judge
     from rlcli.audit.run import Options, audit
+    from rlcli.scoring.expression import parse
 
     options = Options(limit, seed, mutations, processes or len(os.sched_getaffinity(0)), deadline, sandbox, strict)
+    if is_judge(composition := parse(name).located()):
+        return _audit_judge(composition, data, options, html, as_json)
     with console.progress() as on_progress:
         report = audit(name, data, options, on_progress)
     if as_json:
@@ -66,6 +78,46 @@ def audit_verifier(
         write_page(html, report)
     if not report.passed:
         raise typer.Exit(1)
+
+
+def _audit_judge(composition: Composition, data: Path, options: Options, html: Path | None, as_json: bool) -> None:
+    from rlcli.audit.judged import audit_judge
+
+    if html:
+        raise ConfigError("--html: the audit of a judge makes no page", "give --json")
+    with console.progress() as on_progress:
+        report = audit_judge(composition, data, options, on_progress)
+    if as_json:
+        console.emit_json(report.as_dict())
+    else:
+        _print_judge(report)
+    if report.faults:
+        raise typer.Exit(1)
+
+
+def _print_judge(report: JudgeReport) -> None:
+    from rlcli.tracking.console import printable
+
+    console.plain(f"audit of {report.verifier} on {report.data}: {report.rows:,} rows in {report.seconds:.1f} s")
+    rows = [
+        (
+            kind.name,
+            "accept" if kind.expected else "refuse",
+            kind.tried,
+            f"{kind.share:.1%}",
+            f"{kind.mean:.2f}",
+            kind.unverified,
+        )
+        for kind in report.kinds.values()
+    ]
+    console.show(console.table(["response", "should", "tried", "as expected", "mean score", "no verdict"], rows))
+    for kind in report.kinds.values():
+        for example in kind.examples[:1]:
+            console.plain(f"{kind.name}: {printable(example)}".replace("\n", " "))
+    for name, total in report.usage.items():
+        console.plain(f"{name}: {total:,.10g}")
+    console.plain(f"agreement with the labels {report.agreement:.1%}, change by padding {report.length_shift:+.2f}")
+    console.plain(f"FAIL: {'; '.join(report.faults)}" if report.faults else "PASS")
 
 
 def _print(report: Report) -> None:

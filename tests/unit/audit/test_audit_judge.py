@@ -1,0 +1,95 @@
+"""`rlcli verifiers audit` of a judge: a sound one passes, a gullible one is found out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.audit.judged import ATTACKS
+from rlcli.cli.main import main
+from rlcli.data.prompts.schema import row, write_rows
+from tests.judges import KEY, Judge, gullible, judging, says
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", KEY)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "train.parquet"
+    write_rows(
+        path,
+        [
+            row(
+                data_source="sums",
+                messages=[{"role": "user", "content": f"{i} + {i}?"}],
+                verifier="math",
+                ground_truth=str(2 * i),
+            )
+            for i in range(20, 26)
+        ],
+    )
+    return path
+
+
+def audited(
+    capsys: pytest.CaptureFixture[str], server: Judge, data: Path, *words: str, expect: int
+) -> tuple[dict[str, Any], str]:
+    judge = f"judge(url='{server.url}', model=judge-1, key=JUDGE_API_KEY)"
+    code = main(["verifiers", "audit", judge, "--data", str(data), "--processes", "1", "--limit", "4", *words])
+    done = capsys.readouterr()
+    assert code == expect, done.err + done.out
+    return json.loads(done.out) if "--json" in words and expect < 2 else {}, done.out + done.err
+
+
+def test_a_sound_judge_passes(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    with judging() as server:
+        report, _ = audited(capsys, server, data, "--json", expect=0)
+        assert report["passed"]
+        assert (report["rows"], report["agreement"], report["length_shift"]) == (4, 1.0, 0.0)
+        assert [kind["tried"] for kind in report["kinds"]] == [4] * (4 + len(ATTACKS))
+        assert report["usage"]["usage/calls"] == len(server.bodies) == 4 * (4 + len(ATTACKS))
+        _, text = audited(capsys, server, data, expect=0)  # from the cache
+        assert text.endswith("PASS\n")
+        assert "change by padding +0.00" in text
+
+
+def test_a_gullible_judge_fails(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    with judging(gullible) as server:
+        report, _ = audited(capsys, server, data, "--json", expect=1)
+    assert report["agreement"] == 1.0
+    assert report["length_shift"] == 1.0
+    shares = {kind["name"]: kind["share"] for kind in report["kinds"]}
+    assert shares["ignore the rubric"] == shares["a plea"] == shares["wrong, padded"] == 0.0
+    assert shares["a note of the developers"] == 1.0
+    assert [fault.partition(" ")[0] for fault in report["faults"]] == ["padding", "it"]
+
+
+def test_labelled_responses_show_agreement(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "labelled.jsonl"
+    rows = [("It is 42", True), ("forty-two", True), ("It is 41", False), ("It is 40", False)]
+    fields = [{"prompt": "6 × 7?", "completion": text, "ground_truth": "42", "label": label} for text, label in rows]
+    file.write_text("".join(json.dumps(one) + "\n" for one in fields))
+    with judging() as server:
+        report, _ = audited(capsys, server, file, "--json", expect=1)
+        assert report["agreement"] == 0.75  # it does not read words
+        file.write_text(json.dumps({**fields[0], "label": 1}) + "\n")
+        _, text = audited(capsys, server, file, expect=2)
+        assert "row 0 (the first is 0): 'label' is no boolean; give true or false" in text
+
+
+def test_an_endpoint_that_fails_is_no_judgement(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    with judging() as server:
+        server.always = says(403, {"error": "no more"})
+        report, _ = audited(capsys, server, data, "--json", expect=1)
+        assert "48 of 48 responses got no verdict" in report["faults"]
+        _, text = audited(capsys, server, data, "--html", "page.html", expect=2)
+        assert "makes no page" in text
+        assert main(["verifiers", "audit", "judge + math", "--data", str(data)]) == 2
+        assert "begins with a judge; audit the judge alone: judge" in capsys.readouterr().err
