@@ -61,6 +61,23 @@ THINKING = r"""{%- for message in messages %}
 {%- if add_generation_prompt %}{{- '<|assistant|><think>\n' }}{%- endif %}"""
 """DeepSeek-R1's kind: the prompt opens the reasoning, and the past loses it."""
 
+HERMES = r"""{%- if tools %}
+    {{- '<|im_start|>system\nTools:\n' }}
+    {%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}
+    {{- 'Call one: <tool_call>{"name": name, "arguments": {}}</tool_call><|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set role = 'user' if message.role == 'tool' else message.role %}
+    {{- '<|im_start|>' + role + '\n' }}
+    {{- '<tool_response>' + message.content + '</tool_response>' if message.role == 'tool' else message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + call.function | tojson + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+"""Qwen's and Hermes's kind, with tools."""
+
 MARKERS = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|eot|>", "<|message|>", "<|end|>", "<|return|>")
 
 

@@ -39,19 +39,29 @@ SMALL = [
     *("verifier.name=test-even", "tracking.trackers="),
 ]
 """What a laptop needs: everything that makes a recipe what it is stays."""
+CONVERSING = [
+    *("train.tokens_per_microbatch=4096", "data.max_prompt_tokens=1500", "environment.context_tokens=300"),
+    *("environment.turn_tokens=12", "rollout.samples_per_prompt=4", "rollout.kv_cache_mb=256"),
+]
+"""For recipes with an environment: one token is one character, of its messages and of the schemas of its tools too."""
 
 
 def sets_for(recipe: str) -> list[str]:
     """`--set` arguments that make a recipe small."""
     own = resolve(recipe).config
+    if own.environment.name:
+        return [*SMALL, *CONVERSING, f"environment.turns={min(own.environment.turns, 2)}"]
     samples = min(own.rollout.samples_per_prompt, 4)
     buffer = min(own.shaping.overlong_buffer, 8)
     return [*SMALL, f"rollout.samples_per_prompt={samples}", f"shaping.overlong_buffer={buffer}"]
 
 
 def resolved(name: str, model: str, data: str, workers: int) -> Resolved:
+    """data: `{recipe}` in it stands for the recipe's name; a recipe without data gets none."""
     recipe, _, harm = name.partition(":")
-    flags = {"model.path": model, "data.path": data, "train.steps": STEPS, "cluster.workers": workers}
+    needs_data = resolve(recipe).config.data.path or not resolve(recipe).config.environment.name
+    path = data.replace("{recipe}", recipe) if needs_data else None
+    flags = {"model.path": model, "data.path": path, "train.steps": STEPS, "cluster.workers": workers}
     return resolve(
         recipe, flags, sets_for(recipe) + SETTINGS.get(harm, []) + os.environ.get("CATALOG_SETS", "").split()
     )

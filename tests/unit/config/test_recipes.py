@@ -50,7 +50,8 @@ TASKS = (
     *("quickstart", "grpo-gsm8k-0.5b", "grpo-lora-gsm8k-1.5b", "ppo-gsm8k-0.5b"),
     *("dapo-math-7b", "dapo-math-32b", "grpo-code-7b"),
 )
-PACKAGED = ALGORITHMS + TASKS
+CONVERSATIONS = ("guess-number", "countdown-feedback", "code-repair", "tools-calculator", "tools-python", "search")
+PACKAGED = ALGORITHMS + TASKS + CONVERSATIONS
 
 
 @cache
@@ -71,7 +72,7 @@ def test_a_packaged_recipe_resolves_and_says_everything_of_itself(name: str) -> 
     assert not [
         field.name for field in fields(header) if field.name not in optional and not getattr(header, field.name)
     ]
-    assert bool(header.task) == (name in TASKS)
+    assert bool(header.task) == (name in TASKS + CONVERSATIONS)
     assert len(header.summary) < 120
     assert all("\n" not in text for text in vars(header).values())
     assert re.match(r"no$|yes: ", header.reproduced)
@@ -132,7 +133,7 @@ def readme_rows(names: tuple[str, ...]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("names", [ALGORITHMS, TASKS], ids=["algorithms", "tasks"])
+@pytest.mark.parametrize("names", [ALGORITHMS, TASKS, CONVERSATIONS], ids=["algorithms", "tasks", "conversations"])
 def test_the_readme_lists_them_as_their_headers_say(names: tuple[str, ...]) -> None:
     lines = (ROOT / "recipes" / "README.md").read_text().splitlines()
     expected = readme_rows(names)

@@ -16,6 +16,7 @@ from rlcli_environments.guess_number import GuessNumber
 from rlcli_environments.python import Python
 from rlcli_environments.search import Search
 from rlcli_verifiers.gsm8k import verify
+from sandboxes import BACKENDS, opened
 
 from rlcli.environments.conversation import Conversation, Limits
 from rlcli.environments.environment import Reply, opening_of, reply_of
@@ -212,8 +213,9 @@ pids = [os.getpid(), os.getppid(), *range(1, 40), *PIDS]
 for pid in pids:
     for name in ('environ', 'cmdline', 'mem', 'maps', 'fd/0', 'fd/3', 'cwd/' + NAME):
         try:
-            with open(f'/proc/{pid}/{name}', 'rb') as file:
-                look(file.read(1 << 20), f'/proc/{pid}/{name}')
+            fd = os.open(f'/proc/{pid}/{name}', os.O_RDONLY | os.O_NONBLOCK)
+            look(os.read(fd, 1 << 20), f'/proc/{pid}/{name}')
+            os.close(fd)
         except OSError:
             pass
 for fd in range(64):
@@ -230,10 +232,13 @@ sorted(set(found))
 """
 
 
-def test_no_answer_is_reachable_from_the_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_answer_is_reachable_from_the_sandbox(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in its files, variables, descriptors, frames and objects, nor in another process."""
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps(ROW))
+    opened(backend)
+    monkeypatch.setenv("RLCLI_SANDBOX", backend)
     monkeypatch.setenv("ANSWER", SECRET)
     monkeypatch.chdir(tmp_path)
     environment = begun(Python(timeout_s=10.0))

@@ -1,0 +1,62 @@
+"""Every recipe with an environment trains two real steps, on rows of the kind that it is for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ENVIRONMENT
+
+from rlcli.config import recipes
+from rlcli.data.prompts.schema import row, write_rows
+from tests.chat_templates import HERMES
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+
+NAMES = [name for name in recipes.names() if "environment.name" in recipes.load(name).values]
+TRUTHS = {
+    "countdown-feedback": json.dumps({"numbers": [3, 5, 7], "target": 36}),
+    "code-repair": json.dumps({"kind": "asserts", "asserts": ["assert twice(2) == 4"]}),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("conversations")
+    model = folder / "model"
+    shutil.copytree(tiny, model)
+    (model / "chat_template.jinja").write_text(HERMES)
+    (folder / "data").mkdir()
+    (folder / "data" / "corpus.jsonl").write_text('{"id": 1, "text": "Lima"}\n')
+    for name in NAMES:
+        messages = [{"role": "user", "content": "Go."}]
+        rows = [row(data_source=name, messages=messages, verifier="gsm8k", ground_truth=TRUTHS.get(name, "4"))] * 8
+        write_rows(folder / f"{name}.parquet", rows)
+    program = Path(__file__).with_name("catalog.py")
+    done = subprocess.run(
+        [sys.executable, str(program), model, folder / "{recipe}.parquet", folder / "out", "1", *NAMES],
+        cwd=folder,  # where the recipe of search finds its corpus
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-8000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["recipe"]: line["steps"] for line in lines}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_with_an_environment_trains_two_steps(trained: dict[str, list[dict[str, Any]]], name: str) -> None:
+    steps = trained[name]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
+    assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
+    assert all(step["outcome/environment"] == 0 for step in steps)
