@@ -42,7 +42,7 @@ LOOK_S = 0.05
 class EnvironmentSpec:
     """What to host. name: of an entry point, `module:Class` or `file.py:Class`. options: of its constructor. python: an
     interpreter that has its packages; empty: this one. deadline_s: of one call. memory_bytes: of one process; 0: no
-    limit."""
+    limit. sandbox: where the built-in ones run programs; empty: as RLCLI_SANDBOX says."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +50,7 @@ class EnvironmentSpec:
     processes: int = 1
     deadline_s: float = 60.0
     memory_bytes: int = 0
+    sandbox: str = ""
 
     @property
     def target(self) -> str:
@@ -191,6 +192,8 @@ class _Process:
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command = [spec.python or sys.executable, "-u", host_main.__file__, spec.target, str(spec.memory_bytes)]
         environment = without_service_secrets(dict(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        if spec.sandbox:
+            environment["RLCLI_SANDBOX"] = spec.sandbox
         if not spec.python:  # what is importable here is importable there
             environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         try:

@@ -76,7 +76,7 @@ class Environments:
         self._hosts: dict[str, EnvironmentHost] = {}
         try:
             for name in names:
-                self._hosts[name] = EnvironmentHost(spec_of(self.section, name))
+                self._hosts[name] = EnvironmentHost(spec_of(config, name))
         except BaseException:
             self.close()
             raise
@@ -148,8 +148,9 @@ class Environments:
         self.close()
 
 
-def spec_of(section: Section, name: str) -> EnvironmentSpec:
+def spec_of(config: RunConfig, name: str) -> EnvironmentSpec:
     """How to host the environment `name`."""
+    section, sandbox = config.environment, config.verifier.sandbox
     return EnvironmentSpec(
         name=name,
         options=dict(section.options),
@@ -157,4 +158,5 @@ def spec_of(section: Section, name: str) -> EnvironmentSpec:
         processes=section.processes,
         deadline_s=section.deadline_s,
         memory_bytes=section.memory_mb << 20,
+        sandbox="" if sandbox == "auto" else sandbox,
     )

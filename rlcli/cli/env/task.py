@@ -74,5 +74,5 @@ def opened(
     if row >= len(rows):
         raise ConfigError(f"--row {row}: there are {len(rows)} rows", f"give 0 to {len(rows) - 1}")
     prompt = rows[row]
-    with EnvironmentHost(spec_of(config.environment, name_of(config.environment, prompt))) as host:
+    with EnvironmentHost(spec_of(config, name_of(config.environment, prompt))) as host:
         yield Task(config, prompt, host, row_seed(prompt.id) if seed is None else seed)

@@ -23,8 +23,10 @@ from rlcli_environments.guess_number import GuessNumber
 from rlcli_environments.python import Python
 from rlcli_environments.search import Search
 
-from rlcli.environments.environment import ENVIRONMENTS, Reply, opening_of, reply_of
+from rlcli.config.load import resolve
+from rlcli.environments.environment import ENVIRONMENTS, EnvironmentFailed, Reply, opening_of, reply_of
 from rlcli.environments.host import EnvironmentHost, EnvironmentSpec
+from rlcli.environments.pool import spec_of
 from rlcli.errors import DataError
 
 ASK = [{"role": "user", "content": "Go."}]
@@ -215,6 +217,18 @@ def test_cells_have_the_state_of_a_notebook() -> None:
     assert run(environment, "d") == drawn, "a cell that runs again draws the same"
     assert run(environment, "open('kept').read()") == "'text'\n"
     assert run(begun(Python()), "x").endswith("NameError: name 'x' is not defined\n")
+
+
+def test_programs_run_in_the_sandbox_that_the_configuration_names() -> None:
+    config = resolve("tools-python", {}, ["verifier.sandbox=http://127.0.0.1:9"]).config
+    with (
+        EnvironmentHost(spec_of(config, "python")) as host,
+        pytest.raises(
+            EnvironmentFailed, match=r"127\.0\.0\.1:9' is a remote server, which cannot start a local program"
+        ),
+    ):
+        host.session().reset(ROW, 1).result(60)
+    assert spec_of(resolve("tools-python").config, "python").sandbox == ""
 
 
 def test_a_call_beyond_a_limit_is_left_out_and_told_so() -> None:
