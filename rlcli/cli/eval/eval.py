@@ -56,6 +56,9 @@ def evaluate(
         str,
         typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
     ] = "auto",
+    environment: Annotated[
+        str | None, typer.Option(help="Let the model converse with this environment (rlcli env list).")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -79,6 +82,8 @@ def evaluate(
 
       rlcli eval --model runs/grpo-1/checkpoints/latest --data data/math --by level --samples 4 --out evals/grpo-1
 
+      rlcli eval --model runs/grpo-1 --data data/countdown --environment countdown
+
       rlcli eval --endpoint http://127.0.0.1:8000/v1 --data data/gsm8k
 
       rlcli eval compare evals/base evals/grpo-1
@@ -93,8 +98,15 @@ def evaluate(
     if endpoint and workers > 1:
         raise ConfigError(f"--workers = {workers}: a served model needs none", "leave it out")
     config = sampling_config(
-        *(model, data[0], samples, temperature, max_tokens, workers, seed, verifier, sets), max_prompts=max_prompts
+        *(model, data[0], samples, temperature, max_tokens, workers, seed, verifier, sets),
+        max_prompts=max_prompts,
+        environment=environment,
     )
+    if endpoint and config.environment.name:
+        raise ConfigError(
+            f"environment.name = {config.environment.name}: conversations are held with a model that is loaded here",
+            "name it with --model, or leave --environment out",
+        )
     from rlcli.launch.evaluation.run import Request
 
     evaluation = run_evaluation(Request(config, tuple(data), greedy, tuple(by or ()), out, force), endpoint)
@@ -124,6 +136,7 @@ def sampling_config(
     sets: list[str] | None,
     *,
     max_prompts: int | None = None,
+    environment: str | None = None,
 ) -> RunConfig:
     """The configuration of an evaluation."""
     from rlcli.config.load import resolve
@@ -139,6 +152,7 @@ def sampling_config(
         "train.seed": seed,
         "train.tokens_per_microbatch": 1 << 30,  # Nothing is trained: no bound on a micro-batch.
         "verifier.name": verifier,
+        "environment.name": environment,
     }
     return resolve(RECIPE, flags, sets or []).config
 
