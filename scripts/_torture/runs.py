@@ -48,12 +48,13 @@ class Place:
 
 
 def flags(kind: Kind, work: Path) -> list[str]:
-    """What makes a run of `kind` small, and different at each step."""
+    """What makes a run of `kind` small, and different at each step. grpo generates with vLLM, the others with
+    transformers, which starts sooner."""
     settings = {
         "rollout.prompts_per_step": 16 if kind.recipe == "ppo" else 4,
         "rollout.samples_per_prompt": 1 if kind.recipe == "ppo" else 4,
         "rollout.max_response_tokens": 24,
-        "rollout.kv_cache_mb": 64,
+        **({"rollout.kv_cache_mb": 64} if kind.recipe == "grpo" else {"rollout.engine": "transformers"}),
         "shaping.overlong_buffer": 8 if kind.recipe == "dapo" else 0,
         "data.max_prompt_tokens": 32,
         "train.minibatches": 2,

@@ -22,6 +22,8 @@ from tests.attacks.catalogue import Attack, collect, programs
 from tests.attacks.controls import CONTROLS, Control
 from tests.attacks.harness import Campaign, Report, World
 
+pytestmark = pytest.mark.long
+
 BACKENDS = ("bwrap", "landlock")
 ATTACKS = collect()
 Key = tuple[str, bool]

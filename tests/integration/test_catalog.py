@@ -31,6 +31,8 @@ SPLIT = ["grpo", "ppo", "prime", "dpo", "clip_cov", "gmpo", "reinforce_pp", "vap
 HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut", "grpo:zero"]
 """Runs in which one of two ranks goes wrong, one of which each step is broken off, one that leaves its samples out, one
 that gives those that were cut off no reward."""
+FEW = ["grpo", "ppo", "dpo", "grpo:nan", "grpo:skip"]
+"""Those that run where no test marked `long` does."""
 COPIES = "ppo:copies"
 """Each of two workers has a whole copy of policy and critic."""
 Steps = list[dict[str, Any]]
@@ -55,8 +57,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("catalog")
 
 
+def several(names: list[str]) -> list[Any]:
+    """Parameters, `long` but for FEW of them."""
+    return [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 @pytest.fixture(scope="module")
-def two_workers(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def two_workers(tiny: Path, sums: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    own = [item for item in request.session.items if item.path == request.path]
+    if not any(item.get_closest_marker("long") for item in own):
+        return train(tiny, sums, folder / "two", 2, FEW)
     rows = train(tiny, sums, folder / "two", 2, [*(name for name in NAMES if name not in ADAPTED), *HARMED, COPIES])
     rows |= train(tiny, sums, folder / "adapted", 2, [*ADAPTED, *(f"{name}:stale" for name in ADAPTED)])
     print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
@@ -74,7 +84,7 @@ def two_workers(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any
     return rows
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", several(NAMES))
 def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name: str) -> None:
     steps: Steps = two_workers[name]["steps"]
     assert [step["step"] for step in steps] == [1, 2]
@@ -88,6 +98,7 @@ def test_a_recipe_trains_two_steps(two_workers: dict[str, dict[str, Any]], name:
     assert ("critic/loss" in steps[-1]) == (name in WITH_CRITIC)
 
 
+@pytest.mark.long
 def test_an_adapter_reaches_the_engine(
     two_workers: dict[str, dict[str, Any]], cli: Cli, sums: Path, folder: Path
 ) -> None:
@@ -103,7 +114,7 @@ def test_an_adapter_reaches_the_engine(
     assert json.loads(cli(*words).stdout)["prompts"] == 8
 
 
-@pytest.mark.parametrize("name", ["grpo:swapped", "grpo:nan", *(f"{name}:stale" for name in ADAPTED)])
+@pytest.mark.parametrize("name", several(["grpo:swapped", "grpo:nan", *(f"{name}:stale" for name in ADAPTED)]))
 def test_a_run_stops_where_one_engine_has_other_weights_than_the_trainer(
     two_workers: dict[str, dict[str, Any]], name: str
 ) -> None:
@@ -134,6 +145,7 @@ def test_an_update_with_a_nan_loss_on_one_rank_is_skipped_on_all(
         assert {"rollout_log_probs", "advantages"} <= set(batch["micros"][0]["tokens"])
 
 
+@pytest.mark.long
 def test_a_rollback_resumes_from_the_checkpoint_with_other_prompts(
     two_workers: dict[str, dict[str, Any]], folder: Path
 ) -> None:
@@ -154,6 +166,7 @@ def test_a_rollback_resumes_from_the_checkpoint_with_other_prompts(
     assert not prompts("grpo:rollback", 2) & prompts("grpo", 2)
 
 
+@pytest.mark.long
 def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[str, Any]], folder: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -173,6 +186,7 @@ def test_what_a_step_breaks_off_goes_on_in_the_next(two_workers: dict[str, dict[
     assert len({(row["prompt_id"], row["sample"]) for row in rows}) == len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["grpo:cut", "ppo:cut"])
 def test_a_step_in_which_every_sample_is_left_out_is_skipped(
     two_workers: dict[str, dict[str, Any]], folder: Path, name: str
@@ -198,6 +212,7 @@ def test_a_step_in_which_every_sample_is_left_out_is_skipped(
             assert row["left_out"] == ("truncated" if row["finish_reason"] == "length" else None)
 
 
+@pytest.mark.long
 def test_what_is_cut_off_earns_nothing_and_no_check_takes_that_for_a_fault(
     two_workers: dict[str, dict[str, Any]], folder: Path
 ) -> None:
@@ -226,6 +241,7 @@ def one_worker(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]
     return train(tiny, sums, folder / "one", 1, SPLIT)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*SPLIT, COPIES])
 def test_neither_ranks_nor_copies_change_anything(
     one_worker: dict[str, dict[str, Any]], two_workers: dict[str, dict[str, Any]], name: str

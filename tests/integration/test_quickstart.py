@@ -10,7 +10,7 @@ from conftest import Cli
 
 from tests.warm_starts import assert_it_can_show_its_work_but_mostly_does_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 POINTS = 0.30
 

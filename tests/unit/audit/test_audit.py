@@ -107,6 +107,7 @@ def test_verdicts_that_change_when_asked_again_fail_it(tmp_path: Path) -> None:
     assert any("differ when repeated" in fault for fault in report.faults)
 
 
+@pytest.mark.long
 def test_a_kind_that_times_out_over_and_over_is_given_up(tmp_path: Path) -> None:
     data = boxed(tmp_path, [str(number) for number in range(600, 640)])
     report = faulty("hangs_on_powers", data, dataclasses.replace(ALL, deadline_s=0.2, mutations=30))

@@ -11,6 +11,7 @@ from rlcli.cli.main import main
 from tests.shared_data import shared_data
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dataset", "source", "split"),
     [("gsm8k", "gsm8k", "test"), ("math", "math/math_test_5000.jsonl.gz", "test")],

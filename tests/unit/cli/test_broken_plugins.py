@@ -69,6 +69,7 @@ def test_the_lists_show_what_loads_and_say_what_does_not(broken: Path) -> None:
     assert "the recipe package 'gone'" in rlcli(broken, "recipes", "show", "mine", expect=2).stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "why"),
     [("gone", "ModuleNotFoundError"), ("leaves", "SystemExit: 3"), ("number", "it is of type int, not a function")],

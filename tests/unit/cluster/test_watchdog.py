@@ -144,6 +144,7 @@ Worker().update(rank)
 """
 
 
+@pytest.mark.long
 def test_who_waits_in_a_collective_is_told_from_who_holds_it_up(tmp_path: Path) -> None:
     ranks = [subprocess.Popen([sys.executable, "-c", WAITING, str(rank), str(tmp_path)]) for rank in (0, 1)]
     paths = [tmp_path / f"rank-{rank}.stack" for rank in (0, 1)]

@@ -187,6 +187,7 @@ def test_old_entries_and_too_much_of_them_go(data: Path, monkeypatch: pytest.Mon
     assert len(entries(data)) <= 2
 
 
+@pytest.mark.long
 def test_processes_make_what_one_does(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = TokenizedPrompts.tokenize(read(data), tiny_tokenizer(), 11, response="response", max_response_tokens=7)
     mark = plain.fingerprint()

@@ -48,6 +48,7 @@ def test_transformers_reads_the_trained_model(
     nothing_beside(out)
 
 
+@pytest.mark.long
 def test_the_pipeline_that_the_card_shows_answers(tmp_path: Path) -> None:
     from rlcli.model.io.tiny import make_tiny_model
 
@@ -406,6 +407,7 @@ def test_the_card_tells_recipe_data_evaluation_and_checks(run_of: Any, tmp_path:
         assert private not in card.content
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_nothing_behind(saved_runs: Path, tmp_path: Path) -> None:
     """As a limit on the size of a file, which is less than the model's."""
     code = (

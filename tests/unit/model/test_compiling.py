@@ -37,6 +37,7 @@ def without_inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     AttentionInterface.register(ATTENTION, packed_attention)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dtype", "checkpointing"), [(torch.float32, True), (torch.bfloat16, False)])
 def test_compiled_layers_give_the_same_results_for_any_number_of_tokens(
     mesh: Any, tmp_path: Any, without_inductor: list[Any], dtype: torch.dtype, checkpointing: bool

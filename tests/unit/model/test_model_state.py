@@ -327,6 +327,7 @@ print("loaded")
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line_at_any_byte_and_the_next_save_works(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=False)
     lines = ran.stdout.splitlines()
@@ -351,6 +352,7 @@ def test_a_failure_that_is_not_the_disks_is_left_to_whoever_can_judge_it(
         save(build("lora", mesh, base, 0), tmp_path / "policy")
 
 
+@pytest.mark.long
 def test_saving_does_not_end_with_what_training_is_told_to_end(tmp_path: Path) -> None:
     """A process that ends does not wait for the writer."""
     program = """

@@ -27,6 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     made = warm_start(tmp_path, data, seed=0, steps=2, on_progress=lambda done, steps: seen.append((done, steps)))
@@ -52,6 +53,7 @@ def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_model_and_keeps_the_random_state(data: Path, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.manual_seed(0)

@@ -95,6 +95,7 @@ def test_waiting_uses_no_cpu_time_and_changes_no_verdict() -> None:
         assert ask(one, "sleep").result().outcome is Outcome.OK
 
 
+@pytest.mark.long
 def test_a_verifier_that_always_sleeps_does_not_hold_the_step() -> None:
     with ScoringPool(1, 0.2, ["misbehave"], wall_s=1.0) as one:
         said = [ask(one, deed).result() for deed in ("sleep long", "sleep long", "sleep", "sleep long")]
@@ -146,6 +147,7 @@ def test_a_verifier_that_fails_is_a_crash_with_its_reason(scoring: ScoringPool, 
     assert ask(scoring, "right").result().outcome is Outcome.OK
 
 
+@pytest.mark.long
 def test_a_storm_of_failures_spares_the_rest() -> None:
     bad = ["hang", *["exit", "segfault", "raise"] * 4] * 6
     with ScoringPool(2, 0.3, ["misbehave"]) as small:
@@ -281,6 +283,7 @@ def test_a_verification_killed_from_outside_is_done_once_more(tmp_path: Path) ->
         assert ask(one, "right").result().score == 1.0
 
 
+@pytest.mark.long
 def test_large_test_cases_are_sent_once_to_each_process() -> None:
     cases, responses = "7" * (5 << 20), 512
     with ScoringPool(2, 5.0, ["misbehave"]) as made:
@@ -371,6 +374,7 @@ class Redoing:
         monkeypatch.setattr(ScoringWorker, "_once", spied)
 
 
+@pytest.mark.long
 def test_processes_killed_at_random_under_load_cost_no_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -106,6 +106,7 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
     again.close()
 
 
+@pytest.mark.long
 def test_a_killed_service_is_replaced_and_no_verdict_lost(folder: Path, tokenizer: Any) -> None:
     slow = prompt("42", "bad_verifiers:misbehave_slowly")
     clients = [ScoringService(settings(), folder, tokenizer) for _ in range(2)]
@@ -130,6 +131,7 @@ def test_a_row_is_sent_once_for_all_its_responses(folder: Path, tokenizer: Any) 
     client.close()
 
 
+@pytest.mark.long
 def test_a_service_without_verifier_or_that_keeps_dying_is_an_error(folder: Path, tokenizer: Any) -> None:
     client = ScoringService(settings("no_such_module:f"), folder, tokenizer)
     with pytest.raises(VerifierError, match="does not load: ModuleNotFoundError"):

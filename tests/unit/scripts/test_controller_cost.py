@@ -59,6 +59,7 @@ def test_a_step_calls_each_rank_seven_times() -> None:
     assert workers.account.calls == 7 * 4
 
 
+@pytest.mark.long
 def test_nothing_that_steps_leave_behind_grows_with_them() -> None:
     args = Namespace(rank_count=4, length=1024, prompts=PROMPTS, samples=SAMPLES, minibatches=2)
     workers = bench.Loopback([bench.FakeRank(rank, 4, 1024, 1) for rank in range(4)])

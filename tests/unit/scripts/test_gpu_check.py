@@ -270,6 +270,7 @@ def test_that_cannot_clean_up(broken): pass
 """
 
 
+@pytest.mark.long
 def test_the_suite_goes_on_where_its_time_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from _gpu_check import part_suite
 

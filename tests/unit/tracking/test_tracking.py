@@ -111,6 +111,7 @@ def wandb_runs(folder: RunFolder) -> list[tuple[str, str, set[str], list[tuple[i
     return runs
 
 
+@pytest.mark.long
 def test_wandb_offline_stores_the_run_in_its_folder_and_resumes_its_id(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +160,7 @@ def test_wandb_whose_service_is_killed_costs_the_run_nothing(
     assert not running("wandb")
 
 
+@pytest.mark.long
 def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +180,7 @@ def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
         }
 
 
+@pytest.mark.long
 def test_swanlab_local_stores_the_run_in_its_folder_and_resumes_its_id(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +198,7 @@ def test_swanlab_local_stores_the_run_in_its_folder_and_resumes_its_id(
     assert repr(stored) == "[[(1, 0.25), (1, 0.5), (2, nan), (2, 0.75)], [(3, 1.0)]]"
 
 
+@pytest.mark.long
 def test_trackio_keeps_one_run_over_a_resume_in_its_database(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -367,6 +367,7 @@ def test_gold_is_the_rows_own_response() -> None:
         code.gold(VerifyRequest("", json.dumps(CHECK)))
 
 
+@pytest.mark.long
 def test_it_runs_in_the_scoring_pool_within_its_deadline() -> None:
     request = VerifyRequest(fenced(RIGHT), json.dumps(CHECK))
     slow = VerifyRequest(fenced("while True: pass"), json.dumps(CHECK))
@@ -417,6 +418,7 @@ def outcomes(rows: list[tuple[str, str, Any]]) -> dict[str, Verdict]:
         return {name: future.result() for name, future in futures.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["bwrap", "landlock"])
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_reference_solutions_pass_and_their_hulls_do_not(

@@ -273,6 +273,7 @@ def check(batch: Collected, step: int) -> list[int]:
     return [rows[prompt] for prompt in range(4)]
 
 
+@pytest.mark.long
 @settings(max_examples=12, deadline=None)
 @given(
     slots=st.sampled_from([2, 6, 32]),
