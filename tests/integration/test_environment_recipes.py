@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT
+from conftest import ENVIRONMENT, SMALL, Cli
 
 from rlcli.config import recipes
 from rlcli.data.prompts.schema import row, write_rows
 from tests.chat_templates import HERMES
+from tests.pages import blocks, commands
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -60,3 +61,22 @@ def test_a_recipe_with_an_environment_trains_two_steps(trained: dict[str, list[d
     assert sum(step.get("update/grad_norm", 0.0) for step in steps) > 0
     assert all(step["canary/max_abs_diff"] < 1e-3 for step in steps)
     assert all(step["outcome/environment"] == 0 for step in steps)
+
+
+def test_the_pages_game_trains_as_it_is_written(
+    cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guess.py").write_text(blocks("environments.md", "python")[0])
+    monkeypatch.chdir(tmp_path)
+    (words,) = [words for words in commands("environments.md") if "guess.py:Guess" in words and words[1] == "train"]
+    words = [str(tiny) if word.startswith("Qwen/") else word for word in words[1:]]
+    small = ["rollout.max_response_tokens=24", "environment.turn_tokens=8", "environment.context_tokens=128"]
+    sets = [
+        word
+        for text in (*small, "data.max_prompt_tokens=300", "train.tokens_per_microbatch=1024")
+        for word in ("--set", text)
+    ]
+    cli(*words, *SMALL, *sets, "--steps", "1", "--out", "run")
+    (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert step["outcome/environment"] == 0
+    assert step["rollout/generated"] == 16
