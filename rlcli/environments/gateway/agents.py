@@ -83,6 +83,7 @@ async def _status(command: str, environment: Mapping[str, str], errors: IO[bytes
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 def _environment(session: GatewaySession, row: str) -> dict[str, str]:

@@ -1,0 +1,186 @@
+"""Whether agents of other frameworks, unchanged, train through the gateway: what they draw is recorded to the token.
+
+    python scripts/proofs/gateway.py [--only pydantic-ai …] [--cache FOLDER] [--json FILE]
+
+Makes an environment with uv for each framework under the cache folder, once, and runs its agent as a process on a tiny
+model that is taught to call a tool and to use its result. Exit code 1 if a trajectory is not what the engine saw and
+drew, or the agent did not earn its reward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from rlcli.environments.conversation import Limits
+from rlcli.environments.gateway.agents import run_agent
+from rlcli.environments.gateway.server import Gateway
+from tests.taught_engine import TaughtEngine, is_recorded
+
+ROW = {"id": "sum", "messages": [{"role": "user", "content": "What is 2+3?"}], "ground_truth": "5"}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+REWARD = """
+body = json.dumps({"reward": float(reward)}).encode()
+url, key = os.environ["OPENAI_BASE_URL"].removesuffix("/v1"), os.environ["OPENAI_API_KEY"]
+headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(f"{url}/reward", body, headers))
+"""
+OPENAI_AGENTS = """
+import asyncio, json, os, urllib.request
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+
+set_tracing_disabled(True)
+
+@function_tool
+def add(a: int, b: int) -> int:
+    "Adds two numbers."
+    return a + b
+
+row = json.load(open(os.environ["RLCLI_ROW"]))
+model = OpenAIChatCompletionsModel("policy", AsyncOpenAI())
+agent = Agent(name="sums", instructions="Use the tools.", tools=[add], model=model)
+result = asyncio.run(Runner.run(agent, row["messages"][0]["content"]))
+reward = row["ground_truth"] in result.final_output
+"""
+PYDANTIC_AI = """
+import json, os, urllib.request
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+
+row = json.load(open(os.environ["RLCLI_ROW"]))
+agent = Agent(OpenAIChatModel("policy"), instructions="Use the tools.")
+
+@agent.tool_plain
+def add(a: int, b: int) -> int:
+    "Adds two numbers."
+    return a + b
+
+result = agent.run_sync(row["messages"][0]["content"])
+reward = row["ground_truth"] in result.output
+"""
+VERIFIERS = """
+import asyncio, json, os, urllib.request
+import verifiers.v1 as vf
+from verifiers.v1.harnesses.null import NullHarnessConfig
+
+class Sum(vf.TaskData):
+    answer: str = ""
+
+class SumTask(vf.Task[Sum, vf.State, vf.TaskConfig]):
+    @vf.reward
+    async def right(self, trace) -> float:
+        return float(self.data.answer in (trace.last_reply or ""))
+
+async def run():
+    row = json.load(open(os.environ["RLCLI_ROW"]))
+    client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
+    harness, runtime = NullHarnessConfig(id="null"), vf.SubprocessConfig()
+    agent = vf.Agent(vf.AgentConfig(model="policy", client=client, harness=harness, runtime=runtime))
+    task = SumTask(Sum(idx=0, prompt=row["messages"][0]["content"], answer=row["ground_truth"]), vf.TaskConfig())
+    return await agent.run(task)
+
+trace = asyncio.run(run())
+assert not trace.errors, trace.errors
+reward = trace.reward
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """requirements: of its environment. turns: of the policy."""
+
+    requirements: Sequence[str]
+    program: str
+    turns: int
+
+
+CASES = {
+    "openai-agents": Case(["openai-agents==0.24.0"], OPENAI_AGENTS, 2),
+    "pydantic-ai": Case(["pydantic-ai-slim[openai]==2.68.0"], PYDANTIC_AI, 2),
+    "verifiers": Case(["verifiers==0.4.0"], VERIFIERS, 1),
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came out. exact: the recorded trajectories are what the engine saw and drew."""
+
+    framework: str
+    package: str
+    turns: list[int]
+    drawn_tokens: int
+    tokens: int
+    reward: float | None
+    exact: bool
+    wrong: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=list(CASES), help="the frameworks to run")
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "rlcli-gateway")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = [ran(name, CASES[name], options.cache) for name in options.only or CASES]
+    table = Table("framework", "package", "turns", "drawn tokens", "tokens", "reward", "exact ids", box=None)
+    for one in found:
+        numbers = (str(one.turns), str(one.drawn_tokens), str(one.tokens), str(one.reward))
+        table.add_row(one.framework, one.package, *numbers, "yes" if one.exact else "NO")
+    Console(width=140).print(table)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    return int(any(one.wrong for one in found))
+
+
+def ran(name: str, case: Case, cache: Path) -> Ran:
+    """Run one agent, to its end."""
+    program = cache / f"agent-{name}.py"
+    python = interpreter(name, case, cache)
+    program.write_text(case.program + REWARD)
+    limits = Limits(turns=4, turn_tokens=200, drawn_tokens=800, tokens=3000)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TaughtEngine(Path(folder) / "model", wanted) as engine,
+        Gateway(engine.tokenizer, engine.stops, limits, engine.submit) as gateway,
+    ):
+        run = run_agent(gateway, f"{python} {program}", ROW, deadline_s=300).result()
+        trajectories = [branch.trajectory for branch in run.branches]
+        exact = is_recorded(engine.seen, trajectories)
+    turns = [whole.turns for whole in trajectories]
+    drawn, tokens = (sum(each) for each in zip(*((t.drawn_tokens, len(t.tokens)) for t in trajectories), strict=True))
+    wrong = not exact or run.reward != 1.0 or turns != [case.turns]
+    return Ran(name, case.requirements[0], turns, drawn, tokens, run.reward, exact, wrong)
+
+
+def wanted(prompt: str) -> str:
+    """What the policy shall say."""
+    return "It is 5." if "gives 5" in prompt or "Call tools" not in prompt else CALL
+
+
+def interpreter(name: str, case: Case, cache: Path) -> Path:
+    """Of the framework's environment, which is made if need be. Its harness finds uv beside this interpreter."""
+    os.environ["PATH"] = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
+    folder, uv = cache / name, [sys.executable, "-m", "uv"]
+    python, ready = folder / "bin" / "python", folder / "ready"
+    if not ready.exists():
+        subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
+        subprocess.run([*uv, "pip", "install", "--quiet", "--python", str(python), *case.requirements], check=True)
+        ready.touch()
+    return python
+
+
+if __name__ == "__main__":
+    sys.exit(main())
