@@ -92,7 +92,8 @@ def graded(reply: str, points: int) -> Graded:
     if block := _FENCED.fullmatch(text):
         text = block[1]
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        # Not strict: models, and some grammars of structured output, write line feeds into the reason unescaped.
+        found = json.loads(text, object_pairs_hook=_once, strict=False)
     except (ValueError, RecursionError) as error:
         raise Unparsed(f"the judge's reply is not one JSON object: {text[:200]!r}") from error
     if not isinstance(found, Mapping) or set(found) != {"reason", "score"} or not isinstance(found["reason"], str):

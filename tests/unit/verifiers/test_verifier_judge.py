@@ -138,6 +138,7 @@ def test_what_is_no_verdict_is_unparsed_and_never_a_reward(server: Judge, reply:
 
 def test_a_verdict_may_follow_reasoning_or_stand_in_a_block() -> None:
     assert graded('<think>{"score": 1}</think>\n{"reason": "no", "score": 0}', 1) == Graded(0, "no")
+    assert graded('{"reason": "no:\nnothing", "score": 0}', 1) == Graded(0, "no:\nnothing")
     assert graded('```json\n{"reason": "yes", "score": 1}\n```', 1) == Graded(1, "yes")
 
 
