@@ -127,7 +127,7 @@ class Gateway:
         self._sessions.pop(session.id, None)
 
     def close(self) -> None:
-        """End the server; requests that wait are dropped. Harmless when repeated."""
+        """End the server, and the agents that run on it; requests that wait are dropped. Harmless when repeated."""
         self._sessions.clear()
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -161,6 +161,10 @@ class Gateway:
             started.set_exception(error)
             return
         self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)  # agents too, whose processes end
+        for task in left:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self.loop.run_until_complete(runner.cleanup())
         self.loop.close()
 

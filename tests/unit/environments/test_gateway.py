@@ -25,6 +25,8 @@ ASK: list[Any] = [{"role": "user", "content": "2+3?"}]
 
 
 def wanted(prompt: str) -> str | None:
+    if "Sure?" in prompt:
+        return None
     if "Call tools" not in prompt:
         return "It is 5. STOP here" if prompt.endswith("2+3?<|assistant|>") else None
     return "It is 5." if "gives 5" in prompt else CALL

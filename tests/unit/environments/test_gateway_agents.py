@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -108,17 +109,21 @@ def test_an_agent_that_hangs_has_failed(engine: TaughtEngine, agent: str) -> Non
         run(engine, agent, "hang", deadline_s=0.1)
 
 
-def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["cancel", "close"])
+def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, tmp_path: Path, by: str) -> None:
     file = tmp_path / "child"
     row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "hang", "file": str(file)}}
     with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
         running = run_agent(gateway, agent, row, deadline_s=600)
         while not file.exists() or not file.read_text():
             time.sleep(0.01)
-        running.cancel()
-        status = Path(f"/proc/{file.read_text()}/stat")
-        while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-            time.sleep(0.01)
+        if by == "cancel":
+            running.cancel()
+    with pytest.raises(CancelledError):
+        running.result()
+    status = Path(f"/proc/{file.read_text()}/stat")
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
 
 
 def test_an_agent_that_does_not_exist_is_one_line(engine: TaughtEngine) -> None:
