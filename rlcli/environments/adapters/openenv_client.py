@@ -8,7 +8,9 @@ from typing import Any
 
 
 class OpenEnv:
-    """base_url: of a running server. action: the field of its action that takes the policy's text. observation: the
+    """A running server of OpenEnv.
+
+    base_url: of a running server. action: the field of its action that takes the policy's text. observation: the
     field of its observation that is shown; without one, all of them as JSON. tools: the server's tools (MCP) are the
     policy's, and a turn without a call ends the conversation. reset: further arguments of the server's `reset`."""
 

@@ -14,7 +14,9 @@ MAX_CHARS = 10_000
 
 
 class ReasoningGym:
-    """task: a name of reasoning_gym, config: of its dataset; or both come with the row, as `rlcli prep reasoning-gym`
+    """A task of reasoning_gym, with feedback and further attempts.
+
+    task: a name of reasoning_gym, config: of its dataset; or both come with the row, as `rlcli prep reasoning-gym`
     writes it (`extra_info.task` and `extra_info.entry`). attempts: turns of the policy. A turn's reward is the change
     of the score, so that the sum is the score of the last answer. Tasks whose scorer would evaluate the answer as
     Python are refused."""

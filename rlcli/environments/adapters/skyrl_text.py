@@ -7,7 +7,9 @@ from typing import Any
 
 
 class SkyRLGym:
-    """env_id: of skyrl_gym's registry, such as gsm8k_multi_turn. config: its `env_config`. extras: further fields of
+    """A text environment of SkyRL (skyrl-gym).
+
+    env_id: of skyrl_gym's registry, such as gsm8k_multi_turn. config: its `env_config`. extras: further fields of
     its `extras`, beside those of the row (`reward_spec`, `data_source`, `extra_info`)."""
 
     def __init__(self, env_id: str, config: Any = None, extras: Any = None) -> None:

@@ -44,7 +44,9 @@ class _Game:
 
 
 class Gymnasium(_Game):
-    """make: `module:function` or `module:Class` that makes a game; it gets the other options. The game's `reset(seed)`
+    """A game that takes and returns text, as gymnasium's do.
+
+    make: `module:function` or `module:Class` that makes a game; it gets the other options. The game's `reset(seed)`
     returns an observation and infos, its `step(text)` an observation, reward, terminated, truncated and infos."""
 
     def __init__(self, make: str, **options: Any) -> None:
@@ -69,7 +71,9 @@ class Gymnasium(_Game):
 
 
 class Gem(Gymnasium):
-    """GEM (gem-llm). options: `env_id`, such as game:GuessTheNumber-v0-easy, and those of the game."""
+    """A game or task of GEM (gem-llm).
+
+    options: `env_id`, such as game:GuessTheNumber-v0-easy, and those of the game."""
 
     def __init__(self, **options: Any) -> None:
         importlib.import_module("gem.envs")  # registers the games
@@ -77,7 +81,9 @@ class Gem(Gymnasium):
 
 
 class TextArena(_Game):
-    """A TextArena game for one player. options: `env_id`, such as GuessTheNumber-v0, and those of the game. Its reward
+    """A game of TextArena, for one player.
+
+    options: `env_id`, such as GuessTheNumber-v0, and those of the game. Its reward
     comes with the end."""
 
     def reset(self, row: Any, seed: int) -> Any:

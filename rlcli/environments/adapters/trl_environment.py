@@ -16,7 +16,9 @@ TOOLS = runpy.run_path(str(HERE / "tools.py"))["ToolEnvironment"]
 
 
 class TrlEnvironment:
-    """factory: `file.py:Class` or `module:Class`. Its public methods are tools; `reset` gets the row's fields, and the
+    """A class as TRL's `environment_factory` takes it.
+
+    factory: `file.py:Class` or `module:Class`. Its public methods are tools; `reset` gets the row's fields, and the
     text that it returns is appended to the last message; `get_reward` may be missing. tools: `file.py:LIST` of further
     functions. options: of the constructor.
 

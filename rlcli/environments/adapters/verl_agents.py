@@ -9,7 +9,9 @@ from typing import Any
 
 
 class VerlTools:
-    """config: the yaml file of tools that verl's `multi_turn.tool_config_path` takes. The row gives what a tool is
+    """Tools of verl (`BaseTool`).
+
+    config: the yaml file of tools that verl's `multi_turn.tool_config_path` takes. The row gives what a tool is
     created with in `extra_info.tools_kwargs.NAME.create_kwargs`, as in verl; the ground truth is there by default.
 
     A turn's reward is what its calls of `execute` gave, and the change of `calc_reward`: their sum is all of the
@@ -56,7 +58,9 @@ class VerlTools:
 
 
 class VerlInteraction:
-    """interaction: `module:Class`. config: its config. The row gives what it starts with in
+    """An interaction of verl (`BaseInteraction`).
+
+    interaction: `module:Class`. config: its config. The row gives what it starts with in
     `extra_info.interaction_kwargs`, as in verl; the ground truth is there by default. Each turn has its own score."""
 
     def __init__(self, interaction: str, config: Any = None) -> None:
