@@ -19,12 +19,12 @@ VERIFIER = "environment"
 
 def numbered_rows(config: RunConfig) -> list[Prompt]:
     """Rows for an environment that needs none: each is another seed of `reset`."""
-    name = config.environment.name
+    name = config.environment.name.rpartition(":")[2]
     verifier = str(of_row(parse(config.verifier.name).located(), VERIFIER))
     return [
         Prompt(
             id=f"{name}:{number}",
-            messages=({"role": "user", "content": f"{name}, task {number}"},),
+            messages=({"role": "user", "content": str(number)},),  # reset writes the prompt
             data_source=name,
             ability="",
             verifier=verifier,

@@ -403,6 +403,7 @@ class Worker(WeightSync):
             stop_token_ids=self.spec.stop_token_ids,
             environments=environments,
             conversing=bool(self.spec.environments),
+            ordered=self.config.train.deterministic,
         )
 
     def _environments(self, tokenizer: Any) -> Environments:

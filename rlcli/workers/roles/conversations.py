@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rlcli.data.messages import PromptTask, sample_seed
@@ -64,11 +66,12 @@ class _Talk:
 
 class Conversations:
     """On the rank that leads an engine: `open` one for each sample; `poll` returns what follows the environments'
-    answers; `drew` sends a turn to its environment. version: of the weights that draw all turns. waiting: conversations
-    whose environment has not answered."""
+    answers; `drew` sends a turn to its environment. version: of the weights that draw all turns. ordered: `poll` waits
+    for all answers, so that what the engine computes together does not depend on how long environments take. waiting:
+    conversations whose environment has not answered."""
 
-    def __init__(self, environments: Environments, version: int) -> None:
-        self.waiting = 0
+    def __init__(self, environments: Environments, version: int, *, ordered: bool = False) -> None:
+        self.waiting, self._ordered = 0, ordered
         self._environments, self._version = environments, version
         self._talks: dict[int, _Talk] = {}
         self._openings: dict[int, list[int]] = {}
@@ -92,14 +95,12 @@ class Conversations:
 
     def poll(self) -> list[Turn | Held]:
         """What follows the answers that have come since the last call."""
-        found: list[Turn | Held] = []
-        while True:
-            try:
-                key, answer = self._answers.get_nowait()
-            except queue.Empty:
-                return found
-            self.waiting -= 1
-            found += self._answered(key, answer)
+        answers: list[tuple[int, Future[Any]]] = []
+        with contextlib.suppress(queue.Empty):
+            while not self._ordered or len(answers) < self.waiting:
+                answers.append(self._answers.get(block=self._ordered))
+        self.waiting -= len(answers)
+        return [one for key, answer in sorted(answers, key=itemgetter(0)) for one in self._answered(key, answer)]
 
     def _reset(self, key: int) -> None:
         talk = self._talks[key]

@@ -35,7 +35,7 @@ class RolloutRole:
     """The engine and the verifiers of one worker. leader: of the ranks that share an engine, the one that verifies and
     keeps the samples; the others only generate in lockstep. thinking: prompts end within an open <think>.
     stop_token_ids: those that end a response, and are not part of its text. conversing: samples are conversations with
-    `environments`, which the leader has."""
+    `environments`, which the leader has. ordered: see `Conversations`."""
 
     def __init__(
         self,
@@ -47,9 +47,10 @@ class RolloutRole:
         stop_token_ids: Sequence[int] = (),
         environments: Environments | None = None,
         conversing: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.rank = rank
-        self.environments, self.conversing = environments, conversing
+        self.environments, self.conversing, self.ordered = environments, conversing, ordered
         self.thinking, self.stop_token_ids = thinking, frozenset(stop_token_ids)
         self.engine = engine
         self.scorer = scorer
@@ -145,7 +146,9 @@ class _Round:
         self._builder = ShardBuilder()
         self.saver = Saver(call.save_as, role.rank, call.step, call.truncated)
         self._tokens = self._unreported = 0
-        self._conversations = Conversations(role.environments, role.version) if role.environments else None
+        self._conversations: Conversations | None = None
+        if role.environments is not None:
+            self._conversations = Conversations(role.environments, role.version, ordered=role.ordered)
         self.waiting = False
         """Whether a conversation waits for its environment."""
 
@@ -175,6 +178,8 @@ class _Round:
         if not self.role.conversing:
             return
         found = self._conversations.poll() if self._conversations is not None else []
+        if found:
+            progress()
         turns = [one for one in found if isinstance(one, Turn)]
         waiting = self._conversations is not None and self._conversations.waiting > 0
         turns, self.waiting = self.role.engine.agree((turns, waiting))

@@ -40,6 +40,11 @@ class Echo:
         self.at += 1
         return [{"role": "user", "content": f"heard {len(message['content'])}"}], float(self.at), self.at == self.turns
 
+class Slow(Echo):
+    def step(self, message):
+        time.sleep(random.random() / 50)
+        return super().step(message)
+
 class Bad(Echo):
     """Fails for some rows, as `how` says; for the row "once" only the first time."""
     def __init__(self, how="raise", marks=""):
@@ -95,7 +100,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[TransformersEngine]:
     tokenizer = load_tokenizer(str(model))
-    stops = tuple(chat_template.stop_tokens(tokenizer, str(model), ()))
+    # A random model ends few turns: more tokens that end one.
+    stops = tuple(chat_template.stop_tokens(tokenizer, str(model), tuple(range(60, 90))))
     made = TransformersEngine(
         EngineSpec(str(model), "float32", "cpu", 256, 16, 1, 0, False, None, 0.5, True, stops, "test")
     )
@@ -118,7 +124,13 @@ def config_of(model: Path, name: str = "Echo", **environment: Any) -> RunConfig:
 
 
 def held(
-    engine: TransformersEngine, config: RunConfig, ids: list[str], samples: int = 3, *, greedy: bool = False
+    engine: TransformersEngine,
+    config: RunConfig,
+    ids: list[str],
+    samples: int = 3,
+    *,
+    greedy: bool = False,
+    ordered: bool = False,
 ) -> tuple[Collected, list[Trajectory], Scorer]:
     """The samples of one prompt each, their trajectories and what was verified."""
     tokenizer, scorer = load_tokenizer(config.model.path), Scorer()
@@ -130,7 +142,9 @@ def held(
         tasks = [replace(task, greedy=True) for task in tasks]
     stops = engine.spec.stop_token_ids
     with Environments(config, [config.environment.name], tokenizer, stops) as environments:
-        role = RolloutRole(0, engine, scorer, stop_token_ids=stops, environments=environments, conversing=True)  # type: ignore[arg-type]
+        role = RolloutRole(
+            0, engine, scorer, stop_token_ids=stops, environments=environments, conversing=True, ordered=ordered
+        )  # type: ignore[arg-type]
         *_, report = role.run(tasks, RolloutCall(Sampling(1.0, 48), 7, "train", 1))
     assert isinstance(report, Collected)
     shard = role.take_shard()
@@ -180,6 +194,15 @@ def test_the_same_seed_gives_the_same_conversations(engine: TransformersEngine, 
     by_prompt = [again[3], again[4], again[5], again[0], again[1], again[2]]
     assert [row.tokens.tolist() for row in first] == [row.tokens.tolist() for row in by_prompt]
     assert len({tuple(row.tokens.tolist()) for row in first}) == 6
+
+
+def test_in_order_no_bit_depends_on_how_long_environments_take(engine: TransformersEngine, model: Path) -> None:
+    config = config_of(model, "Slow")
+    (_, first, _), (_, again, _) = (held(engine, config, ["a", "b", "c", "d"], ordered=True) for _ in range(2))
+    assert sum(row.turns for row in first) > len(first) + 4
+    for one, other in zip(first, again, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.log_probs.tobytes() == other.log_probs.tobytes()
 
 
 def test_the_verifier_gets_the_last_turn_and_the_whole_conversation(engine: TransformersEngine, model: Path) -> None:
