@@ -21,15 +21,16 @@ def broken(config: RunConfig) -> list[str]:
 def without_effect(config: RunConfig) -> list[str]:
     """A message for each key that differs from its default although nothing reads it."""
     idle = [
-        ("evaluation", "every samples temperature max_prompts", not config.evaluation.data, "evaluation.data is unset"),
+        ("evaluation", "every samples temperature max_prompts", not config.evaluates, "evaluation.data is unset"),
         (
             "environment",
             "options python processes deadline_s memory_mb max_failure_rate turns turn_tokens context_tokens "
-            "tool_calls reply_chars cut seconds rows",
+            "tool_calls reply_chars cut seconds rows eval_rows",
             not config.environment.name,
             "environment.name is unset",
         ),
         ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
+        ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
         ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
         ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),

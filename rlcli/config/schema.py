@@ -192,6 +192,9 @@ class Environment(Section):
     rows: NonNegativeInt = Field(
         default=1024, description="Number of different tasks (seeds of reset) if no data.path is given."
     )
+    eval_rows: NonNegativeInt = Field(
+        default=0, description="Further tasks of that kind to evaluate on, if no evaluation.data is given."
+    )
 
 
 class Async(Section):
@@ -487,6 +490,11 @@ class RunConfig(Section):
         """The keys whose sum `max_length` is, for messages."""
         added = " + environment.context_tokens" if self.environment.name else ""
         return f"data.max_prompt_tokens + rollout.max_response_tokens{added}"
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate on."""
+        return bool(self.evaluation.data or (self.environment.name and self.environment.eval_rows))
 
     @property
     def engine_workers(self) -> int:

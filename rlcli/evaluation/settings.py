@@ -35,7 +35,7 @@ def settings_of_evaluation(config: RunConfig, prompts: Sequence[Prompt], model: 
     if config.rollout.stop_token_ids:
         found["rollout.stop_token_ids"] = sorted(config.rollout.stop_token_ids)
     if config.environment.name:
-        found["environment"] = config.environment.model_dump(exclude={"python", "processes", "rows"})
+        found["environment"] = config.environment.model_dump(exclude={"python", "processes", "rows", "eval_rows"})
     for file in sorted({file for row in {prompt.verifier for prompt in prompts} for file in _files(row)}):
         found[f"the content of {file}"] = hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest()
     return found

@@ -17,8 +17,11 @@ VERIFIER = "environment"
 """The verifier whose score is the sum of the environment's rewards."""
 
 
-def numbered_rows(config: RunConfig) -> list[Prompt]:
-    """Rows for an environment that needs none: each is another seed of `reset`."""
+def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt]:
+    """Rows for an environment that needs none: each is another seed of `reset`. evaluation: those that follow the ones
+    to train on."""
+    train = config.environment.rows
+    numbers = range(train, train + config.environment.eval_rows) if evaluation else range(train)
     name = config.environment.name.rpartition(":")[2]
     verifier = str(of_row(parse(config.verifier.name).located(), VERIFIER))
     return [
@@ -31,7 +34,7 @@ def numbered_rows(config: RunConfig) -> list[Prompt]:
             ground_truth=VERIFIER,
             extra_info={"index": number},
         )
-        for number in range(config.environment.rows)
+        for number in numbers
     ]
 
 

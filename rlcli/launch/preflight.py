@@ -102,7 +102,11 @@ def prepare(
     elif train:
         train_rows = numbered_rows(config)
     named, limit = dataset_names(held_out, "--eval-data"), config.evaluation.max_prompts
-    test_rows = read_sets(held_out, named, "test", name, limit) if held_out else none
+    test_rows: Sequence[Prompt] = none
+    if held_out:
+        test_rows = read_sets(held_out, named, "test", name, limit)
+    elif config.evaluates:
+        test_rows = numbered_rows(config, evaluation=True)[: limit or None]
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
     if sandbox:  # workers use the one found here or none, never another one silently
         config = config.changed(verifier={"sandbox": sandbox})

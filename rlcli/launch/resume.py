@@ -43,7 +43,7 @@ class Resumption:
     def nothing_to_do(self) -> bool:
         """Whether all steps are done, and the evaluation that ends them."""
         config = self.resolved.config
-        owed = config.evaluation.data and self.step == config.train.steps and self.step not in evaluated_steps(self.run)
+        owed = config.evaluates and self.step == config.train.steps and self.step not in evaluated_steps(self.run)
         return self.step >= config.train.steps and not owed
 
 
