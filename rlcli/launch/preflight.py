@@ -94,19 +94,7 @@ def prepare(
     config, adapter = _located(with_model_folders(config, on_note), train)
     dtype = compute_dtype(config, device)
     check_adapter(config, dtype, adapter)
-    name, none = config.verifier.name, list[Prompt]()
-    data, held_out = config.data.paths, config.evaluation.paths
-    train_rows: Sequence[Prompt] = none
-    if train and data:
-        train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name)
-    elif train:
-        train_rows = numbered_rows(config)
-    named, limit = dataset_names(held_out, "--eval-data"), config.evaluation.max_prompts
-    test_rows: Sequence[Prompt] = none
-    if held_out:
-        test_rows = read_sets(held_out, named, "test", name, limit)
-    elif config.evaluates:
-        test_rows = numbered_rows(config, evaluation=True)[: limit or None]
+    train_rows, test_rows = _rows(config, train)
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
     if sandbox:  # workers use the one found here or none, never another one silently
         config = config.changed(verifier={"sandbox": sandbox})
@@ -148,6 +136,23 @@ def prepare(
         day=found_day,
         environments=environments,
     )
+
+
+def _rows(config: RunConfig, train: bool) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """The rows to train and to evaluate on: of the datasets, or numbered ones of the environment."""
+    data, held_out = config.data.paths, config.evaluation.paths
+    train_rows: Sequence[Prompt] = []
+    test_rows: Sequence[Prompt] = []
+    name, limit = config.verifier.name, config.evaluation.max_prompts
+    if train and data:
+        train_rows = read_sets(data, dataset_names(data, "--data", "train"), "train", name)
+    elif train:
+        train_rows = numbered_rows(config)
+    if held_out:
+        test_rows = read_sets(held_out, dataset_names(held_out, "--eval-data"), "test", name, limit)
+    elif config.evaluates:
+        test_rows = numbered_rows(config, evaluation=True)[: limit or None]
+    return train_rows, test_rows
 
 
 def _check_given(config: RunConfig, train: bool) -> None:
