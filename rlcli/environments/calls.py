@@ -94,8 +94,8 @@ def _split(text: str, opened: bool) -> tuple[str | None, str]:
 
 def _of_json(text: str, key: str) -> Call | None:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = cleaned(json.loads(text))
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
@@ -103,9 +103,23 @@ def _of_json(text: str, key: str) -> Call | None:
     return (found["name"], arguments) if isinstance(arguments, dict) else None
 
 
+def cleaned(value: Any) -> Any:
+    """A value of JSON without halves of surrogate pairs, which no file and no tokenizer takes. Raises `RecursionError`
+    for one that is nested too deeply.
+
+    >>> cleaned({"a": ["x\\ud83dy", 1]})
+    {'a': ['x\ufffdy', 1]}
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    return [cleaned(item) for item in value] if isinstance(value, list) else value
+
+
 def _value(text: str) -> Any:
     """A parameter as JSON, or as the text that it is."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return cleaned(json.loads(text))
+    except (ValueError, RecursionError):
         return text

@@ -15,7 +15,6 @@ by its file: `env.py:Guess`. It runs in a process of its own and needs nothing o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -100,18 +99,24 @@ def opening_of(returned: Any) -> Opening:
     return Opening(found, tools)
 
 
+MOST_REWARD = 1e30
+"""Of one step; beyond this, sums of squares are not finite in float32."""
+
+
 def reply_of(returned: Any) -> Reply:
     """Check what `step` returned, as it came through JSON. Raises `EnvironmentFailed` (PROTOCOL)."""
     if not isinstance(returned, list) or len(returned) not in (3, 4):
         raise _wrong("step", "not (messages, reward, done) or (messages, reward, done, info)", returned)
     messages, reward, done, *more = returned
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= MOST_REWARD:
         raise _wrong("step", "a reward that is no finite number", reward)
     if not isinstance(done, bool):
         raise _wrong("step", "a value for done that is neither True nor False", done)
     info = more[0] if more and more[0] is not None else {}
     if not isinstance(info, dict):
         raise _wrong("step", "an info that is no mapping", info)
+    if not isinstance(info.get("failed_calls", 0), int):
+        raise _wrong("step", "an info whose failed_calls is no whole number", info)
     found = _messages("step", messages)
     if not found and not done:
         raise _wrong("step", "no messages, and is not done", returned)

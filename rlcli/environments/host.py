@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from rlcli.environments import host_main
+from rlcli.environments.calls import cleaned
 from rlcli.environments.environment import (
     ENVIRONMENTS,
     EnvironmentFailed,
@@ -158,10 +160,13 @@ class EnvironmentHost:
 
 @dataclass
 class _Call:
+    """began: whether the environment works at it; before, it waits for a thread of the process."""
+
     do: str
     deadline: float
     future: Future[Any]
     check: Callable[[Any], Any]
+    began: bool = False
 
     def settle(self, reply: Mapping[str, Any]) -> None:
         if "error" in reply:
@@ -171,6 +176,8 @@ class _Call:
                 self.future.set_result(self.check(reply["ok"]))
             except EnvironmentFailed as error:
                 self.fail(error.failure, error.detail)
+            except Exception as error:  # a reply may be anything
+                self.fail(Failure.PROTOCOL, f"{self.do} returned what cannot be read: {type(error).__name__}: {error}")
 
     def fail(self, failure: Failure, detail: str) -> None:
         """Unless it has a result already: a late reply and its deadline may come at once."""
@@ -189,6 +196,7 @@ class _Process:
         self._lock = threading.Lock()
         self._why: tuple[Failure, str] | None = None
         self._ready: Future[None] = Future()
+        self._started = time.monotonic()
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command = [spec.python or sys.executable, "-u", host_main.__file__, spec.target, str(spec.memory_bytes)]
         environment = without_service_secrets(dict(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -247,13 +255,20 @@ class _Process:
 
     def end_if_late(self) -> None:
         now = time.monotonic()
+        if not self._ready.done():
+            if now - self._started > START_TIMEOUT_S:
+                self.kill(Failure.TIMEOUT, f"its process did not import it within {START_TIMEOUT_S:g} s")
+            return
         with self._lock:
-            late = [call for call in self._calls.values() if call.deadline < now and self._ready.done()]
-        if late and not self.ended:
+            began = [call for call in self._calls.values() if call.began]
+            late = [call for call in began or self._calls.values() if call.deadline < now]
+            if not late or self._why is not None:
+                return
             detail = f"{late[0].do} did not end within {self._spec.deadline_s:g} s"
-            for call in late:
-                call.fail(Failure.TIMEOUT, detail)
-            self.kill(Failure.DIED, f"another session's {detail}")
+            self._why = Failure.DIED, f"another session's {detail}"
+        for call in late:
+            call.fail(Failure.TIMEOUT, detail)
+        self.kill(*self._why)
 
     def kill(self, failure: Failure, detail: str) -> None:
         """End the process; the calls that wait fail."""
@@ -262,7 +277,8 @@ class _Process:
                 self._why = failure, detail
             calls, self._calls = self._calls, {}
         self._requests.put(b"")
-        self._process.kill()
+        with contextlib.suppress(OSError):  # with what it has started
+            os.killpg(self._process.pid, signal.SIGKILL)
         for call in calls.values():
             call.fail(*self._why)
 
@@ -276,22 +292,27 @@ class _Process:
     def _read(self, replies: IO[bytes]) -> None:
         for line in replies:
             try:
-                reply = json.loads(line)
-            except ValueError:
+                self._take(cleaned(json.loads(line)))
+            except Exception:  # neither the process nor its environment is trusted
                 self.kill(Failure.PROTOCOL, f"its process wrote {line[:200]!r} where replies go")
-                continue
-            if "id" not in reply:
-                self._became_ready(reply)
-                continue
-            with self._lock:
-                call = self._calls.pop(reply["id"], None)
-            if call is not None:
-                call.settle(reply)
         status = self._process.wait()
         how = f"exit status {status}" if status >= 0 else f"signal {-status}"
         if not self._ready.done():
             self._became_ready({"error": f"its process ended with {how}"})
         self.kill(Failure.DIED, f"its process ended with {how}")
+
+    def _take(self, reply: Mapping[str, Any]) -> None:
+        if "began" in reply:
+            with self._lock:
+                if call := self._calls.get(reply["began"]):
+                    call.began, call.deadline = True, time.monotonic() + self._spec.deadline_s
+        elif "id" in reply:
+            with self._lock:
+                call = self._calls.pop(reply["id"], None)
+            if call is not None:
+                call.settle(reply)
+        else:
+            self._became_ready(reply)
 
     def _became_ready(self, reply: Mapping[str, Any]) -> None:
         if "error" in reply:

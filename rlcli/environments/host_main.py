@@ -16,8 +16,11 @@ import inspect
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 THREADS = 64
@@ -92,10 +95,13 @@ class Host:
         self.make, self.write = make, write
         self.sessions: dict[int, Any] = {}
         self.threads = ThreadPoolExecutor(THREADS)
+        self.began: ContextVar[int] = ContextVar("began")
+        """The request that the current task answers."""
 
     async def answer(self, line: bytes) -> None:
         request = json.loads(line)
         try:
+            self.began.set(request["id"])
             reply = {"ok": await self.call(request["do"], request["session"], request.get("arguments", []))}
             text = json.dumps({"id": request["id"], **reply}, default=plain)
         except BaseException as error:  # an environment may call sys.exit
@@ -119,11 +125,27 @@ class Host:
         return None
 
     async def run(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        loop, request = asyncio.get_running_loop(), self.began.get()
         if inspect.iscoroutinefunction(function):
+            self.say_began(request)
             return await function(*arguments, **options)
-        loop = asyncio.get_running_loop()
-        returned = await loop.run_in_executor(self.threads, lambda: function(*arguments, **options))
+
+        def call() -> Any:
+            loop.call_soon_threadsafe(self.say_began, request)
+            return function(*arguments, **options)
+
+        returned = await loop.run_in_executor(self.threads, call)
         return await returned if inspect.isawaitable(returned) else returned
+
+    def say_began(self, request: int) -> None:
+        self.write(json.dumps({"began": request}))
+
+
+def end_with(owner: int) -> None:
+    """End this process once its owner is gone, whatever its environments do."""
+    while os.getppid() == owner:
+        time.sleep(1.0)
+    os._exit(0)
 
 
 async def serve(make: Any, requests: Any, replies: Any) -> None:
@@ -148,6 +170,7 @@ def main(target: str, memory_bytes: str) -> None:
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     if int(memory_bytes):
         import resource
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
 from rlcli.environments.host import Session
 from rlcli.environments.pool import Environments, row_of
+from rlcli.errors import ModelError
 from rlcli.types import ENDED, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 
     from rlcli.rollout.engine import Generation
 
-TRIES = 2
-"""How often a sample's conversation is begun, if its environment fails."""
+TRIES, DEATHS = 2, 5
+"""How often a sample's conversation is begun if its environment fails, and if the process dies, which may be another
+one's fault."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class _Talk:
     task: PromptTask
     session: Session
     conversation: Conversation | None = None
-    tries: int = 1
+    failures: Counter[bool] = field(default_factory=Counter)
+    """Whether it was the process that died → how often."""
 
 
 class Conversations:
@@ -76,6 +80,11 @@ class Conversations:
         self._talks: dict[int, _Talk] = {}
         self._openings: dict[int, list[int]] = {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
+
+    @property
+    def open_count(self) -> int:
+        """Conversations that are not over."""
+        return len(self._talks)
 
     def open(self, key: int, task: PromptTask) -> None:
         """Begin the conversation of the sample `key`."""
@@ -130,16 +139,20 @@ class Conversations:
                 raise EnvironmentFailed(Failure.PROTOCOL, "reset returned other messages for the same row and seed")
         else:
             assert isinstance(answer, Reply), "step is answered later"
-            talk.conversation.replied(answer)
+            try:
+                talk.conversation.replied(answer)
+            except ModelError as error:
+                raise EnvironmentFailed(Failure.PROTOCOL, f"{error.message}; {error.hint}") from error
         return talk.conversation
 
     def _failed(self, key: int, error: EnvironmentFailed) -> list[Turn | Held]:
         """Try once more from the beginning, then give the sample up."""
         talk = self._talks[key]
         talk.session.close()
-        if talk.tries < TRIES:
+        died = error.failure is Failure.DIED
+        talk.failures[died] += 1
+        if talk.failures[died] < (DEATHS if died else TRIES):
             talk.session, talk.conversation = self._environments.session(talk.task.source), None
-            talk.tries += 1
             self._reset(key)
             return []
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))

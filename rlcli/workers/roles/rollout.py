@@ -102,6 +102,8 @@ class RolloutRole:
         if self.scorer is None:
             return WorkGrant()
         room = self.engine.slots - self.engine.unfinished
+        if round.conversations is not None:  # those that wait leave their slots to as many others
+            room = 2 * self.engine.slots - round.conversations.open_count
         grant = work_queue.exchange(round.newly_verified() if counted else 0, room)
         return replace(grant, done=grant.stop or (grant.done and not (counted and round.unverified)))
 
@@ -146,9 +148,9 @@ class _Round:
         self._builder = ShardBuilder()
         self.saver = Saver(call.save_as, role.rank, call.step, call.truncated)
         self._tokens = self._unreported = 0
-        self._conversations: Conversations | None = None
+        self.conversations: Conversations | None = None
         if role.environments is not None:
-            self._conversations = Conversations(role.environments, role.version, ordered=role.ordered)
+            self.conversations = Conversations(role.environments, role.version, ordered=role.ordered)
         self.waiting = False
         """Whether a conversation waits for its environment."""
 
@@ -159,8 +161,8 @@ class _Round:
             seed = self._seed(task, sample)
             if self.role.conversing:
                 self._asked.append((task, sample))
-                if self._conversations is not None:
-                    self._conversations.open(len(self._asked) - 1, task)
+                if self.conversations is not None:
+                    self.conversations.open(len(self._asked) - 1, task)
                 self.waiting = True
                 continue
             begun = started(task, sample).tokens[len(task.tokens) :] if sample in task.begun else None
@@ -177,11 +179,11 @@ class _Round:
         workers that share an engine add the same turns."""
         if not self.role.conversing:
             return
-        found = self._conversations.poll() if self._conversations is not None else []
+        found = self.conversations.poll() if self.conversations is not None else []
         if found:
             progress()
         turns = [one for one in found if isinstance(one, Turn)]
-        waiting = self._conversations is not None and self._conversations.waiting > 0
+        waiting = self.conversations is not None and self.conversations.waiting > 0
         turns, self.waiting = self.role.engine.agree((turns, waiting))
         for turn in turns:
             task, sample = self._asked[turn.key]
@@ -194,8 +196,8 @@ class _Round:
     def finish(self, generation: Generation) -> None:
         """Take a response from the engine, and send it to be verified, or to its environment."""
         self.waiting = self.role.conversing
-        if self._conversations is not None:
-            self._conversations.drew(generation.key, generation)
+        if self.conversations is not None:
+            self.conversations.drew(generation.key, generation)
         elif self._leads:
             task, sample = self._asked[generation.key]
             self._verify(task, sample, self._continued(task, sample, generation))

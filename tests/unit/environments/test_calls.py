@@ -62,3 +62,23 @@ def test_the_format_is_read_off_the_template() -> None:
     ]
     with pytest.raises(ConfigError, match="'json' is no format of tool calls; give one of hermes, xml, llama"):
         parse("", "json")
+
+
+@pytest.mark.parametrize("form", ["hermes", "xml", "llama"])
+def test_no_text_of_the_policy_is_more_than_a_failed_call(form: str) -> None:
+    deep = "[" * 100_000
+    texts = {
+        "hermes": f'<tool_call>{{"name": "f", "arguments": {{"x": {deep}</tool_call>',
+        "xml": f"<tool_call><function=f><parameter=x>{deep}</parameter></function></tool_call>",
+        "llama": f'{{"name": "f", "parameters": {deep}',
+    }
+    message, failed = parse(texts[form], form)
+    calls = message.get("tool_calls", [])
+    assert failed == 1 or calls[0]["function"]["arguments"] == {"x": deep}
+
+
+def test_halves_of_surrogate_pairs_are_replaced() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"x": "\\ud83d", "\\ude00": ["\\ud83d\\ude00"]}}</tool_call>'
+    message, failed = parse(text, "hermes")
+    assert failed == 0
+    assert message["tool_calls"][0]["function"]["arguments"] == {"x": "\ufffd", "\ufffd": ["\U0001f600"]}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rlcli.environments.environment import EnvironmentFailed, Failure
@@ -31,6 +32,13 @@ class Guess:
         said = message["content"]
         if said == "hang":
             time.sleep(600)
+        if said == "nap":
+            time.sleep(0.4)
+            said = str(self.number)
+        if said == "leave a child":
+            import subprocess
+            self.child = subprocess.Popen(["sleep", "600"])
+            return [{"role": "user", "content": str(self.child.pid)}], 0.0, False
         if said == "raise":
             raise ValueError("not a guess")
         if said == "exit":
@@ -65,6 +73,8 @@ WRONG = {
     "number": ([{"role": "user", "content": 3}], 0.0, False),
     "silent": ([], 0.0, False),
     "info": ([], 0.0, True, [1]),
+    "count": ([], 0.0, True, {"failed_calls": None}),
+    "endless": ([], 10**400, True),
     "object": ([], object(), True),
 }
 """
@@ -114,7 +124,7 @@ def test_sessions_share_nothing_but_a_seed(host: EnvironmentHost) -> None:
 @pytest.mark.parametrize(
     ("text", "failure", "detail"),
     [
-        ("raise", Failure.CRASH, r"step raised ValueError: not a guess \(guess.py:19\)"),
+        ("raise", Failure.CRASH, r"step raised ValueError: not a guess \(guess.py:26\)"),
         ("exit", Failure.CRASH, r"step raised SystemExit: 3"),
         ("object", Failure.CRASH, "object is no JSON"),
         ("nothing", Failure.PROTOCOL, r"not \(messages, reward, done\)"),
@@ -128,6 +138,8 @@ def test_sessions_share_nothing_but_a_seed(host: EnvironmentHost) -> None:
         ("number", Failure.PROTOCOL, "a message without a role and a text"),
         ("silent", Failure.PROTOCOL, "no messages, and is not done"),
         ("info", Failure.PROTOCOL, "an info that is no mapping"),
+        ("count", Failure.PROTOCOL, "an info whose failed_calls is no whole number"),
+        ("endless", Failure.PROTOCOL, "a reward that is no finite number: 1000"),
     ],
 )
 def test_a_failure_has_its_kind_and_the_process_goes_on(
@@ -244,3 +256,23 @@ def test_what_does_not_load_is_one_line(file: Path) -> None:
             EnvironmentHost(spec).close()
     with pytest.raises(UnknownName, match="no environment is called 'gues'"):
         EnvironmentHost(EnvironmentSpec("gues"))
+
+
+def test_calls_that_wait_for_a_thread_are_not_late(file: Path) -> None:
+    """One process runs 64 calls of plain methods at once."""
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess", deadline_s=1.0)) as host:
+        sessions = [host.session() for _ in range(200)]
+        for session in sessions:
+            session.reset(ROW, 1).result(60)
+        naps = [session.step({"content": "nap"}) for session in sessions]
+        assert {nap.result(60).done for nap in naps} == {True}
+
+
+def test_what_an_environment_has_started_ends_with_it(file: Path) -> None:
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess")) as host:
+        session = host.session()
+        session.reset(ROW, 1).result(60)
+        child = int(session.step({"content": "leave a child"}).result(60).messages[0]["content"])
+        assert psutil.pid_exists(child)
+    _, alive = psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=20)
+    assert [process.status() for process in alive] in ([], [psutil.STATUS_ZOMBIE])
