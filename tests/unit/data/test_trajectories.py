@@ -208,9 +208,9 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
         item = pending(PromptTask(0, ids(1, 2, 3), SOURCE, 2), index, whole, scored, shard=0, row=index, seed=index)
         assert item.digest == tokens_digest(whole)
-        assert item.checksum == zlib.crc32(whole.drawn_ids.tobytes())
+        assert item.checksum == zlib.crc32(whole.last_turn.tobytes())
         saver.wait_for(item)
-        samples.append(replace(item.sample, verdict=scored.result().verdict))
+        samples.append(replace(item.sample, verdict=scored.result().verdict, ended=int(index == 0)))
     saver.save_rest()
     one, other = pq.read_table(tmp_path / "rank.parquet").to_pylist()
     names = ("prompt_tokens", "response_tokens", "turns", "version", "newest_version", "finish_reason")
@@ -221,7 +221,7 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
 
     metrics = sample_metrics(Samples.of(samples))
     assert (metrics["response_tokens/mean"], metrics["response_tokens/max"]) == (2.0, 3.0)
-    assert (metrics["turns/mean"], metrics["turns/max"], metrics["context_tokens/mean"]) == (1.5, 2.0, 1.0)
+    assert (metrics["turns/mean"], metrics["turns/max"], metrics["context_tokens/mean"]) == (2.0, 2.0, 2.0)
     assert metrics["rollout/several_versions"] == 0.5
     alone = sample_metrics(Samples.of(samples[1:]))
     assert not {"turns/mean", "turns/max", "context_tokens/mean", "rollout/several_versions"} & alone.keys()
