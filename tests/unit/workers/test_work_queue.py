@@ -142,7 +142,7 @@ class Engine:
 class Scorer:
     """A response's score is the number of its tokens."""
 
-    def submit(self, prompt: Prompt, tokens: bytes, spare: int, **how: object) -> Future[Scored]:
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: Any) -> Future[Scored]:
         done: Future[Scored] = Future()
         done.set_result(Scored(str(tokens), Verdict(float(len(tokens) // 4), Outcome.OK)))
         return done
