@@ -197,6 +197,7 @@ class _Process:
         self._why: tuple[Failure, str] | None = None
         self._ready: Future[None] = Future()
         self._started = time.monotonic()
+        self._is_over = False
         self._requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         command = [spec.python or sys.executable, "-u", host_main.__file__, spec.target, str(spec.memory_bytes)]
         environment = without_service_secrets(dict(os.environ)) | {"PYTHONDONTWRITEBYTECODE": "1"}
@@ -277,10 +278,15 @@ class _Process:
                 self._why = failure, detail
             calls, self._calls = self._calls, {}
         self._requests.put(b"")
-        with contextlib.suppress(OSError):  # with what it has started
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._end()
         for call in calls.values():
             call.fail(*self._why)
+
+    def _end(self) -> None:
+        """End the process with what it has started, unless that is done: its id may be another one's by then."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_over:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self, requests: IO[bytes]) -> None:
         """In a thread of its own: a process that does not read must block nobody."""
@@ -295,6 +301,8 @@ class _Process:
                 self._take(cleaned(json.loads(line)))
             except Exception:  # neither the process nor its environment is trusted
                 self.kill(Failure.PROTOCOL, f"its process wrote {line[:200]!r} where replies go")
+        self._end()
+        self._is_over = True
         status = self._process.wait()
         how = f"exit status {status}" if status >= 0 else f"signal {-status}"
         if not self._ready.done():

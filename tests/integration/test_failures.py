@@ -36,10 +36,14 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def long_run(tiny: Path, sums: Path, out: Path, workers: str, steps: int = 5000) -> tuple[str | Path, ...]:
+def long_run(
+    tiny: Path, sums: Path, out: Path, workers: str, steps: int = 5000, engine: str = "transformers"
+) -> tuple[str | Path, ...]:
+    """engine: transformers starts sooner than vLLM."""
     return (
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", str(steps), "--workers", workers),
         *(*SMALL, "--set", "verifier.name=test-even", "--set", "checkpoint.every=0"),
+        *("--set", f"rollout.engine={engine}"),
     )
 
 
@@ -60,7 +64,7 @@ def test_a_signal_finishes_the_step_saves_and_leaves_nothing_running(
     number: signal.Signals, workers: str, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = start(*long_run(tiny, sums, out, workers), "--json")
+    process = start(*long_run(tiny, sums, out, workers, engine="vllm"), "--json")
     until(lambda: steps_done(out) >= 2, "two steps")
     family = descendants(process.pid)
     assert len(family) > 4, "Ray, its workers and their scoring processes"
@@ -149,7 +153,7 @@ def test_a_run_resumes_when_driver_ray_head_or_worker_is_killed(tiny: Path, sums
 
 def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(*long_run(tiny, sums, out, "2"), "--set", "fault_tolerance.max_restarts=0")
+    process = start(*long_run(tiny, sums, out, "2", engine="vllm"), "--set", "fault_tolerance.max_restarts=0")
     family = Family(process.pid)
     until(lambda: steps_done(out) >= 1, "a step")
     family.kill("ray::Worker")
@@ -195,7 +199,7 @@ def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path
 def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     done = cli(
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "2", *SMALL),
-        *("--set", "verifier.name=test-crash"),
+        *("--set", "verifier.name=test-crash", "--set", "rollout.engine=transformers"),
         expect=1,
     )
     assert "16 of 16 verifications crashed" in done.stderr
@@ -208,6 +212,7 @@ def test_a_verifier_that_hangs_is_killed_and_stops_the_run(cli: Cli, tiny: Path,
     done = cli(
         *("train", "grpo", "--model", tiny, "--data", sums, "--out", tmp_path / "run", "--steps", "1", *SMALL),
         *("--verifier", "test-hang", "--set", "verifier.deadline_s=0.2", "--set", "verifier.max_crash_rate=1.0"),
+        *("--set", "rollout.engine=transformers"),
         expect=1,
     )
     assert "16 of 16 verifications were killed at the deadline" in done.stderr

@@ -62,6 +62,6 @@ def test_a_verifier_that_crashes_is_no_model_that_fails(
     (tmp_path / "broken.py").write_text("def verify(request):\n    raise LookupError('no such thing')\n")
     words = ("prep", "filter", "--data", sums, "--endpoint", endpoint, "--samples", "2", "--out", tmp_path / "kept")
     done = cli(*words, "--keep", "0:0", "--verifier", f"{tmp_path / 'broken.py'}:verify", expect=1)
-    assert "100.0% of the verifications crashed or timed out" in done.stderr
+    assert "100.0% of the verifications gave no verdict" in done.stderr
     assert "LookupError: no such thing" in done.stderr
     assert not (tmp_path / "kept").exists()
