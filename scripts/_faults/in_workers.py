@@ -199,8 +199,8 @@ def _verdicts(worker: Any, change: Callable[[int, Any, Any], Any]) -> None:
     """`change(number, trajectory, scored)` of each sample that this worker verifies."""
     numbers = itertools.count()
 
-    def verify(task: Any, trajectory: Any) -> Future[Any]:
-        scored, number, changed = original(task, trajectory), next(numbers), Future[Any]()
+    def verify(task: Any, trajectory: Any, *fields: Any) -> Future[Any]:
+        scored, number, changed = original(task, trajectory, *fields), next(numbers), Future[Any]()
         scored.add_done_callback(lambda done: changed.set_result(change(number, trajectory, done.result())))
         return changed
 
