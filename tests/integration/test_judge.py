@@ -28,6 +28,7 @@ def test_a_judge_rewards_a_run_and_what_is_no_verdict_is_left_out(
     with judging(by_length) as server:
         judge = f"exact + 0.5 * judge(url='{server.url}', model=judge-1, key=JUDGE_API_KEY)"
         flags = ["--model", tiny, "--data", sums, "--verifier", judge, "--steps", str(STEPS), "--workers", "1", *SMALL]
+        flags += ["--set", "rollout.engine=transformers"]
         cli("train", "grpo", *flags, "--out", tmp_path / "run")
         lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
         steps = [line for line in lines if line.get("step")]
