@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from catalog import STEPS, sets_for
-from conftest import ENVIRONMENT, Cli
+from commands import ENVIRONMENT, Cli
 
 from rlcli.config import recipes
 from rlcli.data.samples import sample_files

@@ -258,7 +258,7 @@ def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def every(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each engine gives, by its name."""
-    from conftest import ENVIRONMENT
+    from commands import ENVIRONMENT
 
     from rlcli.cluster.placement import WORKER_ENV
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, SMALL, Cli
+from commands import ENVIRONMENT, SMALL, Cli
 
 from rlcli.config import recipes
 from rlcli.data.prompts.schema import row, write_rows

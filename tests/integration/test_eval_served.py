@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import Cli, start
+from commands import Cli, start
 
 RESPONSES = (8 + 16) * 5
 """To the test split and to 16 rows of the train split, four samples each and a greedy one."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import SMALL, Cli, descendants, start
+from commands import SMALL, Cli, descendants, start
 
 from rlcli.runs.checkpoint import read_checkpoint
 from rlcli.runs.folder import RunFolder, events_of

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ENVIRONMENT
+from commands import ENVIRONMENT
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "_faults"
 

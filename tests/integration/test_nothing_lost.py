@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, RLCLI
+from commands import ENVIRONMENT, RLCLI
 from test_resume import assert_equal
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, Cli
+from commands import SMALL, Cli
 
 from tests.pages import blocks, commands
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import Cli
+from commands import Cli
 from test_eval_served import endpoint  # noqa: F401 (a fixture: a model that adds right where the first number is odd)
 
 from rlcli.data.prompts.table import read_prompts

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+from commands import Cli
 
 from tests.warm_starts import assert_it_can_show_its_work_but_mostly_does_not
 

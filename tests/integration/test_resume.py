@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, Cli, start
+from commands import ENVIRONMENT, Cli, start
 from resuming import STEPS, STOP, settings
 
 from rlcli.runs.folder import events_of, place_of

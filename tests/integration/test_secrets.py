@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ENVIRONMENT, RLCLI, SMALL
+from commands import ENVIRONMENT, RLCLI, SMALL
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT, SMALL, Cli, start
+from commands import ENVIRONMENT, SMALL, Cli, start
 
 from rlcli.data.samples import sample_files
 from rlcli.runs.folder import events_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ENVIRONMENT
+from commands import ENVIRONMENT
 from test_catalog import ADAPTED
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]

@@ -143,7 +143,13 @@ class _Writer(FileSystemWriter):
             self.written = {name: described(self.folder / name) for name in names}
             return result
         except Exception as error:
+            self._give_back()
             raise _cause(error) from error
+
+    def _give_back(self) -> None:
+        """Remove what this rank wrote: on a full disk the run needs the room for its records."""
+        for path in [self.folder / _own_name(self.rank), *self.folder.glob(f"__{self.rank}_*")]:
+            path.unlink(missing_ok=True)
 
 
 class _Planner(DefaultLoadPlanner):

@@ -1,0 +1,57 @@
+"""`rlcli` as a command, and what became of its processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TORCH_COMPILE_DISABLE": "1",
+    "PYTHONPATH": str(Path(__file__).parent / "plugin"),
+}
+RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
+SMALL = [
+    *("--set", "rollout.prompts_per_step=4", "--set", "rollout.samples_per_prompt=4"),
+    *("--set", "rollout.max_response_tokens=24", "--set", "data.max_prompt_tokens=32"),
+    *("--set", "train.tokens_per_microbatch=256", "--set", "train.lr=1e-3"),
+]
+"""A step of 16 short samples in several micro-batches."""
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    """`rlcli WORDS` in a session of its own, so that a signal to it is a signal to nothing else."""
+    return subprocess.Popen(
+        [*RLCLI, *map(str, words)],
+        env=os.environ | ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def processes_of(*marks: str) -> list[str]:
+    """Command lines of live processes that hold one of `marks`."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline", "status"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if any(mark in line for mark in marks) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(f"{process.info['pid']}: {line}")
+    return found
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
