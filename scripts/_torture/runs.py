@@ -20,8 +20,9 @@ from rlcli.runs.folder import place_of
 RESTARTS = 100
 PATIENCE_S = 360.0
 """Longest that a run may take to the next thing that is waited for."""
-GONE_S = 30.0
-"""After a run has ended, or its supervisor was killed, all its processes are gone within so many seconds."""
+GONE_S = 60.0
+"""After a run has ended, or its supervisor was killed, all its processes are gone within so many seconds, even where
+other tests load the machine."""
 STEP_PHASES = {"generate", "plan", "load", "old_log_probs", "reference", "critic", "advantages", "update"}
 RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
 
@@ -48,13 +49,14 @@ class Place:
 
 
 def flags(kind: Kind, work: Path) -> list[str]:
-    """What makes a run of `kind` small, and different at each step. grpo generates with vLLM, the others with
-    transformers, which starts sooner."""
+    """What makes a run of `kind` small, and different at each step. grpo on two ranks generates with vLLM, the others
+    with transformers, which starts sooner."""
+    starts_vllm = kind.recipe == "grpo" and kind.workers == 2
     settings = {
         "rollout.prompts_per_step": 16 if kind.recipe == "ppo" else 4,
         "rollout.samples_per_prompt": 1 if kind.recipe == "ppo" else 4,
         "rollout.max_response_tokens": 24,
-        **({"rollout.kv_cache_mb": 64} if kind.recipe == "grpo" else {"rollout.engine": "transformers"}),
+        **({"rollout.kv_cache_mb": 64} if starts_vllm else {"rollout.engine": "transformers"}),
         "shaping.overlong_buffer": 8 if kind.recipe == "dapo" else 0,
         "data.max_prompt_tokens": 32,
         "train.minibatches": 2,

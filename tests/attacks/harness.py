@@ -440,7 +440,7 @@ class Campaign:
         """A plain verification, of a control."""
         owner = self._free.get()
         try:
-            return owner.ask(completion, ground_truth, 5.0, False)
+            return owner.ask(completion, ground_truth, 10.0, False)
         finally:
             self._free.put(owner)
 

@@ -24,6 +24,8 @@ SMALL = [
     *("--set", "train.tokens_per_microbatch=256", "--set", "train.lr=1e-3"),
 ]
 """A step of 16 short samples in several micro-batches."""
+SOON = [*SMALL, "--set", "rollout.engine=transformers"]
+"""The same, without the import of vLLM: for what does not depend on the engine."""
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

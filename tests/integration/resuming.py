@@ -93,7 +93,8 @@ def run(config: Resolved, groups: Groups, out: Path, view: View, checkpoint: Che
             trainer = trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop)
             trainer.run(checkpoint)
         except Killed:
-            groups.policy.state_saved(True)  # or its writing would reach into what comes next
+            # It is known which checkpoint stands, and its writing does not reach into what comes next.
+            trainer.checkpointer.finish()
         finally:
             trackers.close()
 

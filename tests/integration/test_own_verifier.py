@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import SMALL, Cli
+from commands import SOON, Cli
 
 from tests.pages import blocks, commands
 
@@ -47,7 +47,7 @@ def test_the_documented_file_and_commands_work(cli: Cli, tiny: Path, sums: Path,
         words = [places.get(word, word) for word in words]
         if words[0] == "train":
             # The first trains; of the others the plan is enough: it has loaded the verifiers and read the options.
-            words += [*SMALL, "--steps", "1", *(["--dry-run"] if trained else ["--out", "run"])]
+            words += [*SOON, "--steps", "1", *(["--dry-run"] if trained else ["--out", "run"])]
             trained += 1
         done = cli(*words)
         if words[:2] == ["verifiers", "run"] and "--output" in words:

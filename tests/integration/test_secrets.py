@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from commands import ENVIRONMENT, RLCLI, SMALL
+from commands import ENVIRONMENT, RLCLI, SOON
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
@@ -48,7 +48,7 @@ def test_no_secret_reaches_a_folder_an_output_or_a_command_line(tiny: Path, sums
     (tmp_path / "algorithm.py").write_text(LEAKS.format(function=""))
     (tmp_path / "verifier.py").write_text(LEAKS.format(function=VERIFY))
     out = tmp_path / "run"
-    words = ["--debug", "train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "2", *SMALL]
+    words = ["--debug", "train", "grpo", "--model", tiny, "--data", sums, "--out", out, "--steps", "2", *SOON]
     words += ["--verifier", f"{tmp_path}/verifier.py:verify", "--set", f"algorithm.code={tmp_path}/algorithm.py"]
     words += ["--set", 'tracking.trackers=["wandb","mlflow"]', "--workers", "1"]
     process = subprocess.Popen(

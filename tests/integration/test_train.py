@@ -182,7 +182,8 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
         return [
             *("eval", "--model", runs["one worker"] / "checkpoints" / "latest", "--samples", "3", "--greedy"),
             *("--data", sums, "--data", sums / "train.parquet", "--max-tokens", "16", "--verifier", "test-even"),
-            *("--set", "rollout.max_concurrent=8", "--out", tmp_path / out, "--json"),
+            *("--set", "rollout.max_concurrent=8", "--set", "rollout.engine=transformers"),
+            *("--out", tmp_path / out, "--json"),
         ]
 
     whole = json.loads(cli(*words("whole")).stdout)
