@@ -23,15 +23,18 @@ def seen() -> set[str]:
 
 def left_since(before: set[str]) -> list[str]:
     """What has come there and is no longer in use: what a live process names in its command line is another run's, and
-    so are the files of an attempt whose reaper lives, which names the attempt's group."""
+    so are the files of an attempt whose reaper lives, which names the attempt's group, and those of a GPU check, which
+    name its process."""
     lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    return [entry for entry in sorted(seen() - before) if not any(_name(entry) in line for line in lines)]
+    return [entry for entry in sorted(seen() - before) if not _is_used(entry, lines)]
 
 
-def _name(entry: str) -> str:
-    """What processes that use an entry have in their command lines."""
+def _is_used(entry: str, lines: list[str]) -> bool:
+    check = re.search(r"/rlcli-gpu-check-(\d+)-", entry)
+    if check:
+        return psutil.pid_exists(int(check[1]))
     group = re.search(r"/rlcli-(?:[a-z]+-)?([0-9a-f]{8})-", entry)
-    return group[1] if group else entry
+    return any((group[1] if group else entry) in line for line in lines)
 
 
 def below(scratch: Path) -> list[str]:

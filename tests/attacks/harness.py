@@ -37,7 +37,7 @@ MEMORY_BYTES = (512 << 20) * 5 // 4
 """What a program may hold at any time seen: the verifier's default, and a quarter for what grows between two looks."""
 OWNER_BYTES = 300 << 20
 LOOK_S = 0.03
-HANGS_S = 30.0
+HANGS_S = 60.0
 INNOCENT_EVERY = 4
 """A right program is verified after so many attacks, and must pass and find nothing that they left."""
 POOL_S = 4.0
@@ -262,7 +262,7 @@ class Owner:
         self._replies, self._requests = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb", buffering=0)
         self._calm: set[int] = set()
         for pool in (False, True):
-            first = self.ask(LEFTOVERS, INNOCENT, 10.0, pool)
+            first = self._asked(LEFTOVERS, INNOCENT, 10.0, pool)
             assert first.get("outcome") == "ok", (first, self.said.read_text())
         self._calm = {process.pid for process in below(self.process.pid)}
 
@@ -303,7 +303,6 @@ class Owner:
     def _problems(self, reply: dict[str, Any], pool: bool) -> Iterator[str]:
         if not reply:
             yield "the owner hung or died"
-            self._restart()
             return
         if "error" in reply:
             yield f"the verifier raised {reply['error']}"
@@ -345,6 +344,16 @@ class Owner:
         self._start()
 
     def ask(self, completion: str, ground_truth: str, timeout_s: float, pool: bool) -> dict[str, Any]:
+        """The owner's reply. Empty where it hangs or dies: there is a new one then, which owes no other reply. Asked
+        once more where a loaded machine gave the sandbox no turn for longer than it may take to start."""
+        reply = self._asked(completion, ground_truth, timeout_s, pool)
+        if "the sandbox did not start: timed out" in reply.get("error", ""):
+            reply = self._asked(completion, ground_truth, timeout_s, pool)
+        if not reply:
+            self._restart()
+        return reply
+
+    def _asked(self, completion: str, ground_truth: str, timeout_s: float, pool: bool) -> dict[str, Any]:
         ask = {"completion": completion, "ground_truth": ground_truth, "timeout_s": timeout_s, "pool": pool}
         try:
             rest = memoryview(json.dumps(ask).encode() + b"\n")
