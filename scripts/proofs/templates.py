@@ -38,15 +38,18 @@ STOPS = {
     "cohere": "<|END_OF_TURN_TOKEN|>",
     "lfm": "<|im_end|>",
     "nemotron": "<|im_end|>",
-    "muse": "<|im_end|>",
+    "muse": "<|eot|>",
 }
 """How a family's names begin → what ends a response, its end of sequence last."""
-OTHERS = (
-    *("<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
-    *("<|begin_of_text|>", "<bos>", "[gMASK]", "<sop>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"),
-    *("<|system|>", "<|assistant|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
-    *("<start_of_turn>", "<|turn>", "<|tool_response>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
-)
+OTHERS = """
+    <|im_start|> <tool_call> </tool_call> <tool_response> </tool_response> <think> </think> <|begin_of_text|> <bos>
+    [gMASK] <sop> <|start_header_id|> <|end_header_id|> <|python_tag|> <|system|> <|assistant|> <|start|> <|end|>
+    <|message|> <|channel|> <|constrain|> <arg_key> </arg_key> <arg_value> </arg_value> <|vision_start|>
+    <|vision_end|> <|image_pad|> <|video_pad|> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜>
+    <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜>
+    <｜tool▁sep｜> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> <tool_response|> <|"|> <|think|>
+    <start_of_turn> <|turn> <|tool_response> <｜begin▁of▁sentence｜> <｜User｜> <｜Assistant｜>
+""".split()  # noqa: SIM905  (a list of these is three times as long)
 KNOWN = {"deepseek_r1_distill", "deepseekv3"}
 """Broken in truth: a second tool's result is rendered by whether the conversation had one before."""
 

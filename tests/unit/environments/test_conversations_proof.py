@@ -1,0 +1,48 @@
+"""scripts/proofs/conversations.py on templates of our own: what it finds right, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import random
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcli.environments.turns import TurnTemplate
+from tests.chat_templates import HERMES
+
+PROOFS = Path(__file__).parents[3] / "scripts" / "proofs"
+
+
+@pytest.fixture
+def proof(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(PROOFS))
+    return runpy.run_path(str(PROOFS / "conversations.py"))
+
+
+def played(proof: dict[str, Any], count: int) -> Any:
+    tokenizer = proof["tokenizer_of"](HERMES, eos="<|im_end|>")
+    return proof["played"](tokenizer, tokenizer.convert_tokens_to_ids(["<|im_end|>"]), count, random.Random(1))
+
+
+def test_random_conversations_are_what_the_engine_saw_and_drew(proof: dict[str, Any]) -> None:
+    found = played(proof, 40)
+    assert not found.wrong
+    assert found.conversations == 40
+    assert found.turns > 80
+    assert found.equal == found.whole > 10
+
+
+def test_the_proof_finds_a_token_too_many(proof: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = TurnTemplate.append
+
+    def twice(self: TurnTemplate, *given: Any) -> Any:
+        found = sound(self, *given)
+        return found._replace(tokens=[*found.tokens[:1], *found.tokens])
+
+    monkeypatch.setattr(TurnTemplate, "append", twice)
+    found = played(proof, 10)
+    assert found.whole > 0
+    assert len(found.wrong) == found.whole
+    assert found.equal == 0
