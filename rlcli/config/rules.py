@@ -120,7 +120,7 @@ def _sampling(config: RunConfig) -> list[Rule]:
 
 
 def _environment(config: RunConfig) -> list[Rule]:
-    e, r = config.environment, config.rollout
+    e = config.environment
     if not e.name:
         return []
     name = f"environment.name = {e.name}"
@@ -129,11 +129,6 @@ def _environment(config: RunConfig) -> list[Rule]:
             not config.data.response,
             f"data.response = {config.data.response}: no response is sampled, so that {name} has nothing to answer; "
             "leave one of them out",
-        ),
-        (
-            r.oversample == 1,
-            f"rollout.oversample = {r.oversample}: {name} cannot go on with conversations that a step interrupts; "
-            "give oversample = 1",
         ),
         (
             e.name != "auto" or bool(config.data.path or config.evaluation.data),

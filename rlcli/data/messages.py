@@ -78,7 +78,8 @@ class Collected:
     policy.
 
     If a round ends before all of it is finished: begun: responses that were aborted; aborted: how many. carried:
-    samples of this step that an earlier one had aborted. version: of the weights that generated.
+    samples of this step that an earlier one had aborted. redrawn: conversations that an earlier one had aborted, and
+    whose environment answered something else when it heard them again. version: of the weights that generated.
 
     part_weights: of the named parts of the reward, if the advantage reads them. sources: the dataset name of each
     group, in runs with several.
@@ -100,6 +101,7 @@ class Collected:
     begun: Sequence[PartialRollout] = ()
     aborted: int = 0
     carried: int = 0
+    redrawn: int = 0
     version: int = 0
     part_weights: Mapping[str, float] = field(default_factory=dict)
     sources: Sequence[str] = ()

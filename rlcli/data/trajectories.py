@@ -122,6 +122,26 @@ class Trajectory:
             start = span.start
         return self.tokens[start:]
 
+    def until_turn(self, number: int) -> Trajectory:
+        """The beginning of this trajectory to the end of the policy's turn `number`, from 1: all of it if there are no
+        more. The turns before the last one of all ended with "stop".
+
+        >>> import numpy as np
+        >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
+        >>> whole = Trajectory.single(ids[:3], ids[3:5], log_probs[:2]).extended("environment", ids[5:6])
+        >>> whole = whole.extended("policy", ids[6:8], log_probs[:2], version=2)
+        >>> [len(whole.until_turn(number).tokens) for number in (1, 2, 3)]
+        [5, 8, 8]
+        """
+        spoken = 0
+        for index, span in enumerate(self.spans):
+            if span.speaker != "policy" and index and self.spans[index - 1].speaker == "policy":
+                spoken += 1
+                if spoken == number:
+                    drawn = sum(one.end - one.start for one in self.spans[:index] if one.speaker == "policy")
+                    return Trajectory(self.tokens[: span.start], self.spans[:index], self.log_probs[:drawn], "stop")
+        return self
+
     def without_last(self, count: int) -> Trajectory:
         """This trajectory without its last `count` tokens, which are of its last span and drawn."""
         if not count:

@@ -39,6 +39,7 @@ def collect(workers: WorkerGroup, reports: Sequence[Collected]) -> Collected:
         generated_tokens=sum(report.generated_tokens for report in reports),
         begun=begun,
         aborted=len(begun),
+        redrawn=sum(report.redrawn for report in reports),
         version=max(report.version for report in reports),
     )
 

@@ -46,6 +46,7 @@ class _Rounds:
     dropped: int = 0
     aborted: int = 0
     carried: int = 0
+    redrawn: int = 0
     version: int = 0
     generate_s: float = 0.0
     verify_s: float = 0.0
@@ -63,6 +64,7 @@ class _Rounds:
             self.failures.add(prompts[prompt], verdict)
         self.asked += len(round.samples) + len(round.baselines)
         self.tokens += round.generated_tokens
+        self.redrawn += round.redrawn
         self.aborted, self.version = round.aborted, round.version
         self.generate_s += round.generate_s
         self.verify_s += round.verify_s
@@ -191,6 +193,7 @@ class RolloutSource:
             stale=stale,
             aborted=rounds.aborted,
             carried=rounds.carried,
+            redrawn=rounds.redrawn,
             version=rounds.version,
             part_weights=self.part_weights,
         )

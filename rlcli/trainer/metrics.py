@@ -197,6 +197,7 @@ def source_metrics(batch: Collected) -> dict[str, float]:
         "rollout/stale": float(batch.stale),
         "rollout/aborted": float(batch.aborted),
         "rollout/resumed": float(batch.carried),
+        "rollout/redrawn": float(batch.redrawn),
         **({"reward/generated": batch.generated_score} if batch.generated else {}),
     }
 

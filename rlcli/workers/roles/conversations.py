@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -33,12 +33,13 @@ one's fault."""
 @dataclass(frozen=True)
 class Turn:
     """What the engine does next for the sample `key`: continue `tokens`, int32 `[n]`, by at most `room`. number: of the
-    turn, from 0."""
+    turn, from 0. begun: int32 `[m]`, what an earlier round drew of this turn; `room` includes it."""
 
     key: int
     tokens: np.ndarray
     room: int
     number: int
+    begun: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Held:
 class _Talk:
     task: PromptTask
     session: Session
+    record: Trajectory | None = None
+    """What an earlier round drew, and the answers to it: set until all of it has been said again."""
     conversation: Conversation | None = None
     failures: Counter[bool] = field(default_factory=Counter)
     """Whether it was the process that died → how often."""
@@ -72,10 +75,14 @@ class Conversations:
     """On the rank that leads an engine: `open` one for each sample; `poll` returns what follows the environments'
     answers; `drew` sends a turn to its environment. version: of the weights that draw all turns. ordered: `poll` waits
     for all answers, so that what the engine computes together does not depend on how long environments take. waiting:
-    conversations whose environment has not answered."""
+    conversations whose environment has not answered.
+
+    What a round breaks off, a later one goes on with: a new session hears the recorded turns again. Where it answers
+    something else than before, the conversation is drawn anew; redrawn: how many were.
+    """
 
     def __init__(self, environments: Environments, version: int, *, ordered: bool = False) -> None:
-        self.waiting, self._ordered = 0, ordered
+        self.waiting, self.redrawn, self._ordered = 0, 0, ordered
         self._environments, self._version = environments, version
         self._talks: dict[int, _Talk] = {}
         self._openings: dict[int, list[int]] = {}
@@ -86,9 +93,9 @@ class Conversations:
         """Conversations that are not over."""
         return len(self._talks)
 
-    def open(self, key: int, task: PromptTask) -> None:
-        """Begin the conversation of the sample `key`."""
-        self._talks[key] = _Talk(task, self._environments.session(task.source))
+    def open(self, key: int, task: PromptTask, record: Trajectory | None = None) -> None:
+        """Begin the conversation of the sample `key`, or go on with what `broken_off` returned of it."""
+        self._talks[key] = _Talk(task, self._environments.session(task.source), record)
         self._reset(key)
 
     def drew(self, key: int, generation: Generation) -> None:
@@ -99,7 +106,7 @@ class Conversations:
         whole = conversation.trajectory.extended(
             "policy", generation.tokens, generation.log_probs, self._version, generation.finish_reason
         )
-        message = conversation.drew(whole, self._environments.text(generation.tokens.tolist()))
+        message = conversation.drew(whole, self._environments.text(whole.last_turn.tolist()))
         self._expect(key, talk.session.step(message))
 
     def poll(self) -> list[Turn | Held]:
@@ -110,6 +117,21 @@ class Conversations:
                 answers.append(self._answers.get(block=self._ordered))
         self.waiting -= len(answers)
         return [one for key, answer in sorted(answers, key=itemgetter(0)) for one in self._answered(key, answer)]
+
+    def broken_off(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Trajectory]]:
+        """End all conversations: the key and the trajectory so far of each in which the policy has spoken.
+        generations: the turns that the engine aborted."""
+        drawn = {generation.key: generation for generation in generations}
+        for key, talk in self._talks.items():
+            talk.session.close()
+            whole = talk.record
+            if whole is None and talk.conversation is not None:
+                whole, turn = talk.conversation.trajectory, drawn.get(key)
+                if turn is not None and len(turn.tokens):
+                    whole = whole.extended("policy", turn.tokens, turn.log_probs, self._version)
+            if whole is not None and whole.drawn_tokens:
+                yield key, whole
+        self._talks.clear()
 
     def _reset(self, key: int) -> None:
         talk = self._talks[key]
@@ -125,10 +147,39 @@ class Conversations:
             conversation = self._taken(talk, answer.result())
         except EnvironmentFailed as error:
             return self._failed(key, error)
+        if talk.record is not None:
+            return self._replayed(key, conversation, talk.record)
         if conversation.ended:
             return [self._over(key, conversation)]
         whole = conversation.trajectory
         return [Turn(key, whole.tokens, conversation.room, whole.turns)]
+
+    def _replayed(self, key: int, conversation: Conversation, record: Trajectory) -> list[Turn | Held]:
+        """Say the next recorded turn again. After the last one, the policy goes on."""
+        talk, now = self._talks[key], conversation.trajectory
+        count, number = len(now.tokens), now.turns
+        same = (record.tokens[:count] == now.tokens).all() if count <= len(record.tokens) else False
+        if conversation.ended or not same or (record.drawn[:count] != now.drawn).any():
+            talk.session.close()
+            self._again(key)
+            return []
+        said = record.until_turn(number + 1)
+        if len(said.tokens) == len(record.tokens):
+            talk.record = None
+        if said.stop_reason is not None:
+            message = conversation.drew(said, self._environments.text(said.last_turn.tolist()))
+            self._expect(key, talk.session.step(message))
+            return []
+        turn = Turn(key, now.tokens, conversation.room, number, record.tokens[count:] if len(said.last_turn) else None)
+        conversation.trajectory = record
+        return [turn]
+
+    def _again(self, key: int) -> None:
+        """Begin the conversation anew, and draw all of it."""
+        talk = self._talks[key]
+        self.redrawn += talk.record is not None
+        talk.session, talk.conversation, talk.record = self._environments.session(talk.task.source), None, None
+        self._reset(key)
 
     def _taken(self, talk: _Talk, answer: Opening | Reply) -> Conversation:
         if talk.conversation is None:
@@ -152,8 +203,7 @@ class Conversations:
         died = error.failure is Failure.DIED
         talk.failures[died] += 1
         if talk.failures[died] < (DEATHS if died else TRIES):
-            talk.session, talk.conversation = self._environments.session(talk.task.source), None
-            self._reset(key)
+            self._again(key)
             return []
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
         return [self._over(key, talk.conversation, verdict)]

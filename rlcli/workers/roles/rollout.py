@@ -162,7 +162,8 @@ class _Round:
             if self.role.conversing:
                 self._asked.append((task, sample))
                 if self.conversations is not None:
-                    self.conversations.open(len(self._asked) - 1, task)
+                    record = started(task, sample) if sample in task.begun else None
+                    self.conversations.open(len(self._asked) - 1, task, record)
                 self.waiting = True
                 continue
             begun = started(task, sample).tokens[len(task.tokens) :] if sample in task.begun else None
@@ -188,7 +189,7 @@ class _Round:
         for turn in turns:
             task, sample = self._asked[turn.key]
             seed, greedy = turn_seed(self._seed(task, sample), turn.number), sample == GREEDY
-            self.role.engine.add(GenerationRequest(turn.key, turn.tokens, seed, greedy, max_tokens=turn.room))
+            self.role.engine.add(GenerationRequest(turn.key, turn.tokens, seed, greedy, turn.begun, turn.room))
         for one in found:
             if isinstance(one, Held):
                 self._verify(*self._asked[one.key], one.whole, one)
@@ -232,15 +233,22 @@ class _Round:
 
     def break_off(self, generations: Sequence[Generation]) -> None:
         """Keep the tokens so far of the responses that the engine aborted."""
-        for generation in generations if self._leads else ():
-            task, sample = self._asked[generation.key]
-            self._tokens += len(generation.tokens)
-            whole = self._continued(task, sample, generation)
+        if not self._leads:
+            return
+        self._tokens += sum(len(generation.tokens) for generation in generations)
+        for key, whole in self._so_far(generations):
             if whole.drawn_tokens:
-                row, version = self._builder.add(whole), whole.versions[0]
+                (task, sample), row, version = self._asked[key], self._builder.add(whole), whole.versions[0]
                 assert version is not None, "the engine's version is known"
                 partial = PartialRollout(task.prompt, sample, self.role.rank, row, whole.drawn_tokens, version)
                 self._begun.append(partial)
+
+    def _so_far(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Trajectory]]:
+        if self.conversations is not None:
+            yield from self.conversations.broken_off(generations)
+            return
+        for generation in generations:
+            yield generation.key, self._continued(*self._asked[generation.key], generation)
 
     def newly_verified(self) -> int:
         """How many more groups have all their verdicts than at the last call."""
@@ -279,6 +287,7 @@ class _Round:
             generated_tokens=self._tokens,
             begun=self._begun,
             version=self.role.version,
+            redrawn=self.conversations.redrawn if self.conversations is not None else 0,
         )
 
     def _sample(self, item: PendingSample) -> Sample:

@@ -1,0 +1,156 @@
+"""Conversations that a round breaks off: a later round says them again to a new session, and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Collected, PromptTask
+from rlcli.data.prompts import chat_template
+from rlcli.data.prompts.prompts import load_tokenizer
+from rlcli.data.shard import SampleShard
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.pool import Environments
+from rlcli.model.io.tiny import make_tiny_model
+from rlcli.rollout.call import RolloutCall
+from rlcli.rollout.engine import EngineSpec, Sampling
+from rlcli.rollout.transformers_engine import TransformersEngine
+from rlcli.types import Outcome, Prompt
+from rlcli.workers.roles.rollout import RolloutRole
+from rlcli.workers.roles.work_queue import NO_QUEUE, Queue
+from tests.unit.workers.test_conversations import Scorer
+
+ENVIRONMENTS = '''
+import asyncio
+from pathlib import Path
+
+class Late:
+    """The row "late" gets answers, but for the first, once the file `gate` is there. moody: other ones then."""
+    def __init__(self, gate, moody=False):
+        self.gate, self.moody, self.at = Path(gate), moody, 0
+    def reset(self, row, seed):
+        self.row = row["id"]
+        return [{"role": "user", "content": f"task {self.row}"}]
+    async def step(self, message):
+        self.at += 1
+        opened = self.gate.exists()
+        while self.row == "late" and self.at > 1 and not self.gate.exists():
+            await asyncio.sleep(0.01)
+        mood = " again" if self.moody and opened else ""
+        answer = [{"role": "user", "content": f"heard {len(message['content'])}{mood}"}]
+        return answer, float(self.at), self.at == (1 if self.row == "soon" else 4)
+'''
+SAMPLES = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("interrupted")
+    (folder / "late.py").write_text(ENVIRONMENTS)
+    return make_tiny_model(folder / "tiny")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[TransformersEngine]:
+    tokenizer = load_tokenizer(str(model))
+    stops = tuple(chat_template.stop_tokens(tokenizer, str(model), tuple(range(60, 90))))
+    made = TransformersEngine(
+        EngineSpec(str(model), "float32", "cpu", 256, 16, 1, 0, False, None, 0.5, True, stops, "test")
+    )
+    yield made
+    made.close()
+
+
+def task(name: str, place: int, samples: int = SAMPLES) -> PromptTask:
+    source = Prompt(name, ({"role": "user", "content": "x"},), "", "", "", "")
+    return PromptTask(place, np.zeros(1, np.int32), source, samples, step=1)
+
+
+def round_of(
+    engine: TransformersEngine, model: Path, gate: Path, tasks: Sequence[PromptTask], step: int, **how: object
+) -> tuple[Collected, SampleShard]:
+    options = {"gate": str(gate), "moody": how.get("moody", False)}
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": str(model)},
+            "data": {"max_prompt_tokens": 128},
+            "rollout": {"max_response_tokens": 64},
+            "environment": {"name": f"{model.parent}/late.py:Late", "options": options, "context_tokens": 80},
+        }
+    )
+    stops, queue = engine.spec.stop_token_ids, NO_QUEUE
+    if "until" in how:
+        queue = Queue(f"round {step}", (), int(str(how["until"])))
+    with Environments(config, [config.environment.name], load_tokenizer(str(model)), stops) as environments:
+        role = RolloutRole(0, engine, Scorer(), stop_token_ids=stops, environments=environments, conversing=True)  # type: ignore[arg-type]
+        role.version = step
+        *_, report = role.run(list(tasks), RolloutCall(Sampling(1.0, 64), 7, "train", step), queue)
+    assert isinstance(report, Collected)
+    shard = role.take_shard()
+    assert shard is not None
+    return report, shard
+
+
+def rows_of(report: Collected, shard: SampleShard) -> dict[int, Trajectory]:
+    return {sample.sample: shard.row(sample.row) for sample in report.samples}
+
+
+def whole(engine: TransformersEngine, model: Path, tmp_path: Path, **how: object) -> dict[int, Trajectory]:
+    (tmp_path / "open").touch()
+    return rows_of(*round_of(engine, model, tmp_path / "open", [task("late", 0)], 1, **how))
+
+
+def interrupted(
+    engine: TransformersEngine, model: Path, tmp_path: Path, **how: object
+) -> tuple[Collected, SampleShard, Collected, SampleShard]:
+    """The round that ends when the group "soon" is done, and the one that goes on with "late"."""
+    gate = tmp_path / "gate"
+    report, shard = round_of(engine, model, gate, [task("soon", 0), task("late", 1)], 1, until=1, **how)
+    gate.touch()
+    begun = {one.sample: replace(one, shard=0) for one in report.begun if one.prompt == 1}
+    late = replace(task("late", 0), begun=begun, shards=[shard])
+    done = {sample.sample for sample in report.samples if sample.prompt == 1}
+    late = replace(late, wanted=tuple(sorted(set(range(SAMPLES)) - done)))
+    return report, shard, *round_of(engine, model, gate, [late], 2, **how)
+
+
+def test_a_conversation_goes_on_where_it_was_broken_off(
+    engine: TransformersEngine, model: Path, tmp_path: Path
+) -> None:
+    first, shard, second, rest = interrupted(engine, model, tmp_path)
+    begun = {one.sample: shard.row(one.row) for one in first.begun}
+    assert any(row.turns > 1 and row.stop_reason == "stop" for row in begun.values()), "its environment had the turn"
+    assert any(row.turns > 1 and row.stop_reason is None for row in begun.values()), "it was within a turn"
+    assert second.redrawn == 0
+    expected, found = whole(engine, model, tmp_path), rows_of(second, rest)
+    assert found.keys() | {s.sample for s in first.samples if s.prompt == 1} == expected.keys()
+    for sample, row in found.items():
+        # The weights have not changed in truth, and draws depend on their place alone: the same as in one go.
+        assert row.tokens.tolist() == expected[sample].tokens.tolist()
+        assert row.drawn.tolist() == expected[sample].drawn.tolist()
+        np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
+        assert row.stop_reason == expected[sample].stop_reason
+        said = begun[sample]
+        assert row.log_probs[: said.drawn_tokens].tobytes() == said.log_probs.tobytes()
+        assert set(row.versions) <= {1, 2}
+        assert row.versions[0] == 1
+    scores = {s.sample: s.verdict.score for s in second.samples}
+    assert all(score == sum(range(1, found[sample].turns + 1)) for sample, score in scores.items())
+
+
+def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
+    engine: TransformersEngine, model: Path, tmp_path: Path
+) -> None:
+    first, _, second, rest = interrupted(engine, model, tmp_path, moody=True)
+    heard = [one for one in first.begun if one.prompt == 1]
+    assert 0 < second.redrawn <= len(heard)
+    found = rows_of(second, rest)
+    assert all(sample.verdict.outcome is Outcome.OK for sample in second.samples)
+    assert sum(set(row.versions) == {2} for row in found.values()) >= second.redrawn
+    expected = whole(engine, model, tmp_path, moody=True)
+    assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in found.items())
