@@ -89,6 +89,11 @@ class Algorithm:
         return "sequence" in inputs_of(self.advantage)
 
     @property
+    def is_turn_level(self) -> bool:
+        """Whether advantages differ between the turns of a response, as the rewards of its turns do."""
+        return "turn_rewards" in inputs_of(self.advantage) and not self.is_token_level
+
+    @property
     def needs_critic(self) -> bool:
         return "values" in inputs_of(self.advantage)
 
@@ -145,9 +150,10 @@ class Algorithm:
         return self.advantages_before_tokens and not others and loss_vanishes(self)
 
     def response_advantages(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Advantage of each response, float [N]. inputs: `rewards` (finite), `groups` and any other available input."""
+        """Advantage of each response, float [N], or of each of its turns, float [N, K]. inputs: `rewards`, or of a
+        turn-level function `turn_rewards` (finite), and any other available input."""
         assert not self.is_token_level
-        rewards = inputs["rewards"]
+        rewards = inputs["turn_rewards" if self.is_turn_level else "rewards"]
         assert bool(torch.isfinite(rewards).all()), "a reward is not finite"
         result: Tensor = call(self.advantage, inputs, self.options)
         assert result.shape == rewards.shape, f"{tuple(result.shape)} advantages of {tuple(rewards.shape)} rewards"

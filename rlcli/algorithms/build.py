@@ -23,6 +23,7 @@ from rlcli.errors import ConfigError
 from rlcli.registry import near
 
 RESPONSE_INPUTS = frozenset({"rewards", "groups", "lengths", "baselines", "parts"})
+TURN_INPUTS = frozenset({"turn_rewards", "turn_states", "turns", "groups"})
 TOKEN_INPUTS = frozenset(
     {"token_rewards", "values", "process_rewards", "sequence", "lengths", "rewards", "groups", "group_count", "ranks"}
 )
@@ -43,7 +44,9 @@ KL_INPUTS = frozenset({"log_probs", "reference_log_probs", "old_log_probs"})
 POSITIVE = frozenset(
     {"correction_cap", "tau_positive", "tau_negative", "beta", "eta", "alpha", "cov_share"} | {"kl_horizon"}
 )
-NOT_NEGATIVE = frozenset({"correction_low", "off_policy_threshold", "cov_coef", "process_coef", "accuracy_coef"})
+NOT_NEGATIVE = frozenset(
+    {"correction_low", "off_policy_threshold", "cov_coef", "process_coef", "accuracy_coef", "omega"}
+)
 """Bounds of the options of the functions here; beyond them nothing, or the opposite, is learned."""
 
 _UNUSED = {"scale": "group", "gamma": 1.0, "lam": 1.0}
@@ -122,7 +125,7 @@ def check(
     chosen: the name of each part, by its key. options, named: the given numbers, in the table `options` and as separate
     keys. tried: whether functions of this package are called, too.
     """
-    level = TOKEN_INPUTS if algorithm.is_token_level else RESPONSE_INPUTS
+    level = TOKEN_INPUTS if algorithm.is_token_level else TURN_INPUTS if algorithm.is_turn_level else RESPONSE_INPUTS
     _check_inputs("advantage", chosen["advantage"], algorithm.advantage, level)
     _check_inputs("policy loss", chosen["loss"], algorithm.loss, LOSS_INPUTS)
     if algorithm.token_selector is not None:
@@ -255,12 +258,13 @@ def _try_loss(algorithm: Algorithm, name: str) -> None:
 
 
 def _try_advantage(algorithm: Algorithm, name: str) -> None:
-    """Refuse a response-level advantage that returns anything but one number each, tested on a group of two."""
+    """Refuse an advantage that returns anything but one number a response, or a turn, tested on a group of two."""
     if algorithm.is_token_level:
         return
     rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
     ones = torch.ones(2, dtype=torch.int64)
-    inputs = {"groups": ones, "lengths": ones, "baselines": rewards, "parts": rewards[:, None]}
+    inputs = {"groups": ones, "lengths": ones, "baselines": rewards, "parts": rewards[:, None], "turns": ones}
+    inputs |= {"turn_rewards": rewards[:, None], "turn_states": ones[:, None]}
     try:
         made = algorithm.response_advantages({"rewards": rewards, **inputs})
         assert bool(torch.isfinite(made).all()), f"{made.tolist()} is not finite"
@@ -274,7 +278,7 @@ def _try_advantage(algorithm: Algorithm, name: str) -> None:
 
 def _tells_pairs_apart(algorithm: Algorithm) -> bool:
     """Whether A > 0 for the best of a group and A < 0 for its worst, tested on two groups of unequal lengths."""
-    if algorithm.is_token_level:
+    if algorithm.is_token_level or algorithm.is_turn_level:
         return False
     rewards = torch.tensor([1.0, 0.0, 0.0, 0.1, 0.0], dtype=torch.float64)
     inputs = {

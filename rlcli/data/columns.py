@@ -24,7 +24,13 @@ TruncatedRule = Literal["keep", "mask", "zero_reward"]
 
 RENAMED = {"response_tokens": "drawn_tokens", "finish_reason": "stop_reason"}
 """Fields of samples in older checkpoints → their names since."""
-NUMBERS = tuple(column.name for column in fields(Sample) if column.name not in ("stop_reason", "verdict"))
+BY_TURN: dict[str, tuple[Any, str]] = {"turn_rewards": (float("nan"), "float64"), "turn_states": (0, "int64")}
+"""Columns `[N, K]`, K turns or more → what fills a row behind the sample's last turn, and their type."""
+NUMBERS = tuple(
+    column.name
+    for column in fields(Sample)
+    if column.name not in ("stop_reason", "verdict") and column.name not in BY_TURN
+)
 """The whole numbers of a sample: columns of the same name."""
 
 
@@ -45,9 +51,10 @@ class Samples(Sequence[Sample]):
 
     prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by,
     ended, tool_calls, failed_calls: int64 `[N]`, as `Sample` has them. truncated: bool `[N]`, whether it was cut at the
-    limit. Of the verdicts, score and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and
-    detail: text `[N]`, of which an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such
-    part.
+    limit. turn_rewards, turn_states: float64 and int64 `[N, K]`, K at least the most turns of a conversation; NaN and 0
+    behind a sample's last turn, and where it is no conversation. Of the verdicts, score and latency_s: float64 `[N]`;
+    outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text `[N]`, of which an answer may be None; parts:
+    name → float64 `[N]`, NaN where a verdict has no such part.
 
     >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
@@ -69,6 +76,8 @@ class Samples(Sequence[Sample]):
     ended: np.ndarray
     tool_calls: np.ndarray
     failed_calls: np.ndarray
+    turn_rewards: np.ndarray
+    turn_states: np.ndarray
     truncated: np.ndarray
     score: np.ndarray
     latency_s: np.ndarray
@@ -89,6 +98,7 @@ class Samples(Sequence[Sample]):
         place = {outcome: number for number, outcome in enumerate(OUTCOMES)}
         return cls(
             **{name: np.array([getattr(s, name) for s in found], np.int64) for name in NUMBERS},
+            **{name: by_turn(name, [getattr(s, name) for s in found]) for name in BY_TURN},
             truncated=np.array([s.stop_reason == "length" for s in found], bool),
             score=np.array([v.score for v in verdicts], np.float64),
             latency_s=np.array([v.latency_s for v in verdicts], np.float64),
@@ -106,12 +116,23 @@ class Samples(Sequence[Sample]):
         if not some:
             return cls.of([])
         names = dict.fromkeys(name for samples in some for name in samples.parts)
-        columns = {name: np.concatenate([getattr(samples, name) for samples in some]) for name in _COLUMNS}
+        width = max(samples.turn_rewards.shape[1] for samples in some)
+        columns = {name: np.concatenate([samples._column(name, width) for samples in some]) for name in _COLUMNS}
 
         def part(name: str) -> Any:
             return np.concatenate([samples.parts.get(name, np.full(len(samples), np.nan)) for samples in some])
 
         return cls(**columns, parts={name: part(name) for name in names})
+
+    def _column(self, name: str, turns: int) -> np.ndarray:
+        """A column, which is so many turns wide if it is one by turn."""
+        import numpy as np
+
+        column: np.ndarray = getattr(self, name)
+        if name not in BY_TURN:
+            return column
+        padded: np.ndarray = np.pad(column, ((0, 0), (0, turns - column.shape[1])), constant_values=BY_TURN[name][0])
+        return padded
 
     def take(self, which: Any) -> Samples:
         """The samples at these places: indexes, a mask or a slice."""
@@ -168,6 +189,11 @@ class Samples(Sequence[Sample]):
             latency_s=float(self.latency_s[place]),
         )
 
+    def rewarded_turns(self, place: int) -> int:
+        """How many turns an environment rewarded."""
+        row = self.turn_rewards[place]
+        return int((row == row).sum())
+
     def __len__(self) -> int:
         return len(self.prompt)
 
@@ -180,12 +206,29 @@ class Samples(Sequence[Sample]):
             return self.take(place)
         return Sample(
             **{name: int(getattr(self, name)[place]) for name in NUMBERS},
+            turn_rewards=tuple(self.turn_rewards[place, : self.rewarded_turns(place)].tolist()),
+            turn_states=tuple(self.turn_states[place, : self.rewarded_turns(place)].tolist()),
             stop_reason="length" if self.truncated[place] else "stop",
             verdict=self.verdict(place),
         )
 
     def __iter__(self) -> Iterator[Sample]:
         return map(self.__getitem__, range(len(self)))
+
+
+def by_turn(name: str, rows: Sequence[Sequence[Any]]) -> np.ndarray:
+    """The column `name` of BY_TURN, `[N, K]`, of a row for each sample.
+
+    >>> by_turn("turn_rewards", [(1.0, 0.5), (), (2.0,)]).tolist()
+    [[1.0, 0.5], [nan, nan], [2.0, nan]]
+    """
+    import numpy as np
+
+    fill, dtype = BY_TURN[name]
+    column: np.ndarray = np.full((len(rows), max(map(len, rows), default=0)), fill, dtype)
+    for place, row in enumerate(rows):
+        column[place, : len(row)] = row
+    return column
 
 
 _COLUMNS = tuple(column.name for column in fields(Samples) if column.name != "parts")

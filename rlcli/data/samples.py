@@ -55,15 +55,16 @@ def sample_row(
     left_out: str = "",
     ended: str | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
+    turn_rewards: Sequence[float] = (),
 ) -> dict[str, Any]:
     """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
     sample: index within the prompt's group; -1 is the greedy response. response_tokens, log_probs: of the tokens that
     the policy drew, in all its `turns`. response: its last turn. Of a conversation, ended: why; messages: all of them,
-    written as JSON. version, newest_version: how many weight syncs the engine had seen
-    at the first and at the last of them. The perplexity is exp(-mean log-prob). left_out: why this response by itself
-    is excluded from the loss and from its group's statistics (timeout, crash, truncated); empty, and so None in the
-    row, if it is not.
+    written as JSON; turn_rewards: what the environment gave for each turn. version, newest_version: how many weight
+    syncs the engine had seen at the first and at the last of them. The perplexity is exp(-mean log-prob). left_out: why
+    this response by itself is excluded from the loss and from its group's statistics (timeout, crash, truncated);
+    empty, and so None in the row, if it is not.
     """
     import math
 
@@ -91,6 +92,7 @@ def sample_row(
         "left_out": left_out or None,
         "ended": ended,
         "messages": json.dumps(list(messages), ensure_ascii=False) if messages else None,
+        "turn_rewards": list(turn_rewards) or None,
     }
 
 
@@ -126,6 +128,7 @@ def schema() -> Any:
             ("left_out", text),
             ("ended", text),
             ("messages", text),
+            ("turn_rewards", pa.list_(number)),
         ]
     )
 

@@ -42,6 +42,8 @@ class Trajectory:
     >>> whole = whole.extended("environment", ids[5:6]).extended("policy", ids[6:7], log_probs[:1], version=2)
     >>> whole.drawn.tolist()
     [False, False, False, True, True, False, True]
+    >>> whole.turn_of_drawn.tolist()
+    [0, 0, 1]
     >>> whole.prompt_tokens, whole.drawn_tokens, whole.turns, whole.versions, len(whole.log_probs)
     (3, 3, 2, [1, 2], 3)
     """
@@ -175,6 +177,22 @@ class Trajectory:
         """How often the policy spoke. A continued response is one turn."""
         before = (None, *(span.speaker for span in self.spans[:-1]))
         return sum(span.speaker == "policy" != speaker for span, speaker in zip(self.spans, before, strict=True))
+
+    @property
+    def turn_of_drawn(self) -> np.ndarray:
+        """The turn, from 0, of each drawn token: int64 `[D]`."""
+        import numpy as np
+
+        found: list[np.ndarray] = [np.zeros(0, np.int64)]
+        turn = -1
+        before: Speaker | None = None
+        for span in self.spans:
+            if span.speaker == "policy":
+                turn += before != "policy"
+                found.append(np.full(span.end - span.start, turn))
+            before = span.speaker
+        turns: np.ndarray = np.concatenate(found)
+        return turns
 
     @property
     def versions(self) -> list[int | None]:

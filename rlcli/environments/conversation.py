@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -41,7 +43,8 @@ class Conversation:
 
     `drew` takes a turn of the policy and returns the message for the environment; `replied` takes its reply. When
     `ended` is set, nothing follows. trajectory: all tokens. rewards: of each turn, with the index of its last drawn
-    token. info: of the last reply. messages: all of them, for people to read.
+    token. states: `state_of` what the environment wrote before each turn. info: of the last reply. messages: all of
+    them, for people to read.
     """
 
     template: TurnTemplate
@@ -52,6 +55,7 @@ class Conversation:
     trajectory: Trajectory = field(init=False)
     messages: list[Message] = field(init=False)
     rewards: list[tuple[int, float]] = field(default_factory=list)
+    states: list[int] = field(default_factory=list)
     ended: Ended | None = None
     calls: int = 0
     failed_calls: int = 0
@@ -60,6 +64,7 @@ class Conversation:
 
     def __post_init__(self) -> None:
         self.messages = list(self.opening.messages)
+        self.states.append(state_of(self.opening.messages))
         self.trajectory = Trajectory.of_prompt(_ids(self.template.first(self.opening.messages)))
         if len(self.trajectory.tokens) >= self.limits.tokens:
             self.ended = "tokens"
@@ -99,6 +104,7 @@ class Conversation:
             return
         self.trajectory = trajectory
         self.messages += messages
+        self.states.append(state_of(messages))
 
     def _end(self, reply: Reply) -> Ended | None:
         limits, trajectory = self.limits, self.trajectory
@@ -125,6 +131,12 @@ class Conversation:
     def reward(self) -> float:
         """The sum over its turns."""
         return float(sum(reward for _, reward in self.rewards))
+
+
+def state_of(messages: Sequence[Message]) -> int:
+    """A hash of what an environment writes before a turn, 63 bits: equal for the same roles, names and texts."""
+    said = json.dumps([[message.get(key) for key in ("role", "name", "content")] for message in messages])
+    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def shortened(text: str, most: int, cut: Cut) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcli.data.columns import RENAMED, Samples
+from rlcli.data.columns import BY_TURN, RENAMED, Samples
 from rlcli.data.messages import Collected, PartialRollout, PromptTask
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor
@@ -159,6 +159,7 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
 
     def sample(fields: Mapping[str, Any]) -> Sample:
         known = {RENAMED.get(name, name): value for name, value in fields.items()}
+        known |= {name: tuple(known[name]) for name in BY_TURN if name in known}
         return Sample(**{**known, "verdict": verdict(fields["verdict"])})
 
     groups = []

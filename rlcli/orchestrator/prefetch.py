@@ -18,7 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import asdict, fields
 from typing import Any, TypeVar
 
-from rlcli.data.columns import RENAMED, Samples
+from rlcli.data.columns import BY_TURN, RENAMED, Samples, by_turn
 from rlcli.data.messages import Collected
 from rlcli.orchestrator.groups import Source
 from rlcli.types import Outcome, Sample, Verdict
@@ -108,7 +108,9 @@ class Prefetcher:
         columns = {
             name: np.array(known.get(name, [ABSENT.get(name)] * count), dtype=getattr(none, name).dtype)
             for name in COLUMNS
+            if name not in BY_TURN
         }
+        columns |= {name: by_turn(name, known.get(name, [()] * count)) for name in BY_TURN}
         parts = {name: np.array(values, np.float64) for name, values in state["parts"].items()}
         baselines = {
             int(prompt): Verdict(**{**verdict, "outcome": Outcome(verdict["outcome"])})

@@ -25,7 +25,8 @@ a group whose samples are compared."""
 
 
 def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
-    """The samples with the rewards of `train.truncated`: with zero_reward, cut-off responses and their parts get 0."""
+    """The samples with the rewards of `train.truncated`: with zero_reward, cut-off responses get 0, as do their parts
+    and turns."""
     import numpy as np
 
     if rule != "zero_reward" or not samples.truncated.any():
@@ -34,7 +35,8 @@ def rewarded(samples: Samples, rule: TruncatedRule) -> Samples:
         name: v if name.startswith(USAGE) else np.where(samples.truncated & ~np.isnan(v), 0.0, v)
         for name, v in samples.parts.items()
     }
-    return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts)
+    by_turn = np.where(samples.truncated[:, None], 0.0 * samples.turn_rewards, samples.turn_rewards)  # NaN stays NaN
+    return replace(samples, score=np.where(samples.truncated, 0.0, samples.score), parts=parts, turn_rewards=by_turn)
 
 
 def left_out(

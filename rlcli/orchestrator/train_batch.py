@@ -19,6 +19,7 @@ from rlcli.data.packer import Plan, plan_batches
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.sample_filter import compares_group, left_out, rewarded
 from rlcli.types import USAGE, Outcome
+from rlcli.workers.roles.integrity import of_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 class SelectedSamples:
     """The N samples that a step trains on, possibly some of them twice. groups: dense labels. columns: values of each
     sample, `[N, …]` by name: `rewards` (shaped), `scores` (the verdicts'), `signatures`, `groups`, `lengths`, `right`,
-    `group_tokens`, and where they apply `advantages`, `baselines`, `parts` and `pairs`. active: which have a gradient;
+    `group_tokens`, and where they apply `advantages` (of turns `[N, K]`), `turn_rewards` `[N, K]`, `baselines`, `parts`
+    and `pairs`. active: which have a gradient;
     None: all. reward: shaped mean of all samples of the step that count, selected or not; NaN if none does.
     left_out: why each sample of the step does not count, int8, as from `sample_filter.left_out`."""
 
@@ -60,12 +62,15 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
         "signatures": torch.tensor(samples.signature),
     }
     known["parts"], weights = _parts(samples, rewards, batch.part_weights)
+    if algorithm.is_turn_level or samples.turn_rewards.size:
+        known["turn_rewards"] = turn_rewards(samples, rewards)
     if algorithm.needs_baselines:
         known["baselines"] = torch.tensor(
             [batch.baselines[p].score for p in samples.prompt.tolist()], dtype=torch.float64
         )
     if algorithm.advantages_before_tokens:
-        known["advantages"] = algorithm.response_advantages({**known, "weights": weights})
+        more = {"weights": weights, "turns": torch.tensor(samples.turns), "turn_states": turn_states(samples)}
+        known["advantages"] = algorithm.response_advantages({**known, **more})
     indexes = algorithm.select_samples(rewards, groups, torch.Generator().manual_seed(seed))
     chosen = {name: values[indexes] for name, values in known.items()}
     _, dense = torch.unique(chosen["groups"], return_inverse=True)
@@ -79,7 +84,7 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
         groups=dense.tolist(),
         columns={name: values.numpy() for name, values in chosen.items()},
         shards=batch.shards,
-        active=(chosen["advantages"] != 0).tolist() if skips else None,
+        active=(of_samples(chosen["advantages"].abs()) != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
         left_out=reasons,
     )
@@ -120,6 +125,35 @@ def shaped_rewards(samples: Samples, groups: Tensor, config: RunConfig) -> Tenso
         judged = np.zeros(len(samples)) if formats is None else np.nan_to_num(formats, nan=0.0)
         rewards += soft_format(torch.tensor(judged), weight=shaping.format_weight)
     return rewards
+
+
+def turn_rewards(samples: Samples, rewards: Tensor) -> Tensor:
+    """The reward of each turn: float64 `[N, K]`, 0 behind the last turn. What the sample's reward has beyond the sum of
+    its environment's rewards, from a verifier or from shaping, is in its last turn's."""
+    import numpy as np
+    import torch
+
+    given = np.nan_to_num(_wide(samples, samples.turn_rewards), nan=0.0)
+    found = torch.tensor(given)
+    # Added up one by one, as the verifier `environment` does, so that its score leaves exactly 0.
+    found[torch.arange(len(samples)), torch.tensor(samples.turns - 1)] += rewards - found.cumsum(1)[:, -1]
+    return found
+
+
+def turn_states(samples: Samples) -> Tensor:
+    """The hash of what the environment wrote before each turn: int64 `[N, K]`, 0 behind the last one, and where there
+    was no environment."""
+    import torch
+
+    return torch.tensor(_wide(samples, samples.turn_states))
+
+
+def _wide(samples: Samples, column: Any) -> Any:
+    """`[N, K]`, K the most turns of a sample, at least one, of a column that may lack some."""
+    import numpy as np
+
+    most = max(1, int(samples.turns.max(initial=1)))
+    return np.pad(column[:, :most], ((0, 0), (0, max(0, most - column.shape[1]))))
 
 
 def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:

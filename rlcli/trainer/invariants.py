@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlcli.errors import RunFailed
-from rlcli.workers.roles.integrity import REPORT, SURE, weight_of
+from rlcli.workers.roles.integrity import REPORT, SURE, of_samples, weight_of
 
 if TYPE_CHECKING:
     from rlcli.data.columns import Samples
@@ -68,7 +68,7 @@ class Invariants:
         if "advantages" in chosen.columns:
             advantages = chosen.columns["advantages"][active].astype(np.float64)
             size = float(np.abs(advantages).sum())
-            total = float((advantages * weight_of(signatures)).sum())
+            total = float((of_samples(advantages) * weight_of(signatures)).sum())
             self._compare("advantages of the samples trained on", total, sums.get("check_advantages", total), size)
         if sums.get("check_watched", 0.0) >= SURE and not sums["check_moved"]:
             raise RunFailed(f"an optimizer step with gradient norm {sums['grad_norm']:.3g} changed no weight", REPORT)

@@ -90,6 +90,8 @@ class FakeRank:
             context_tokens=0 * ones,
             turns=ones,
             newer_by=0 * ones,
+            turn_rewards=np.zeros((n, 0)),
+            turn_states=np.zeros((n, 0), np.int64),
             truncated=lengths == 4 * self.length,
             score=right.astype(np.float64),
             latency_s=draw.random(n),

@@ -17,8 +17,8 @@ class TokenAdvantages(NamedTuple):
 
 
 AdvantageFunction = Callable[..., Tensor | TokenAdvantages]
-"""Takes inputs by name. One that takes `sequence` is token-level and returns `TokenAdvantages`; the others are
-response-level and return float [N]."""
+"""Takes inputs by name. One that takes `sequence` is token-level and returns `TokenAdvantages`; one that takes
+`turn_rewards` is turn-level and returns float [N, K]; the others are response-level and return float [N]."""
 
 _advantage: Named[AdvantageFunction] = Named("advantage")
 get = _advantage.get

@@ -28,7 +28,8 @@ class MicroBatch:
 
     samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, drawn tokens of each. empty: this
     rank has no rows here and only takes part in the collectives. tokens: `[R]` by name: the engine's
-    `rollout_log_probs`, and what the roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …).
+    `rollout_log_probs`; if turns are rewarded, the `turn` (int64, from 0) of its sample that each is of; and what the
+    roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …).
     """
 
     packed: PackedBatch
@@ -36,6 +37,11 @@ class MicroBatch:
     lengths: Tensor
     empty: bool
     tokens: dict[str, Tensor] = field(default_factory=dict)
+
+    def spread(self, column: Tensor) -> Tensor:
+        """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
+        at = (self.packed.sequence,) if column.ndim == 1 else (self.packed.sequence, self.tokens["turn"])
+        return column[at].float()
 
 
 class TrainBatch:
@@ -73,9 +79,9 @@ class TrainBatch:
         return self.columns[column][micro.samples]
 
     def spread(self, name: str, column: Tensor) -> None:
-        """Give every token the value (`[N]`) of its sample."""
+        """Give every token the value of its sample (`[N]`) or of its turn (`[N, K]`)."""
         for micro in self:
-            micro.tokens[name] = column[micro.samples][micro.packed.sequence].float()
+            micro.tokens[name] = micro.spread(column[micro.samples])
 
     def joined(self, minibatch: int | None = None) -> Joined:
         """The tokens of all micro-batches, or of those of one minibatch, concatenated."""
@@ -145,6 +151,9 @@ class TrainBatch:
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64, device=self.device)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
         tokens = {"rollout_log_probs": torch.tensor(log_probs, device=self.device)}
+        if "turn_rewards" in step.columns:
+            turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
+            tokens["turn"] = torch.tensor(turns, device=self.device)
         if rows:
             check.check(packed, samples, lengths, tokens["rollout_log_probs"], rows)
         return MicroBatch(packed, samples, lengths, not rows, tokens)

@@ -45,7 +45,7 @@ class Turn:
 @dataclass(frozen=True)
 class Held:
     """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
-    sample whose environment failed; None otherwise."""
+    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them."""
 
     key: int
     whole: Trajectory
@@ -53,6 +53,8 @@ class Held:
     tool_calls: int
     failed_calls: int
     failure: Verdict | None = None
+    turn_rewards: tuple[float, ...] = ()
+    turn_states: tuple[int, ...] = ()
 
     @property
     def ended(self) -> int:
@@ -217,7 +219,9 @@ class Conversations:
             rewards = [reward for _, reward in conversation.rewards]
             facts = {"rewards": rewards, "ended": conversation.ended, "info": dict(conversation.info)}
             fields = {"conversation": [dict(m) for m in conversation.messages], "environment": facts}
-            return Held(key, conversation.finished(), fields, conversation.calls, conversation.failed_calls)
+            counts = conversation.calls, conversation.failed_calls
+            by_turn = tuple(rewards), tuple(conversation.states)
+            return Held(key, conversation.finished(), fields, *counts, None, *by_turn)
         # What it drew is left out of everything, so that only the prompt stays.
         prompt = Trajectory.of_prompt(np.array(self._openings.get(talk.task.prompt, talk.task.tokens), np.int32))
         whole = prompt.extended("policy", np.zeros(0, np.int32), np.zeros(0, np.float32), self._version, "stop")

@@ -42,6 +42,11 @@ def weight_of(signatures: Any) -> Any:
     return (signatures % 65536) / 65536.0
 
 
+def of_samples(values: Any) -> Any:
+    """One value a sample of a numpy or torch column `[N]`, or `[N, K]` by turn, which is summed: `[N]`."""
+    return values if values.ndim == 1 else values.sum(1)
+
+
 class RowCheck:
     """Compares the rows of a batch with their signatures, as they are packed for the loss."""
 

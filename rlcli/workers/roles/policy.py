@@ -9,7 +9,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
 from rlcli.workers.backend import Loader
 from rlcli.workers.roles.batch import MicroBatch, TrainBatch
-from rlcli.workers.roles.integrity import LossCheck, weight_of
+from rlcli.workers.roles.integrity import LossCheck, of_samples, weight_of
 
 if TYPE_CHECKING:
     import torch
@@ -105,9 +105,9 @@ class PolicyRole:
             signatures = batch.of(micro, "signatures")
             sums["check_rows"] = signatures.double().sum()
             if planned is not None:
-                sums["check_advantages"] = (planned.double() * weight_of(signatures)).sum()
+                sums["check_advantages"] = (of_samples(planned.double()) * weight_of(signatures)).sum()
         if self.checks_loss:
-            tokens = micro.tokens["advantages"] if planned is None else planned[micro.packed.sequence].float()
+            tokens = micro.tokens["advantages"] if planned is None else micro.spread(planned)
             read = (tokens[inputs["kept"]] if "kept" in inputs else tokens).double()
             sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
         return {name: value.detach() for name, value in sums.items()}, read

@@ -76,6 +76,8 @@ def pending(
         ended=held.ended if held else 0,
         tool_calls=held.tool_calls if held else 0,
         failed_calls=held.failed_calls if held else 0,
+        turn_rewards=held.turn_rewards if held else (),
+        turn_states=held.turn_states if held else (),
     )
     digest = 0 if row is None else tokens_digest(whole)
     summary = LogProbSummary.of(whole.log_probs)
@@ -110,6 +112,7 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str,
         left_out=left_out,
         ended=ENDED[sample.ended],
         messages=item.messages,
+        turn_rewards=sample.turn_rewards,
     )
 
 

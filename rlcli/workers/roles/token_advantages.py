@@ -92,9 +92,7 @@ def _without(batch: TrainBatch, index: int, lost: Tensor) -> MiniWork:
 def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> None:
     joined = batch.joined()
     rewards = batch.columns["rewards"][joined.samples]
-    token_rewards = _kl_penalty(algorithm, joined, kl_coef)
-    present = joined.lengths > 0
-    token_rewards[joined.lengths.cumsum(0)[present] - 1] += rewards[present]  # the verdict is on the last token
+    token_rewards = _kl_penalty(algorithm, joined, kl_coef) + _rewards(batch, joined)
     groups = batch.columns["groups"]
     inputs = {
         "token_rewards": token_rewards,
@@ -113,6 +111,25 @@ def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef:
     joined.fill("advantages", made.advantages.float())
     if made.returns is not None:
         joined.fill("returns", made.returns.float())
+
+
+def _rewards(batch: TrainBatch, joined: Joined) -> Tensor:
+    """The rewards where they are earned, float64 `[T]`: a sample's on its last token, or, if its turns are rewarded,
+    each turn's on the turn's last token. A turn without tokens counts to the token before it, else to the first one."""
+    import torch
+
+    if "turn_rewards" in batch.columns:
+        by_turn = batch.columns["turn_rewards"][joined.samples]
+        counts = torch.zeros_like(by_turn, dtype=torch.int64)
+        counts.index_put_((joined.sequence, joined.tokens("turn").long()), torch.ones_like(joined.sequence), True)
+    else:
+        by_turn = batch.columns["rewards"][joined.samples, None]
+        counts = joined.lengths[:, None]
+    present = joined.lengths > 0
+    starts = joined.lengths.cumsum(0) - joined.lengths
+    ends = starts[:, None] + (counts.cumsum(1) - 1).clamp(min=0)
+    earned = torch.zeros(len(joined.sequence), dtype=torch.float64, device=joined.sequence.device)
+    return earned.index_add_(0, ends[present].flatten(), by_turn[present].double().flatten())
 
 
 def _penalised_rewards(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef: float) -> Tensor:

@@ -346,9 +346,9 @@ def test_equal_values_are_whitened_to_exactly_zero_whatever_is_masked(
 
 
 def test_every_advantage_has_a_reference() -> None:
-    token_level = {"reinforce_pp", "gae", "vapo", "prime"}
+    token_level, turn_level = {"reinforce_pp", "gae", "vapo", "prime"}, {"turn_rloo", "gigpo"}
     built_in = {name for name in advantages.names() if advantages.get(name).__module__.startswith("rlcli.")}
-    assert built_in == set(REFERENCES) | token_level
+    assert built_in == set(REFERENCES) | token_level | turn_level
     for name in built_in:
         assert ("sequence" in inspect.signature(advantages.get(name)).parameters) == (name in token_level)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,7 +26,13 @@ verdicts = st.builds(
     detail=st.text(max_size=5),
     latency_s=numbers,
 )
-one = st.builds(
+
+
+def rewarded(sample: Sample, turns: list[tuple[float, int]]) -> Sample:
+    return replace(sample, turn_rewards=tuple(r for r, _ in turns), turn_states=tuple(s for _, s in turns))
+
+
+plain = st.builds(
     Sample,
     prompt=counts,
     sample=st.integers(-1, 20),
@@ -42,6 +49,7 @@ one = st.builds(
     turns=counts,
     newer_by=counts,
 )
+one = st.builds(rewarded, plain, st.lists(st.tuples(numbers, st.integers(0, 2**63 - 1)), max_size=3))
 some = st.lists(one, max_size=6)
 
 

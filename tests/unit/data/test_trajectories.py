@@ -27,6 +27,7 @@ from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
 from rlcli.scoring.service.client import Scored
 from rlcli.trainer.metrics import sample_metrics
 from rlcli.types import Outcome, Prompt, Sample, Verdict
+from rlcli.workers.roles.conversations import Held
 from rlcli.workers.roles.rollout import started
 from rlcli.workers.roles.sample_writer import Saver, pending
 
@@ -134,11 +135,15 @@ def test_a_partial_rollout_of_an_older_checkpoint_is_continued() -> None:
 
 
 def test_groups_of_older_checkpoints_load() -> None:
-    samples = Samples.of([Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)])
+    one = Sample(0, 1, 0, 1, 5, 6, "length", Verdict(1.0, Outcome.OK), 3, seed=7, signature=9)
+    talk = Samples.of([replace(one, turns=2, turn_rewards=(0.1, 1.0), turn_states=(2**62, 3))])
+    rewarded, shards = as_plain([Group(talk, ["a"], None, 2)])
+    assert list(as_groups(json.loads(json.dumps(rewarded)), shards)[0].samples) == list(talk)
+    samples = Samples.of([one])
     plain, shards = as_plain([Group(samples, ["a"], None, 2, PartialGroup(4))])
     assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
     (older,) = plain[0]["samples"]
-    for name in ("context_tokens", "turns", "newer_by"):
+    for name in ("context_tokens", "turns", "newer_by", "turn_rewards", "turn_states"):
         del older[name]
     older["response_tokens"], older["finish_reason"] = older.pop("drawn_tokens"), older.pop("stop_reason")
     assert list(as_groups(json.loads(json.dumps(plain)), shards)[0].samples) == list(samples)
@@ -206,7 +211,13 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     for index, whole in enumerate((conversation(), single)):
         scored: Future[Scored] = Future()
         scored.set_result(Scored("text", Verdict(1.0, Outcome.OK)))
-        item = pending(PromptTask(0, ids(1, 2, 3), SOURCE, 2), index, whole, scored, shard=0, row=index, seed=index)
+        held = (
+            Held(index, whole, {"environment": {"ended": "done"}}, 0, 0, None, (0.5, 1.0), (7, 8))
+            if index == 0
+            else None
+        )
+        task = PromptTask(0, ids(1, 2, 3), SOURCE, 2)
+        item = pending(task, index, whole, scored, shard=0, row=index, seed=index, held=held)
         assert item.digest == tokens_digest(whole)
         assert item.checksum == zlib.crc32(whole.last_turn.tobytes())
         saver.wait_for(item)
@@ -216,6 +227,8 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
     names = ("prompt_tokens", "response_tokens", "turns", "version", "newest_version", "finish_reason")
     assert [one[name] for name in names] == [3, 3, 2, 4, 6, "stop"]
     assert [other[name] for name in names] == [3, 1, 1, 6, 6, "length"]
+    assert (one["turn_rewards"], other["turn_rewards"]) == ([0.5, 1.0], None)
+    assert (samples[0].turn_rewards, samples[0].turn_states) == ((0.5, 1.0), (7, 8))
     assert (one["mean_log_prob"], one["min_log_prob"]) == (pytest.approx(-3.5 / 3), -2.0)
     assert (samples[0].tokens, samples[0].drawn_tokens, samples[0].context_tokens) == (8, 3, 2)
 

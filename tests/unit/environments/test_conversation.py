@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcli.environments.conversation import Conversation, Limits, shortened
+from rlcli.environments.conversation import Conversation, Limits, shortened, state_of
 from rlcli.environments.environment import Opening, Reply
 from rlcli.environments.turns import TurnTemplate
 from tests import chat_templates as of
@@ -51,6 +51,8 @@ def test_two_turns_are_one_trajectory_whose_mask_is_what_was_drawn() -> None:
     assert (conversation.ended, whole.turns, whole.versions, conversation.reward) == ("done", 2, [1, 2], 0.75)
     last = len(tokenizer("2<|im_end|>")["input_ids"]) - 1
     assert conversation.rewards == [(last, 0.25), (whole.drawn_tokens - 1, 0.5)]
+    assert conversation.states == [state_of(ASK.messages), state_of(replied("Sure?").messages)]
+    assert whole.turn_of_drawn.tolist() == [0] * (last + 1) + [1] * (whole.drawn_tokens - last - 1)
     assert [m["role"] for m in conversation.messages] == ["user", "assistant", "user", "assistant", "user"]
 
 
@@ -76,6 +78,21 @@ def test_a_limit_ends_it_and_says_which(limits: dict[str, int], turns: int, ende
     assert (conversation.ended, conversation.trajectory.turns) == (ended, turns)
     assert conversation.trajectory.spans[-1].speaker == "policy", "nothing is appended that nobody answers"
     assert len(conversation.trajectory.tokens) <= conversation.limits.tokens
+
+
+def test_a_state_is_what_the_environment_wrote_and_nothing_else() -> None:
+    tokenizer, one = talk()
+    _, other = talk()
+    for conversation, drawn in ((one, "2<|im_end|>"), (other, "Two.<|im_end|>")):
+        draw(tokenizer, conversation, drawn)
+        conversation.replied(replied("Sure?", reward=float(conversation is one)))
+    assert one.states == other.states
+    assert one.states[0] != one.states[1]
+    assert all(0 <= state < 2**63 for state in one.states)
+    tool = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "2"}
+    assert state_of([tool]) == state_of([{**tool, "tool_call_id": "call00002"}])
+    assert len({state_of([{**tool, key: "x"}]) for key in ("role", "name", "content")} | {state_of([tool])}) == 4
+    assert state_of([tool, tool]) != state_of([tool])
 
 
 def test_a_turn_that_was_cut_off_ends_it() -> None:

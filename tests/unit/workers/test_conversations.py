@@ -175,6 +175,9 @@ def test_a_conversation_is_one_trajectory_of_what_was_drawn_and_answered(
         assert ENDED[sample.ended] in ("done", "turn_tokens", "drawn_tokens")
         assert (row.stop_reason == "length") == (ENDED[sample.ended] != "done") == (sample.stop_reason == "length")
         assert sample.verdict.score == sum(range(1, sample.turns + 1))
+        assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
+        assert len(sample.turn_states) == sample.turns == 1 + row.turn_of_drawn[-1]
+        assert sample.turn_states[0] == samples[3 * sample.prompt].turn_states[0]
     prompts = [row.tokens[: row.prompt_tokens].tolist() for row in rows]
     assert prompts[0] == prompts[1] == prompts[2] != prompts[3]
     assert any(row.turns > 1 for row in rows)

@@ -124,6 +124,7 @@ FILLED_IN: list[tuple[str, dict[str, Any]]] = [
     ("returns", {"advantage": "vapo"}),
     ("advantages", {"advantage": "reinforce_pp", "select": "best_worst"}),
     ("advantages", {"advantage": "prime"}),
+    ("advantages", {"advantage": "turn_rloo"}),
     ("selected", {"loss": "kl_cov", "options": {"cov_share": 0.2}, "minibatches": 2}),
     ("selected", {"loss": "clip_cov", "options": {"cov_share": 0.2, "cov_low": -5.0}, "minibatches": 2}),
 ]
