@@ -83,6 +83,7 @@ def test_the_documented_inputs_are_those_that_there_are() -> None:
     assert set(re.findall(r"^\| `(\w+)=True`", text, re.MULTILINE)) == {field.name for field in fields(Rules)}
     expected = {
         "`advantages.register`, of whole responses": build.RESPONSE_INPUTS,
+        "`advantages.register`, of turns: a function that takes `turn_rewards`": build.TURN_INPUTS,
         "`advantages.register`, of single tokens: a function that takes `sequence`": build.TOKEN_INPUTS,
         "`losses.register`": build.LOSS_INPUTS,
         "`losses.selectors.register`, under the name of a loss that takes `selected`": build.SELECTOR_INPUTS,
