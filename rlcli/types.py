@@ -206,7 +206,8 @@ class Sample:
     them. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed. context_tokens: those
     after the prompt that the policy did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as
     an index into `ENDED`; tool_calls: of the policy; failed_calls: those that could not be read or that failed;
-    turn_rewards: what the environment gave for each turn; turn_states: a hash of what it had written before each turn.
+    turn_rewards: what the environment gave for each turn; turn_states: a hash of what it had written before each turn;
+    branches: of an agent: conversations, of which the last one is this.
     """
 
     prompt: int
@@ -226,6 +227,7 @@ class Sample:
     ended: int = 0
     tool_calls: int = 0
     failed_calls: int = 0
+    branches: int = 1
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[int, ...] = ()
 

@@ -29,6 +29,12 @@ def without_effect(config: RunConfig) -> list[str]:
             not config.environment.name,
             "environment.name is unset",
         ),
+        (
+            "environment",
+            "options python reply_chars cut",
+            config.environment.is_command,
+            "environment.name is a command, which has its own options, interpreter and messages",
+        ),
         ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
         ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
@@ -129,6 +135,11 @@ def _environment(config: RunConfig) -> list[Rule]:
             not config.data.response,
             f"data.response = {config.data.response}: no response is sampled, so that {name} has nothing to answer; "
             "leave one of them out",
+        ),
+        (
+            not e.is_command or config.rollout.oversample == 1,
+            f"rollout.oversample = {config.rollout.oversample}: {name} is a program, which cannot go on with a "
+            "conversation that a step interrupts; give oversample = 1",
         ),
         (
             e.name != "auto" or bool(config.data.path or config.evaluation.data),

@@ -6,6 +6,7 @@ Rules between keys are in `rlcli.config.rules`; rules that need the dataset or t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -146,7 +147,8 @@ class Environment(Section):
         default="",
         description="What answers the policy between its turns: an installed environment (rlcli env list), "
         "module:Class or path/to/file.py:Class, or a function, or a list of functions, as tools; auto: the installed "
-        "one that the row names (extra_info.environment); unset: single-turn.",
+        "one that the row names (extra_info.environment); a command, such as 'python agent.py': a program that asks "
+        "the policy through OPENAI_BASE_URL; unset: single-turn.",
     )
     options: dict[str, str | bool | int | float] = Field(
         default_factory=dict,
@@ -157,11 +159,15 @@ class Environment(Section):
         default="",
         description="Python interpreter that environments run in, with the packages that they need; unset: this one.",
     )
-    processes: Annotated[int, Field(ge=1, le=256)] = Field(
-        default=1, description="Processes that host the environments of one engine."
+    processes: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        default=None,
+        description="Processes that host the environments of one engine; of a command: how many of it run at once. "
+        "Unset: 1, of a command 32.",
     )
     deadline_s: PositiveFloat = Field(
-        default=60.0, description="Seconds after which a call of an environment fails; its process is ended."
+        default=60.0,
+        description="Seconds after which a call of an environment fails, or a command that asks for no turn; its "
+        "process is ended.",
     )
     memory_mb: NonNegativeInt = Field(default=0, description="Memory limit of one of these processes; 0: none.")
     max_failure_rate: Fraction = Field(
@@ -195,6 +201,13 @@ class Environment(Section):
     eval_rows: NonNegativeInt = Field(
         default=0, description="Further tasks of that kind to evaluate on, if no evaluation.data is given."
     )
+
+    @property
+    def is_command(self) -> bool:
+        """Whether `name` is a program's command line: it has a space, or a path that is no Python file."""
+        if re.search(r"\.py:[\w.]+$", self.name):
+            return False
+        return bool(re.search(r"\s", self.name)) or ("/" in self.name and not self.name.endswith(".py"))
 
 
 class Async(Section):

@@ -45,6 +45,9 @@ class Environment(Protocol):
         ...
 
 
+VERIFIER = "environment"
+"""The verifier whose score is the sum of the rewards that the environment gave, or that an agent posted."""
+
 ENVIRONMENTS: Registry[type[Environment]] = Registry("environment", "rlcli.environments")
 
 

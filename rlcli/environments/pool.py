@@ -155,7 +155,7 @@ def spec_of(config: RunConfig, name: str) -> EnvironmentSpec:
         name=name,
         options=dict(section.options),
         python=section.python,
-        processes=section.processes,
+        processes=section.processes or 1,
         deadline_s=section.deadline_s,
         memory_bytes=section.memory_mb << 20,
         sandbox="" if sandbox == "auto" else sandbox,

@@ -7,14 +7,13 @@ from typing import Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.table import verifiers_of
+from rlcli.environments.environment import VERIFIER
+from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import OF_ROW, Environments, name_of
 from rlcli.errors import ConfigError
 from rlcli.scoring.expression import parse
 from rlcli.scoring.registry import of_row
 from rlcli.types import Prompt
-
-VERIFIER = "environment"
-"""The verifier whose score is the sum of the environment's rewards."""
 
 
 def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt]:
@@ -41,8 +40,8 @@ def numbered_rows(config: RunConfig, *, evaluation: bool = False) -> list[Prompt
 def check_environments(
     config: RunConfig, rows: Sequence[Prompt], tokenizer: Any, stops: Collection[int], *, opened: bool
 ) -> tuple[str, ...]:
-    """Open a conversation with each environment of the rows, and let the chat template append to it. Returns their
-    names. Raises `RlcliError` with what is wrong."""
+    """Open a conversation with each environment of the rows, and let the chat template append to it; of a command, let
+    it ask for a turn. Returns their names. Raises `RlcliError` with what is wrong."""
     section = config.environment
     if not section.name:
         used = next((v for v in verifiers_of(rows) if any(t.ref == VERIFIER for t in parse(v).terms)), "")
@@ -52,6 +51,10 @@ def check_environments(
                 "name the environment with --environment (rlcli env list)",
             )
         return ()
+    if section.is_command:
+        with AgentPool(config, tokenizer, stops, opened=opened) as agents:
+            agents.check(rows[0])
+        return (section.name,)
     every = rows if section.name == OF_ROW else rows[:1]
     first: dict[str, Prompt] = {}
     for prompt in every:

@@ -168,7 +168,8 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
         max_response_tokens=config.rollout.max_response_tokens,
         active=chosen.active,
         pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
-        prompts=chosen.groups,
+        # The samples of an agent begin as it likes.
+        prompts=None if config.environment.is_command else chosen.groups,
         context_tokens=chosen.samples.context_tokens.tolist(),
     )
 

@@ -124,6 +124,7 @@ def _conversation_metrics(samples: Samples) -> dict[str, float]:
         "context_tokens/mean": float(held.context_tokens.mean()),
         "tool_calls/mean": float(held.tool_calls.mean()),
         "tool_calls/failed": float(held.failed_calls.mean()),
+        **({"branches/mean": float(held.branches.mean())} if (held.branches > 1).any() else {}),
         **{f"ended/{name}": count / len(held) for name, count in zip(ENDED, ends, strict=True) if name},
     }
 

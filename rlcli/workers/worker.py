@@ -17,6 +17,7 @@ from rlcli.cluster.process import memory, profiling, startup
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
+from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import Environments
 from rlcli.importing import trust_imports
 from rlcli.model.parallel.dims import ParallelDims
@@ -406,10 +407,12 @@ class Worker(WeightSync):
             ordered=self.config.train.deterministic,
         )
 
-    def _environments(self, tokenizer: Any) -> Environments:
+    def _environments(self, tokenizer: Any) -> Environments | AgentPool:
         """With the chat template as the driver has fixed it, for the same day."""
         spec, data = self.spec, self.config.data
         chat_template.fix(tokenizer, data.chat_template_kwargs, spec.day)
+        if self.config.environment.is_command:
+            return AgentPool(self.config, tokenizer, spec.stop_token_ids, opened=spec.thinking)
         return Environments(self.config, spec.environments, tokenizer, spec.stop_token_ids, opened=spec.thinking)
 
     def _build_engine(self) -> None:

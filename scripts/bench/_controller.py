@@ -80,6 +80,7 @@ class FakeRank:
             prompt=prompt,
             sample=np.concatenate([np.arange(count) for count in counts]) if counts else ones,
             **dict.fromkeys(("ended", "tool_calls", "failed_calls"), 0 * ones),
+            branches=ones,
             shard=self.rank * ones,
             row=np.arange(n),
             prompt_tokens=np.repeat(np.array([len(task.tokens) for task in tasks], np.int64), counts),

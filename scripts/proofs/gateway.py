@@ -156,7 +156,7 @@ def ran(name: str, case: Case, cache: Path) -> Ran:
         TaughtEngine(Path(folder) / "model", wanted) as engine,
         Gateway(engine.tokenizer, engine.stops, limits, engine.submit) as gateway,
     ):
-        run = run_agent(gateway, f"{python} {program}", ROW, deadline_s=300).result()
+        run = run_agent(gateway, gateway.open(), f"{python} {program}", ROW, deadline_s=300).result()
         trajectories = [branch.trajectory for branch in run.branches]
         exact = is_recorded(engine.seen, trajectories)
     turns = [whole.turns for whole in trajectories]

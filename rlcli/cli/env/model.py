@@ -1,12 +1,17 @@
-"""A model that plays an environment, on transformers in this process, as a run's conversations are held."""
+"""A model that plays an environment, or answers an agent, on transformers in this process, as a run does."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcli.cli.env.messages import answer, print_end, print_message, print_opening, print_reply
 from rlcli.cli.env.task import Task
+from rlcli.errors import RlcliError
 from rlcli.extras import require
+
+if TYPE_CHECKING:
+    from rlcli.config.schema import RunConfig
+    from rlcli.types import Prompt
 
 
 def play_model(task: Task) -> None:
@@ -14,16 +19,17 @@ def play_model(task: Task) -> None:
     require("torch", "transformers", "accelerate")
     from rlcli.environments.pool import Environments
 
-    tokenizer, stops, opened = _tokenizer(task)
     config = task.config
-    engine = _engine(task, stops)
+    tokenizer, stops, opened = _tokenizer(config)
+    engine = _engine(config, stops)
     with Environments(config, (), tokenizer, stops, opened=opened) as template:
         session, opening = task.reset()
         print_opening(opening)
         conversation = template.conversation(opening)
         while conversation.ended is None:
-            drawn = _draw(engine, conversation, config)
-            whole = conversation.trajectory.extended("policy", drawn.tokens, drawn.log_probs, 0, drawn.finish_reason)
+            whole = conversation.trajectory
+            drawn = _draw(engine, config, whole.tokens, conversation.room, whole.turns)
+            whole = whole.extended("policy", drawn.tokens, drawn.log_probs, 0, drawn.finish_reason)
             message = conversation.drew(whole, template.text(drawn.tokens.tolist()))
             print_message(message)
             reply = answer(session, message)
@@ -33,23 +39,48 @@ def play_model(task: Task) -> None:
     print_end(conversation.ended, conversation.trajectory.turns, conversation.reward)
 
 
-def _tokenizer(task: Task) -> tuple[Any, tuple[int, ...], bool]:
+def play_agent(config: RunConfig, prompt: Prompt) -> None:
+    """A program that asks the model for its turns, to its end."""
+    require("torch", "transformers", "accelerate")
+    import numpy as np
+
+    from rlcli.data.messages import PromptTask
+    from rlcli.environments.gateway.pool import AgentPool
+    from rlcli.environments.gateway.round import AgentRound
+    from rlcli.environments.held import Held
+
+    tokenizer, stops, opened = _tokenizer(config)
+    with AgentPool(config, tokenizer, stops, opened=opened) as agents:
+        engine = _engine(config, stops)
+        round = AgentRound(agents, 0, ordered=True)
+        round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))
+        while not isinstance(one := round.poll()[0], Held):
+            round.drew(0, _draw(engine, config, one.tokens, one.room, one.number))
+    engine.close()
+    if one.failure is not None:
+        raise RlcliError(f"the agent failed twice: {one.failure.detail}", "a run would leave this sample out")
+    for message in one.fields["conversation"]:
+        print_message(message)
+    facts = one.fields["environment"]
+    branches = f"; this is the last of {one.branches} conversations" if one.branches > 1 else ""
+    print_end(facts["ended"] + branches, one.whole.turns, sum(facts["rewards"]))
+
+
+def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:
     """The tokenizer with its chat template, the ids that end a turn, and whether a prompt opens a <think>."""
     from rlcli.data.prompts import chat_template
     from rlcli.data.prompts.prompts import load_tokenizer
 
-    config = task.config
     tokenizer = chat_template.fix(load_tokenizer(config.model.path), config.data.chat_template_kwargs, None)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     return tokenizer, tuple(stops), chat_template.opens_thinking(tokenizer)
 
 
-def _engine(task: Task, stops: tuple[int, ...]) -> Any:
+def _engine(config: RunConfig, stops: tuple[int, ...]) -> Any:
     import torch
 
     from rlcli.rollout.engine import EngineSpec, engine_named
 
-    config = task.config
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return engine_named("transformers")(
         EngineSpec(
@@ -70,12 +101,11 @@ def _engine(task: Task, stops: tuple[int, ...]) -> Any:
     )
 
 
-def _draw(engine: Any, conversation: Any, config: Any) -> Any:
-    """The policy's next turn."""
+def _draw(engine: Any, config: RunConfig, tokens: Any, room: int, turn: int) -> Any:
+    """The policy's next turn, number `turn`, after `tokens`."""
     from rlcli.data.messages import sample_seed
     from rlcli.rollout.engine import GenerationRequest, Sampling, finished
 
-    whole = conversation.trajectory
-    sampling = Sampling(config.rollout.temperature, conversation.room, config.rollout.top_p)
-    seed = sample_seed(config.train.seed, "env try", whole.turns, "", 0)
-    return next(iter(finished(engine, [GenerationRequest(0, whole.tokens, seed)], sampling)))
+    sampling = Sampling(config.rollout.temperature, room, config.rollout.top_p)
+    seed = sample_seed(config.train.seed, "env try", turn, "", 0)
+    return next(iter(finished(engine, [GenerationRequest(0, tokens, seed)], sampling)))

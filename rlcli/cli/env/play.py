@@ -11,7 +11,7 @@ import typer
 
 from rlcli.cli import console
 from rlcli.cli.env.messages import STYLES, answer, print_end, print_message, print_opening, print_reply
-from rlcli.cli.env.task import RowNumber, Task, TaskData, opened
+from rlcli.cli.env.task import RowNumber, Task, TaskData, chosen, opened
 from rlcli.cli.options import Sets
 from rlcli.errors import ConfigError
 
@@ -34,6 +34,7 @@ def play(
     A turn is one line, or the lines between two lines of \"\"\". A tool is called by its
     name and arguments: calculate {"expression": "6*7"}. Ctrl-D leaves. Turns may come
     from a pipe, too. With --model the model plays, within the limits of environment.*.
+    A program that asks the model, such as 'python agent.py', needs --model.
 
     Examples:
 
@@ -46,8 +47,12 @@ def play(
       printf '50\\n75\\n' | rlcli env try guess.py:Guess --set environment.options.high=99
     """
     if model:
-        from rlcli.cli.env.model import play_model
+        from rlcli.cli.env.model import play_agent, play_model
 
+        config, prompt = chosen(name, data, row, set or [], model=model)
+        if config.environment.is_command:
+            play_agent(config, prompt)
+            return
         with opened(name, data, row, set or [], seed=seed, model=model) as task:
             play_model(task)
         return

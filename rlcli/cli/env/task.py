@@ -56,11 +56,23 @@ def opened(
 
     seed: of `reset`; None: the row's own, as in a run. Raises `RlcliError` for what a user can cause.
     """
-    from rlcli.config.load import resolve
     from rlcli.environments.host import EnvironmentHost
     from rlcli.environments.pool import name_of, spec_of
-    from rlcli.launch.environments import numbered_rows
     from rlcli.workers.roles.conversations import row_seed
+
+    config, prompt = chosen(name, data, row, sets, model=model)
+    if config.environment.is_command:
+        raise ConfigError(f"'{name}' is a program, which only a model can answer", "rlcli env try NAME --model MODEL")
+    with EnvironmentHost(spec_of(config, name_of(config.environment, prompt))) as host:
+        yield Task(config, prompt, host, row_seed(prompt.id) if seed is None else seed)
+
+
+def chosen(
+    name: str, data: Path | None, row: int, sets: Sequence[str], *, model: str | None = None
+) -> tuple[RunConfig, Prompt]:
+    """The settings and the row. Raises `RlcliError` for what a user can cause."""
+    from rlcli.config.load import resolve
+    from rlcli.launch.environments import numbered_rows
 
     flags = {"environment.name": name, "data.path": str(data) if data else None, "model.path": model}
     config = resolve(RECIPE, flags, sets).config
@@ -73,6 +85,4 @@ def opened(
         rows = numbered_rows(config)
     if row >= len(rows):
         raise ConfigError(f"--row {row}: there are {len(rows)} rows", f"give 0 to {len(rows) - 1}")
-    prompt = rows[row]
-    with EnvironmentHost(spec_of(config, name_of(config.environment, prompt))) as host:
-        yield Task(config, prompt, host, row_seed(prompt.id) if seed is None else seed)
+    return config, rows[row]

@@ -57,7 +57,8 @@ def evaluate(
         typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
     ] = "auto",
     environment: Annotated[
-        str | None, typer.Option(help="Let the model converse with this environment (rlcli env list).")
+        str | None,
+        typer.Option(help="Let the model converse with this environment (rlcli env list), or answer a program."),
     ] = None,
     out: Annotated[
         Path | None,

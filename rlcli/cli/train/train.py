@@ -45,7 +45,9 @@ def train(
     ] = None,
     environment: Annotated[
         str | None,
-        typer.Option(help="Train on conversations with this environment (rlcli env list), or some/file.py:Class."),
+        typer.Option(
+            help="Train on conversations with this environment (rlcli env list), a file.py:Class, or 'python agent.py'."
+        ),
     ] = None,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")

@@ -7,14 +7,18 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, Any
 
 from rlcli.environments.environment import EnvironmentFailed, Failure
+from rlcli.environments.gateway import agent_main
 from rlcli.environments.gateway.record import Branch
 from rlcli.environments.gateway.server import Gateway, GatewaySession
 from rlcli.errors import SetupError
@@ -26,64 +30,120 @@ LOOPBACK = "127.0.0.1,localhost"
 
 @dataclass(frozen=True)
 class AgentRun:
-    """What one process did. branches: trajectories of the same sample. reward: what it posted; None if it posted none,
-    so that the row's verifier decides. ended: the limit that refused its last request; None if none did."""
+    """What one process did. branches: trajectories of the same sample; the last one holds the last turn. reward: what
+    it posted; None if it posted none. ended: the limit that refused its last request; None if none did. calls: of
+    tools, by the policy; failed_calls: those that cannot be read."""
 
     branches: Sequence[Branch]
     reward: float | None
     ended: Ended | None
+    calls: int = 0
+    failed_calls: int = 0
 
 
 def run_agent(
-    gateway: Gateway, command: str, row: Mapping[str, Any], *, deadline_s: float, version: int = 0
+    gateway: Gateway,
+    session: GatewaySession,
+    command: str,
+    row: Mapping[str, Any],
+    *,
+    deadline_s: float,
+    memory_bytes: int = 0,
 ) -> Future[AgentRun]:
     """Start `command`, with the session in OPENAI_BASE_URL, OPENAI_API_KEY and RLCLI_SESSION, and `row` as JSON in the
-    file RLCLI_ROW. version: of the weights. Thread-safe, and returns at once.
+    file RLCLI_ROW. Thread-safe, and returns at once. At its end the session is closed, and nothing of it is left.
+    deadline_s: the longest time in which it asks for no turn. memory_bytes: of one of its processes; 0: no limit.
 
-    The future raises `EnvironmentFailed` if the program does not end in time, ends with another exit code than 0
-    (unless a limit of the session had refused its last request), or asked nothing; and `SetupError` if there is no such
-    program. Cancelling it ends the process.
+    The future raises `EnvironmentFailed` if the program passes its deadline or ends with another exit code than 0
+    (unless a limit of the session had refused its last request), or if it asked for no turn; and `SetupError` if there
+    is no such program. Cancelling it ends the process.
     """
-    return asyncio.run_coroutine_threadsafe(_run(gateway, command, row, deadline_s, version), gateway.loop)
+    agent = _Agent(session, command, row, deadline_s, memory_bytes)
+    return asyncio.run_coroutine_threadsafe(agent.run(gateway), gateway.loop)
 
 
-async def _run(gateway: Gateway, command: str, row: Mapping[str, Any], deadline_s: float, version: int) -> AgentRun:
-    session = gateway.open(version)
-    try:
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as given, tempfile.TemporaryFile() as errors:
-            json.dump(row, given)
-            given.flush()
-            status = await _status(command, _environment(session, given.name), errors, deadline_s)
-            failure = _failure(status, session, errors)
-    finally:
-        gateway.close_session(session)
-    if failure is not None:
-        raise failure
-    return AgentRun(session.branches, session.reward, session.ended)
+@dataclass(frozen=True)
+class _Agent:
+    session: GatewaySession
+    command: str
+    row: Mapping[str, Any]
+    deadline_s: float
+    memory_bytes: int
 
+    async def run(self, gateway: Gateway) -> AgentRun:
+        session = self.session
+        try:
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as given, tempfile.TemporaryFile() as errors:
+                json.dump(self.row, given)
+                given.flush()
+                status = await self._status(_environment(session, given.name), errors)
+                failure = self._failure(status, errors)
+        finally:
+            gateway.close_session(session)
+        if failure is not None:
+            raise failure
+        record = session.record
+        return AgentRun(session.branches, session.reward, session.ended, record.calls, record.failed_calls)
 
-async def _status(command: str, environment: Mapping[str, str], errors: IO[bytes], deadline_s: float) -> int | None:
-    """Its exit status; None if it did not end in time. Nothing of it is left."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(command),
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=errors,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise SetupError(f"the agent '{command}' cannot be started: {reason}", "give a command that exists") from error
-    try:
-        return await asyncio.wait_for(process.wait(), deadline_s)
-    except TimeoutError:
+    async def _status(self, environment: Mapping[str, str], errors: IO[bytes]) -> int | None:
+        """Its exit status; None if it passed its deadline. Nothing of it is left."""
+        program = [sys.executable, "-I", "-S", agent_main.__file__, str(self.memory_bytes), *words_of(self.command)]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *program,
+                env=environment,
+                stdin=asyncio.subprocess.PIPE,  # its end ends the agent
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:  # the machine has no process or file left
+            raise EnvironmentFailed(Failure.DIED, f"the agent cannot be started: {error.strerror}") from error
+        self.session.quiet_since = time.monotonic()
+        try:
+            while (left := self._left()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    return await asyncio.wait_for(process.wait(), left)
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    def _left(self) -> float:
+        """Seconds until its deadline, if it asks for nothing meanwhile."""
+        if self.session.busy:
+            return self.deadline_s
+        return self.session.quiet_since + self.deadline_s - time.monotonic()
+
+    def _failure(self, status: int | None, errors: IO[bytes]) -> EnvironmentFailed | None:
+        session = self.session
+        if status is None and session.ended is None:
+            asked = "another turn" if session.branches else "a turn"
+            return EnvironmentFailed(Failure.TIMEOUT, f"the agent did not ask for {asked} within {self.deadline_s:g} s")
+        if status and session.ended is None:
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
+            last = redacted(errors.read().decode(errors="replace"), [session.token]).strip().rpartition("\n")[2]
+            how, kind = (f"exit status {status}", Failure.CRASH) if status > 0 else (f"signal {-status}", Failure.DIED)
+            return EnvironmentFailed(kind, f"the agent ended with {how}: {last[:300]}".rstrip(": "))
+        if not session.branches:
+            detail = f"the agent ended without a turn of the policy: {session.refused}".rstrip(": ")
+            return EnvironmentFailed(Failure.PROTOCOL, detail)
         return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+
+
+def words_of(command: str) -> list[str]:
+    """The program and its arguments, as a shell splits them. Raises `SetupError` if there is no such program."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise SetupError(f"the agent '{command}' cannot be started: {error}", "close the quotes") from error
+    if not words or shutil.which(words[0]) is None:
+        raise SetupError(
+            f"the agent '{command}' cannot be started: there is no program '{(words or [''])[0]}'",
+            "give a command that exists, with the path of the program if it is not in PATH",
+        )
+    return words
 
 
 def _environment(session: GatewaySession, row: str) -> dict[str, str]:
@@ -98,16 +158,3 @@ def _environment(session: GatewaySession, row: str) -> dict[str, str]:
         "NO_PROXY": direct,
         "no_proxy": direct,
     }
-
-
-def _failure(status: int | None, session: GatewaySession, errors: IO[bytes]) -> EnvironmentFailed | None:
-    if status is None:
-        return EnvironmentFailed(Failure.TIMEOUT, "the agent did not end in time")
-    if status and session.ended is None:
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
-        last = redacted(errors.read().decode(errors="replace"), [session.token]).strip().rpartition("\n")[2]
-        how, kind = (f"exit status {status}", Failure.CRASH) if status > 0 else (f"signal {-status}", Failure.DIED)
-        return EnvironmentFailed(kind, f"the agent ended with {how}: {last[:300]}".rstrip(": "))
-    if not session.branches:
-        return EnvironmentFailed(Failure.PROTOCOL, "the agent ended without a turn of the policy")
-    return None

@@ -53,11 +53,12 @@ class Branch:
 
 @dataclass(frozen=True)
 class Ask:
-    """A turn to draw. trajectory: all tokens before it. room: tokens that it may have. extends: the branch that it
-    continues; None if it begins one."""
+    """A turn to draw. trajectory: all tokens before it. room: tokens that it may have. is_short: since the request asks
+    for no more. extends: the branch that it continues; None if it begins one."""
 
     trajectory: Trajectory
     room: int
+    is_short: bool
     messages: list[Message]
     offered: str
     extends: Branch | None
@@ -65,13 +66,15 @@ class Ask:
 
 @dataclass
 class Record:
-    """All that one session drew. version: of the weights. ended: the limit that refused the last request."""
+    """All that one session drew. version: of the weights. ended: the limit that refused the last request. calls: of
+    tools; failed_calls: those that cannot be read."""
 
     limits: Limits
     version: int = 0
     turns: list[Branch] = field(default_factory=list)
     ended: Ended | None = None
     calls: int = 0
+    failed_calls: int = 0
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -101,8 +104,10 @@ class Record:
         return self._ask(new, most, [], "", follows)
 
     def drew(self, ask: Ask, turn: Drawn, message: Message | None) -> None:
-        """Record a turn. message: as the client gets it; None if it asked in tokens."""
-        whole = ask.trajectory.extended("policy", turn.tokens, turn.log_probs, self.version, turn.finish_reason)
+        """Record a turn. message: as the client gets it; None if it asked in tokens. A turn is cut off only at a limit
+        of the session, not at the request's own."""
+        reason = "stop" if ask.is_short else turn.finish_reason
+        whole = ask.trajectory.extended("policy", turn.tokens, turn.log_probs, self.version, reason)
         if ask.extends is not None:
             ask.extends.is_end = False
         messages = [] if message is None else [*ask.messages, message]
@@ -124,9 +129,10 @@ class Record:
         else:  # what another branch drew is context here
             past = follows.trajectory.tokens.tolist() if follows is not None else []
             trajectory = Trajectory.of_prompt(_ids([*past[: len(past) - dropped], *tokens]))
-        return Ask(trajectory, self._room(trajectory, most), messages, offered, extends)
+        room = self._room(trajectory)
+        return Ask(trajectory, min(room, most or room), most is not None and most < room, messages, offered, extends)
 
-    def _room(self, trajectory: Trajectory, most: int | None) -> int:
+    def _room(self, trajectory: Trajectory) -> int:
         limits = self.limits
         left: dict[Ended, float] = {
             "tokens": limits.tokens - len(trajectory.tokens),
@@ -139,7 +145,7 @@ class Record:
         if self.ended is not None:
             code = "context_length_exceeded" if self.ended == "tokens" else f"limit_{self.ended}"
             raise Refused(400, f"the session is at its limit of {getattr(limits, self.ended)} {self.ended}", code)
-        return int(min(left["tokens"], left["drawn_tokens"], limits.turn_tokens, most or limits.turn_tokens))
+        return int(min(left["tokens"], left["drawn_tokens"], limits.turn_tokens))
 
 
 def _continues(messages: list[Message], past: list[Message]) -> bool:

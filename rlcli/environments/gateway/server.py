@@ -6,17 +6,18 @@ import asyncio
 import copy
 import hmac
 import json
-import math
 import secrets
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from rlcli.environments.calls import format_of, parse
+from rlcli.environments.calls import cleaned, format_of, parse
 from rlcli.environments.conversation import Limits
+from rlcli.environments.environment import MOST_REWARD
 from rlcli.environments.gateway.chat import (
     Answer,
     ChatRequest,
@@ -59,14 +60,17 @@ aborted, the client gets an error and nothing is recorded. It is cancelled if th
 @dataclass
 class GatewaySession:
     """One sample's programs. url: for OPENAI_BASE_URL. token: for OPENAI_API_KEY. reward: what was posted to
-    `/sessions/ID/reward`, the last one; None if nothing was."""
+    `/sessions/ID/reward`, the last one; None if nothing was. refused: why a request was, the last one; empty: none was.
+    busy: a turn is being drawn. quiet_since: since when none is, by the monotonic clock."""
 
     id: str
     token: str
     url: str
     record: Record
     reward: float | None = None
+    refused: str = ""
     busy: bool = field(default=False, repr=False)
+    quiet_since: float = field(default_factory=time.monotonic, repr=False)
 
     @property
     def branches(self) -> list[Branch]:
@@ -174,16 +178,24 @@ class Gateway:
         """A handler with the session, checked, and the body, parsed; what it raises becomes an answer."""
         from aiohttp import web
 
+        async def checked(request: web.Request, session: GatewaySession) -> web.StreamResponse:
+            try:
+                return await handle(request, session, await _body(request))
+            except ModelError as error:  # of the chat template
+                raise Refused(400, str(error)) from error
+            except web.HTTPException as error:  # a body that is too large
+                raise Refused(error.status, error.reason) from error
+
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session_of(request)
-                return await handle(request, session, await _body(request))
+                try:
+                    return await checked(request, session)
+                except Refused as error:
+                    session.refused = str(error)
+                    raise
             except Refused as error:
                 return web.json_response(error.body, status=error.status)
-            except ModelError as error:  # of the chat template
-                return web.json_response(Refused(400, str(error)).body, status=400)
-            except web.HTTPException as error:  # a body that is too large
-                return web.json_response(Refused(error.status, error.reason).body, status=error.status)
 
         return answer
 
@@ -206,7 +218,7 @@ class Gateway:
         from aiohttp import web
 
         reward = body.get("reward") if isinstance(body, dict) else None
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= MOST_REWARD:
             raise Refused(400, f'reward = {reward!r:.40}: give {{"reward": NUMBER}}')
         session.reward = float(reward)
         return web.json_response({"reward": session.reward})
@@ -260,7 +272,8 @@ class Gateway:
         offered, record = json.dumps(asked.tools, sort_keys=True), session.record
         ask = record.ask(asked.messages, offered, self._template(offered, asked.tools), asked.max_tokens)
         turn, text = self._until(await self._drawn(session, ask), asked.stop)
-        message = parse(text, self._form if asked.tools else "", opened=self._opened).message
+        message, failed = parse(text, self._form if asked.tools else "", opened=self._opened)
+        record.failed_calls += failed
         for number, call in enumerate(message.get("tool_calls", ()), record.calls + 1):
             call["id"] = f"call{number:05}"  # unique in the session
         record.drew(ask, turn, message)
@@ -281,6 +294,8 @@ class Gateway:
             generation = await asyncio.wrap_future(self._submit(request))
         except Exception as error:
             raise Refused(500, f"the engine failed: {type(error).__name__}: {str(error)[:200]}") from error
+        finally:
+            session.quiet_since = time.monotonic()
         if generation.finish_reason is None or session.id not in self._sessions:
             raise Refused(503, "the generation was aborted")
         return Drawn(generation.tokens, generation.log_probs, generation.finish_reason)
@@ -317,7 +332,7 @@ async def _body(request: web.Request) -> Any:
     if request.method == "GET":
         return None
     try:
-        return json.loads(await request.read())
+        return cleaned(json.loads(await request.read()))
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {error}") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -15,51 +15,18 @@ from rlcli.data.messages import PromptTask, sample_seed
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.conversation import Conversation
 from rlcli.environments.environment import EnvironmentFailed, Failure, Opening, Reply
+from rlcli.environments.held import Held, Turn
 from rlcli.environments.host import Session
 from rlcli.environments.pool import Environments, row_of
 from rlcli.errors import ModelError
-from rlcli.types import ENDED, Outcome, Verdict
+from rlcli.types import Outcome, Verdict
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rlcli.rollout.engine import Generation
 
 TRIES, DEATHS = 2, 5
 """How often a sample's conversation is begun if its environment fails, and if the process dies, which may be another
 one's fault."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What the engine does next for the sample `key`: continue `tokens`, int32 `[n]`, by at most `room`. number: of the
-    turn, from 0. begun: int32 `[m]`, what an earlier round drew of this turn; `room` includes it."""
-
-    key: int
-    tokens: np.ndarray
-    room: int
-    number: int
-    begun: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class Held:
-    """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
-    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them."""
-
-    key: int
-    whole: Trajectory
-    fields: Mapping[str, Any]
-    tool_calls: int
-    failed_calls: int
-    failure: Verdict | None = None
-    turn_rewards: tuple[float, ...] = ()
-    turn_states: tuple[int, ...] = ()
-
-    @property
-    def ended(self) -> int:
-        """Why it ended, as an index into `ENDED`."""
-        return ENDED.index(self.fields["environment"]["ended"])
 
 
 @dataclass
@@ -90,10 +57,9 @@ class Conversations:
         self._openings: dict[int, list[int]] = {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
 
-    @property
-    def open_count(self) -> int:
-        """Conversations that are not over."""
-        return len(self._talks)
+    def room(self, slots: int) -> int:
+        """How many more to open on an engine of so many slots: those that wait leave theirs to as many others."""
+        return 2 * slots - len(self._talks)
 
     def open(self, key: int, task: PromptTask, record: Trajectory | None = None) -> None:
         """Begin the conversation of the sample `key`, or go on with what `broken_off` returned of it."""

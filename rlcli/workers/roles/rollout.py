@@ -14,6 +14,9 @@ from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask,
 from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.signature import signature
 from rlcli.data.trajectories import Trajectory
+from rlcli.environments.gateway.pool import AgentPool
+from rlcli.environments.gateway.round import AgentRound
+from rlcli.environments.held import Held, Turn
 from rlcli.environments.pool import Environments
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
@@ -21,7 +24,7 @@ from rlcli.rollout.engine import Engine, Generation, GenerationRequest
 from rlcli.scoring.service.client import Scored, ScoringService
 from rlcli.types import Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
-from rlcli.workers.roles.conversations import Conversations, Held, Turn, turn_seed
+from rlcli.workers.roles.conversations import Conversations, turn_seed
 from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending, sent
 from rlcli.workers.roles.work_queue import NO_QUEUE, Queue, WorkGrant, WorkQueue, counters
 
@@ -45,7 +48,7 @@ class RolloutRole:
         *,
         thinking: bool = False,
         stop_token_ids: Sequence[int] = (),
-        environments: Environments | None = None,
+        environments: Environments | AgentPool | None = None,
         conversing: bool = False,
         ordered: bool = False,
     ) -> None:
@@ -102,8 +105,8 @@ class RolloutRole:
         if self.scorer is None:
             return WorkGrant()
         room = self.engine.slots - self.engine.unfinished
-        if round.conversations is not None:  # those that wait leave their slots to as many others
-            room = 2 * self.engine.slots - round.conversations.open_count
+        if round.conversations is not None:
+            room = round.conversations.room(self.engine.slots)
         grant = work_queue.exchange(round.newly_verified() if counted else 0, room)
         return replace(grant, done=grant.stop or (grant.done and not (counted and round.unverified)))
 
@@ -148,11 +151,13 @@ class _Round:
         self._builder = ShardBuilder()
         self.saver = Saver(call.save_as, role.rank, call.step, call.truncated)
         self._tokens = self._unreported = 0
-        self.conversations: Conversations | None = None
-        if role.environments is not None:
+        self.conversations: Conversations | AgentRound | None = None
+        if isinstance(role.environments, AgentPool):
+            self.conversations = AgentRound(role.environments, role.version, ordered=role.ordered)
+        elif role.environments is not None:
             self.conversations = Conversations(role.environments, role.version, ordered=role.ordered)
         self.waiting = False
-        """Whether a conversation waits for its environment."""
+        """Whether a conversation waits for its environment, or its agent."""
 
     def begin(self, task: PromptTask) -> None:
         """Have the engine generate the missing responses of a group."""
@@ -244,7 +249,8 @@ class _Round:
                 self._begun.append(partial)
 
     def _so_far(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Trajectory]]:
-        if self.conversations is not None:
+        if self.role.conversing:
+            assert isinstance(self.conversations, Conversations), "no round of agents ends early"
             yield from self.conversations.broken_off(generations)
             return
         for generation in generations:

@@ -16,9 +16,9 @@ from rlcli.data.messages import PromptTask
 from rlcli.data.samples import LogProbSummary, PartWriter, sample_row, write_samples
 from rlcli.data.signature import tokens_digest
 from rlcli.data.trajectories import Trajectory
+from rlcli.environments.held import Held
 from rlcli.scoring.service.client import Scored
 from rlcli.types import ENDED, Outcome, Prompt, Sample, Verdict
-from rlcli.workers.roles.conversations import Held
 
 UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified yet")
 """In place of the verdict of a sample that waits for it."""
@@ -78,6 +78,7 @@ def pending(
         failed_calls=held.failed_calls if held else 0,
         turn_rewards=held.turn_rewards if held else (),
         turn_states=held.turn_states if held else (),
+        branches=held.branches if held else 1,
     )
     digest = 0 if row is None else tokens_digest(whole)
     summary = LogProbSummary.of(whole.log_probs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from rlcli.cli.env import play
 from rlcli.cli.main import main
 from rlcli.data.prompts.schema import row, write_rows
-from tests.pages import blocks
+from tests.pages import blocks, commands
 
 PAGE = "environments.md"
 
@@ -75,6 +76,22 @@ def test_the_pages_tools_are_shown_and_called(rlcli: Any, here: Path) -> None:
         "tool: closed",
     ]
     assert lines[-1] == "ended: done; 4 turns, reward 0"
+
+
+def test_the_agents_pages_program_is_answered_by_a_model(
+    rlcli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcli.model.io.tiny import make_tiny_model
+
+    (tmp_path / "agent.py").write_text(blocks("gateway.md", "python")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (words,) = [words for words in commands("gateway.md") if words[:3] == ["rlcli", "env", "try"]]
+    words = [str(make_tiny_model(tmp_path / "tiny")) if word.startswith("Qwen/") else word for word in words]
+    shown = rlcli(*words[2:], "--set", "environment.turn_tokens=6")
+    assert re.match(r"user: What is \d\+\d\?\nassistant: .*user: No. Try again.\nassistant: ", shown, re.DOTALL)
+    assert shown.endswith("; 2 turns, reward 0\n")
+    assert "a program, which only a model can answer" in rlcli("show", "python agent.py", expect=2)
 
 
 def test_the_page_names_the_built_ins_and_their_keys(rlcli: Any) -> None:

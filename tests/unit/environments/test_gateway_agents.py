@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -14,6 +17,7 @@ import pytest
 
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure
+from rlcli.environments.gateway import agent_main
 from rlcli.environments.gateway.agents import AgentRun, run_agent
 from rlcli.environments.gateway.server import Gateway
 from rlcli.errors import SetupError
@@ -33,6 +37,11 @@ do = row["extra_info"]["do"]
 assert os.environ["RLCLI_SESSION"] in os.environ["OPENAI_BASE_URL"] and "HF_TOKEN" not in os.environ
 if do == "nothing":
     sys.exit()
+if do == "refused":
+    try:
+        post("/v1/chat/completions", {"messages": [{"role": "robot", "content": ""}]})
+    except urllib.error.HTTPError:
+        sys.exit()
 messages = list(row["messages"])
 while True:
     message = post("/v1/chat/completions", {"messages": messages})["choices"][0]["message"]
@@ -41,6 +50,8 @@ while True:
         raise ValueError("no, " + os.environ["OPENAI_API_KEY"])
     if do == "abort":
         os.abort()
+    if do == "memory":
+        bytearray(1 << 30)
     if do == "hang":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         open(row["extra_info"].get("file", os.devnull), "w").write(str(child.pid))
@@ -48,6 +59,18 @@ while True:
     if do == "reward" and len(messages) > 4:
         post("/reward", {"reward": 0.75})
         break
+"""
+
+
+OWNS = """
+import subprocess, sys
+subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True).wait()
+"""
+SPAWNS = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
+time.sleep(600)
 """
 
 
@@ -68,7 +91,7 @@ def run(engine: TaughtEngine, command: str, do: str, deadline_s: float = 60, **m
     engine.seen.clear()
     row = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": do, **more}}
     with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
-        return run_agent(gateway, command, row, deadline_s=deadline_s, version=2).result(90)
+        return run_agent(gateway, gateway.open(version=2), command, row, deadline_s=deadline_s).result(90)
 
 
 def test_an_agents_turns_and_its_reward_are_a_sample(
@@ -105,8 +128,28 @@ def test_an_agent_that_fails_gives_no_sample(
 
 
 def test_an_agent_that_hangs_has_failed(engine: TaughtEngine, agent: str) -> None:
-    with pytest.raises(EnvironmentFailed, match="timeout: the agent did not end in time"):
-        run(engine, agent, "hang", deadline_s=0.1)
+    with pytest.raises(EnvironmentFailed, match="timeout: the agent did not ask for another turn within 1 s"):
+        run(engine, agent, "hang", deadline_s=1)
+
+
+def test_the_time_that_the_policy_takes_is_not_the_agents(engine: TaughtEngine, agent: str) -> None:
+    engine.hold.clear()
+    threading.Timer(2.5, engine.hold.set).start()
+    assert run(engine, agent, "reward", deadline_s=1).reward == 0.75
+
+
+def test_an_agent_that_is_refused_says_why(engine: TaughtEngine, agent: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"without a turn of the policy: a message has the role 'robot'"):
+        run(engine, agent, "refused")
+
+
+def test_an_agent_has_a_limit_of_memory(engine: TaughtEngine, agent: str) -> None:
+    row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "memory"}}
+    with (
+        Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway,
+        pytest.raises(EnvironmentFailed, match="crash: the agent ended with exit status 1: MemoryError"),
+    ):
+        run_agent(gateway, gateway.open(), agent, row, deadline_s=60, memory_bytes=1 << 30).result(90)
 
 
 @pytest.mark.parametrize("by", ["cancel", "close"])
@@ -114,7 +157,7 @@ def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, t
     file = tmp_path / "child"
     row = {"messages": [{"role": "user", "content": "hi"}], "extra_info": {"do": "hang", "file": str(file)}}
     with Gateway(engine.tokenizer, engine.stops, LIMITS, engine.submit) as gateway:
-        running = run_agent(gateway, agent, row, deadline_s=600)
+        running = run_agent(gateway, gateway.open(), agent, row, deadline_s=600)
         while not file.exists() or not file.read_text():
             time.sleep(0.01)
         if by == "cancel":
@@ -127,5 +170,22 @@ def test_an_agent_is_ended_with_its_children(engine: TaughtEngine, agent: str, t
 
 
 def test_an_agent_that_does_not_exist_is_one_line(engine: TaughtEngine) -> None:
-    with pytest.raises(SetupError, match="the agent '/no/agent x' cannot be started: No such file"):
+    with pytest.raises(SetupError, match="the agent '/no/agent x' cannot be started: there is no program '/no/agent'"):
         run(engine, "/no/agent x", "nothing")
+
+
+def test_an_agent_ends_with_the_process_that_owns_it(agent: str, tmp_path: Path) -> None:
+    """Killed, it can end nothing itself."""
+    file = tmp_path / "child"
+    program = Path(agent_main.__file__)
+    words = [sys.executable, str(program), "0", sys.executable, "-c", SPAWNS, str(file)]
+    owner = subprocess.Popen([sys.executable, "-c", OWNS, *words])
+    while not file.exists() or len(file.read_text().split()) < 2:
+        time.sleep(0.01)
+    owner.kill()
+    owner.wait()
+    for pid in file.read_text().split():
+        status = Path(f"/proc/{pid}/stat")
+        with contextlib.suppress(FileNotFoundError):
+            while status.read_text().rpartition(")")[2].split()[0] != "Z":
+                time.sleep(0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from rlcli.model.io.tiny import make_tiny_model
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import EngineSpec, Sampling
 from rlcli.rollout.transformers_engine import TransformersEngine
-from rlcli.scoring.service.client import Scored
-from rlcli.types import ENDED, Outcome, Prompt, Verdict
+from rlcli.types import ENDED, Outcome, Prompt
 from rlcli.workers.roles.rollout import RolloutRole
+from tests.unit.workers.scorers import Scorer
 
 ENVIRONMENTS = '''
 import os, random, time
@@ -75,19 +74,6 @@ class Empty(Echo):
     def reset(self, row, seed):
         return []
 '''
-
-
-class Scorer:
-    """Keeps what it is given to verify."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, bytes, dict[str, Any]]] = []
-
-    def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: dict[str, Any]) -> Future[Scored]:
-        self.asked.append((prompt.id, tokens, fields))
-        done: Future[Scored] = Future()
-        done.set_result(Scored("", Verdict(sum(fields["environment"]["rewards"]), Outcome.OK)))
-        return done
 
 
 @pytest.fixture(scope="module")

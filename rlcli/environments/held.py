@@ -1,0 +1,47 @@
+"""What a round of conversations asks of the engine, and what it hands over to be verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlcli.data.trajectories import Trajectory
+from rlcli.types import ENDED, Verdict
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the engine does next for the sample `key`: continue `tokens`, int32 `[n]`, by at most `room`. number: of the
+    turn, from 0. begun: int32 `[m]`, what an earlier round drew of this turn; `room` includes it."""
+
+    key: int
+    tokens: np.ndarray
+    room: int
+    number: int
+    begun: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Held:
+    """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
+    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them. branches: of an
+    agent, of which `whole` is one."""
+
+    key: int
+    whole: Trajectory
+    fields: Mapping[str, Any]
+    tool_calls: int
+    failed_calls: int
+    failure: Verdict | None = None
+    turn_rewards: tuple[float, ...] = ()
+    turn_states: tuple[int, ...] = ()
+    branches: int = 1
+
+    @property
+    def ended(self) -> int:
+        """Why it ended, as an index into `ENDED`."""
+        return ENDED.index(self.fields["environment"]["ended"])

@@ -1,0 +1,22 @@
+"""The verifier's side of a round."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from rlcli.scoring.service.client import Scored
+from rlcli.types import Outcome, Prompt, Verdict
+
+
+class Scorer:
+    """Scores a conversation with the sum of its rewards, and keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, bytes, dict[str, Any]]] = []
+
+    def submit(self, prompt: Prompt, tokens: bytes, spare: int, fields: dict[str, Any]) -> Future[Scored]:
+        self.asked.append((prompt.id, tokens, fields))
+        done: Future[Scored] = Future()
+        done.set_result(Scored("", Verdict(sum(fields["environment"]["rewards"]), Outcome.OK)))
+        return done
