@@ -50,5 +50,5 @@ def test_a_program_that_asks_nothing_is_one_line(cli: Cli, tiny: Path, tmp_path:
     words = ["train", "grpo", "--model", tiny, "--out", tmp_path / "run", "--set", "rollout.engine=transformers"]
     done = cli(*words, "--environment", f"{sys.executable} -c pass", expect=2)
     (line,) = (line for line in done.stderr.strip().splitlines() if not line.startswith("…"))
-    assert re.match(r"error: .* asks for no turn on row \S+: .*docs/gateway\.md\)$", line), line
+    assert re.fullmatch(r"error: .* asks for no turn on row .*: protocol: .* \(docs/gateway\.md\)", line), line
     assert not (tmp_path / "run").exists()
