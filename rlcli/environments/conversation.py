@@ -136,7 +136,25 @@ class Conversation:
 def state_of(messages: Sequence[Message]) -> int:
     """A hash of what an environment writes before a turn, 63 bits: equal for the same roles, names and texts."""
     said = json.dumps([[message.get(key) for key in ("role", "name", "content")] for message in messages])
-    return int.from_bytes(hashlib.blake2b(said.encode(), digest_size=8).digest(), "little") >> 1
+    return _hashed(said.encode())
+
+
+def states_of(trajectory: Trajectory) -> list[int]:
+    """Where no messages are known, a hash of the tokens before each turn of the policy, since its last one: 63 bits."""
+    states: list[int] = []
+    heard, before = b"", "policy"
+    for span in trajectory.spans:
+        if span.speaker != "policy":
+            heard += trajectory.tokens[span.start : span.end].tobytes()
+        elif before != "policy":
+            states.append(_hashed(heard))
+            heard = b""
+        before = span.speaker
+    return states
+
+
+def _hashed(said: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 1
 
 
 def shortened(text: str, most: int, cut: Cut) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.data.messages import PromptTask
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.conversation import OUT_OF_TOKENS
+from rlcli.environments.conversation import OUT_OF_TOKENS, states_of
 from rlcli.environments.environment import VERIFIER, EnvironmentFailed, Failure
 from rlcli.environments.gateway.agents import AgentRun
 from rlcli.environments.gateway.pool import AgentPool, Asked, Over
@@ -155,7 +155,9 @@ def _held(key: int, run: AgentRun) -> Held:
     rewards = [] if run.reward is None else [run.reward]
     facts: dict[str, Any] = {"rewards": rewards, "ended": ended, "info": {}}
     fields = {"conversation": [dict(message) for message in last.messages], "environment": facts}
-    return Held(key, whole, fields, run.calls, run.failed_calls, branches=len(run.branches))
+    by_turn = [0.0] * (whole.turns - 1) + [run.reward or 0.0]  # a program posts its reward at the end
+    credit = tuple(by_turn), tuple(states_of(whole))
+    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, branches=len(run.branches))
 
 
 def _check_reward(run: AgentRun, verifier: str) -> None:

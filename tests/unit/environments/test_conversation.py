@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcli.environments.conversation import Conversation, Limits, shortened, state_of
+from rlcli.data.trajectories import Trajectory
+from rlcli.environments.conversation import Conversation, Limits, shortened, state_of, states_of
 from rlcli.environments.environment import Opening, Reply
 from rlcli.environments.turns import TurnTemplate
 from tests import chat_templates as of
@@ -93,6 +94,22 @@ def test_a_state_is_what_the_environment_wrote_and_nothing_else() -> None:
     assert state_of([tool]) == state_of([{**tool, "tool_call_id": "call00002"}])
     assert len({state_of([{**tool, key: "x"}]) for key in ("role", "name", "content")} | {state_of([tool])}) == 4
     assert state_of([tool, tool]) != state_of([tool])
+
+
+def test_without_messages_a_state_is_the_tokens_since_the_last_turn() -> None:
+    def turn(whole: Trajectory, *tokens: int, version: int = 1) -> Trajectory:
+        return whole.extended("policy", np.array(tokens, np.int32), -np.ones(len(tokens), np.float32), version)
+
+    def told(whole: Trajectory, *tokens: int) -> Trajectory:
+        return whole.extended("environment", np.array(tokens, np.int32))
+
+    prompt = Trajectory.of_prompt(np.array([1, 2], np.int32))
+    whole = turn(told(turn(told(turn(prompt, 3, 4), 1, 2), 5), 7), 6)  # its second turn was told what the prompt says
+    whole = turn(whole, 9, version=2)  # and the last one was continued with other weights
+    first, second, third = states_of(whole)
+    assert first == second != third
+    assert len(states_of(whole)) == whole.turns == 1 + whole.turn_of_drawn[-1]
+    assert states_of(told(turn(prompt), 8)) == [first], "nothing was drawn in its turn"
 
 
 def test_a_turn_that_was_cut_off_ends_it() -> None:

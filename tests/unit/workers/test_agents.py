@@ -153,6 +153,13 @@ def test_an_agents_turns_are_one_trajectory_of_the_engines_ids(engine: Transform
     fields = {tokens: fields for _, tokens, fields in scorer.asked}
     assert [len(fields[row.last_turn.astype("int32").tobytes()]["conversation"]) for row in rows] == [4] * 6
     assert len({tuple(row.tokens.tolist()) for row in rows}) == 6
+    assert all(sample.turn_rewards == (0.0, 0.5) for sample in samples)
+    told = [
+        row.tokens[span.start : span.end].tolist() for row in rows for span in row.spans if span.speaker != "policy"
+    ]
+    states = [state for sample in samples for state in sample.turn_states]
+    assert [told.index(one) for one in told] == [states.index(one) for one in states], "turns that were told the same"
+    assert len(set(states)) < len(states)
 
 
 def test_the_same_seed_gives_the_same_samples(engine: TransformersEngine, model: Path) -> None:
@@ -208,6 +215,7 @@ def test_without_a_posted_reward_the_rows_verifier_decides(engine: TransformersE
     assert report.samples[0].verdict.outcome is Outcome.OK
     ((_, tokens, fields),) = scorer.asked
     assert (tokens, fields["environment"]["rewards"]) == (rows[0].last_turn.astype("int32").tobytes(), [])
+    assert report.samples[0].turn_rewards == (0.0, 0.0)
 
 
 def test_a_limit_ends_an_agent_and_its_sample_counts(engine: TransformersEngine, model: Path) -> None:

@@ -141,6 +141,9 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
         assert row.versions[0] == 1
     scores = {s.sample: s.verdict.score for s in second.samples}
     assert all(score == sum(range(1, found[sample].turns + 1)) for sample, score in scores.items())
+    for one in second.samples:
+        assert one.turn_rewards == tuple(range(1, one.turns + 1)), "what is said again is not rewarded twice"
+        assert len(one.turn_states) == one.turns
 
 
 def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
