@@ -1,7 +1,7 @@
 """Supervised warm-up of a tiny model, so that reinforcement learning has something to improve.
 
-40% of the demonstrations work a sum digit by digit, and 60% guess its answer without working. The model learns that it
-can show its work, but mostly does not; the rewards then teach it to.
+The demonstrations of a task show two behaviours, the better one less often. The model learns that it can do the better
+one, but mostly does not; the rewards then teach it to.
 """
 
 from __future__ import annotations
@@ -12,37 +12,35 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcli.data.prompts.prompts import TokenizedPrompts
-from rlcli.data.prompts.table import read_prompts
-from rlcli.errors import DataError, ModelError
-from rlcli.types import Prompt
+from rlcli.errors import ModelError
 
 if TYPE_CHECKING:
     import torch
 
 SIZES = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}
 RECIPE: dict[str, Any] = {
-    "version": 1,  # raise it when the code below changes the result
+    "version": 2,  # raise it when the code below changes the result
     "batch": 32,
     "lr": 3e-3,
     "final_lr_fraction": 0.1,
     "warmup_steps": 20,
     "betas": [0.9, 0.95],
     "weight_decay": 0.01,
-    "guesses": 0.6,
-    "guess_within": 10,
 }
 NOTE = "warm-start.json"
 THREADS = 1
 """Two are hardly faster at this size, and several times slower if something else uses the cores."""
 IGNORED = -100
 """The label of tokens without a loss, as in torch's cross entropy."""
+
+Batch = tuple["torch.Tensor", "torch.Tensor"]
+"""Token ids and labels, int64[rows, longest]."""
 
 
 @dataclass(frozen=True)
@@ -56,36 +54,42 @@ class WarmStart:
     loss: float
 
 
-@dataclass(frozen=True)
-class Demonstration:
-    """prompt: token ids with the chat template. worked: token ids of the worked answer. answer: the sum."""
+class Lessons(Protocol):
+    """What a warm start learns from. steps: how many, by default."""
 
-    prompt: list[int]
-    worked: list[int]
-    answer: int
+    steps: int
+
+    def key(self) -> Any:
+        """Everything that shapes the demonstrations, as JSON. Raises `DataError` for unsuitable data."""
+        ...
+
+    def prepare(self, seed: int) -> tuple[Any, Callable[[random.Random, int], list[Batch]]]:
+        """The model's tokenizer, and what draws so many demonstrations for one step, in batches of similar lengths."""
+        ...
 
 
 def warm_start(
     out: str | Path,
-    data: str | Path,
+    lessons: Lessons,
     seed: int,
-    steps: int = 1000,
+    steps: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> WarmStart:
     """The warmed-up tiny model in a separate folder under `out`; trained now unless an equal one exists.
 
-    data: output of `rlcli prep arithmetic`. The folder's name holds a hash of everything that affects the model.
-    `on_progress` gets (steps done, steps). Raises `DataError` for data without worked solutions, `ModelError` if `out`
-    cannot be written.
+    steps: 0: those of the lessons. The folder's name holds a hash of everything that affects the model. `on_progress`
+    gets (steps done, steps). Raises `DataError` for data without demonstrations, `ModelError` if `out` cannot be
+    written.
     """
-    prompts = read_prompts(data, "train")
-    path = Path(out) / f"warm-start-{_key(prompts, seed, steps)}"
+    steps = steps or lessons.steps
+    path = Path(out) / f"warm-start-{_key(lessons, seed, steps)}"
     cached = path.is_dir()
     if not cached:
         _writable(path)
         began = time.monotonic()
-        model, loss = _train(prompts, seed, steps, on_progress)
-        _save(model, path, {"seconds": round(time.monotonic() - began, 3), "loss": round(loss, 4), "seed": seed})
+        model, tokenizer, loss = _train(lessons, seed, steps, on_progress)
+        note = {"seconds": round(time.monotonic() - began, 3), "loss": round(loss, 4), "seed": seed}
+        _save(model, tokenizer, path, note)
     note = json.loads((path / NOTE).read_text())
     return WarmStart(path, note["seconds"], cached, note["loss"])
 
@@ -102,40 +106,31 @@ def _writable(path: Path) -> None:
         ) from error
 
 
-def _key(prompts: Sequence[Prompt], seed: int, steps: int) -> str:
-    rows = [(prompt.messages[-1]["content"], _solution(prompt)) for prompt in prompts]
-    shape = json.dumps([SIZES, RECIPE, seed, steps, rows], sort_keys=True)
+def _key(lessons: Lessons, seed: int, steps: int) -> str:
+    shape = json.dumps([SIZES, RECIPE, seed, steps, lessons.key()], sort_keys=True)
     return hashlib.sha256(shape.encode()).hexdigest()[:16]
 
 
-def _solution(prompt: Prompt) -> str:
-    solution = prompt.extra_info.get("response")
-    if not isinstance(solution, str):
-        raise DataError(f"data: {prompt.id} has no worked solution", "make the data with: rlcli prep arithmetic")
-    return solution
-
-
 def _train(
-    prompts: Sequence[Prompt], seed: int, steps: int, on_progress: Callable[[int, int], None] | None
-) -> tuple[Any, float]:
+    lessons: Lessons, seed: int, steps: int, on_progress: Callable[[int, int], None] | None
+) -> tuple[Any, Any, float]:
     import torch
     from transformers import Qwen2ForCausalLM
 
-    from rlcli.model.io.tiny import tiny_config, tiny_tokenizer
+    from rlcli.model.io.tiny import tiny_config
 
-    tokenizer = tiny_tokenizer()
-    demonstrations = _demonstrations(prompts, tokenizer)
+    tokenizer, batches_of = lessons.prepare(seed)
     rng = random.Random(seed)
     losses: list[float] = []
     with _own_torch_state(seed):
-        model = Qwen2ForCausalLM(tiny_config(**SIZES)).train()
+        model = Qwen2ForCausalLM(tiny_config(**SIZES, tokenizer=tokenizer)).train()
         optimizer = torch.optim.AdamW(
             model.parameters(), betas=RECIPE["betas"], weight_decay=RECIPE["weight_decay"], fused=True
         )
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = _lr(step, steps)
-            batches = _batches(demonstrations, tokenizer, rng)
+            batches = batches_of(rng, RECIPE["batch"])
             tokens = sum(int((labels != IGNORED).sum()) for _, labels in batches)
             loss = sum(_summed_loss(model, ids, labels) for ids, labels in batches) / tokens
             loss.backward()
@@ -146,44 +141,16 @@ def _train(
             if on_progress:
                 on_progress(step + 1, steps)
     last = losses[-max(1, steps // 10) :]
-    return model, sum(last) / len(last)
+    return model, tokenizer, sum(last) / len(last)
 
 
-def _demonstrations(prompts: Sequence[Prompt], tokenizer: Any) -> list[Demonstration]:
-    tokenized = TokenizedPrompts.tokenize(prompts, tokenizer, max_prompt_tokens=tokenizer.model_max_length)
-    return [
-        Demonstration(tokenized.tokens(i).tolist(), _ids(tokenizer, _solution(prompt)), int(prompt.ground_truth))
-        for i, prompt in enumerate(tokenized.prompts)
-    ]
-
-
-def _ids(tokenizer: Any, answer: str) -> list[int]:
-    ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    return [*ids, tokenizer.eos_token_id]
-
-
-def _batches(
-    demonstrations: list[Demonstration], tokenizer: Any, rng: random.Random
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Token ids and labels of one step: guesses and worked answers separately, as their lengths differ by half."""
-    guessed, worked = [], []
-    for drawn in rng.choices(demonstrations, k=RECIPE["batch"]):
-        if rng.random() < RECIPE["guesses"]:
-            off = rng.randint(-RECIPE["guess_within"], RECIPE["guess_within"])
-            guessed.append((drawn.prompt, _ids(tokenizer, f"#### {max(0, drawn.answer + off)}")))
-        else:
-            worked.append((drawn.prompt, drawn.worked))
-    return [_pad(rows, tokenizer.pad_token_id) for rows in (guessed, worked) if rows]
-
-
-def _pad(rows: list[tuple[list[int], list[int]]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels, int64[rows, longest], padded on the right. Causal attention needs no mask for that."""
+def padded(rows: list[tuple[list[int], list[int]]], pad_id: int) -> Batch:
+    """Rows of token ids and labels as one batch, padded on the right. Causal attention needs no mask for that."""
     import torch
 
-    ids = [torch.tensor(prompt + response) for prompt, response in rows]
-    labels = [torch.tensor([IGNORED] * len(prompt) + response) for prompt, response in rows]
     pad = torch.nn.utils.rnn.pad_sequence
-    return pad(ids, batch_first=True, padding_value=pad_id), pad(labels, batch_first=True, padding_value=IGNORED)
+    ids = pad([torch.tensor(ids) for ids, _ in rows], batch_first=True, padding_value=pad_id)
+    return ids, pad([torch.tensor(labels) for _, labels in rows], batch_first=True, padding_value=IGNORED)
 
 
 def _summed_loss(model: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -215,14 +182,14 @@ def _own_torch_state(seed: int) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _save(model: Any, path: Path, note: dict[str, Any]) -> None:
+def _save(model: Any, tokenizer: Any, path: Path, note: dict[str, Any]) -> None:
     from rlcli.model.io.tiny import save_model
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
-            save_model(model, beside)
+            save_model(model, beside, tokenizer)
             (beside / NOTE).write_text(json.dumps(note) + "\n")
             beside.rename(path)
         finally:

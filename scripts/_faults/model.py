@@ -19,12 +19,13 @@ def make_quickstart(work: Path) -> None:
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.files import cache_folder
     from rlcli.prep.pipeline import converter_named, prepare
+    from rlcli.quickstart.sums import Sums
     from rlcli.quickstart.warm_start import warm_start
     from rlcli.types import ConvertOptions
 
     for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(seed=0)).splits.items():
         write_prompts(work / "sums" / f"{split}.parquet", prompts)
-    (work / "warm").symlink_to(warm_start(cache_folder(), work / "sums", seed=0).path)
+    (work / "warm").symlink_to(warm_start(cache_folder(), Sums(work / "sums"), seed=0).path)
 
 
 def make_model_and_data(work: Path) -> None:

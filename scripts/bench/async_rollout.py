@@ -143,10 +143,11 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Held-out accuracy and reward of the quickstart's task with each staleness."""
+    from rlcli.quickstart.sums import Sums
     from rlcli.quickstart.warm_start import warm_start
 
     data = make_data(folder / "data", ConvertOptions(seed=arguments.seed))
-    warm = warm_start(arguments.cache or folder / "cache", data, arguments.seed)
+    warm = warm_start(arguments.cache or folder / "cache", Sums(data), arguments.seed)
     found: dict[str, Any] = {}
     for own in (APART, AHEAD):
         out = folder / f"run-{len(found)}"

@@ -85,12 +85,13 @@ def _sets(values: Mapping[str, Any]) -> str:
 
 def prepare(seed: int, folder: Path) -> tuple[Path, Path]:
     """Data and warm start of `seed`, as `rlcli quickstart` makes them."""
+    from rlcli.quickstart.sums import Sums
     from rlcli.quickstart.warm_start import warm_start
 
     data = folder / f"data-{seed}"
     if not data.exists():
         rlcli("prep", "arithmetic", "--seed", str(seed), "--out", str(data))
-    return data, warm_start(folder / "cache", data, seed).path
+    return data, warm_start(folder / "cache", Sums(data), seed).path
 
 
 def run(recipe: str, seed: int, steps: int, folder: Path, engine: str = "vllm") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rlcli quickstart` keeps its promise: a tiny model gets unmistakably better, and the second time starts at once."""
+"""`rlcli quickstart` keeps its promise: a tiny model gets unmistakably better, and conversations are learnt too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 POINTS = 0.30
 
 
-def test_a_tiny_model_learns_and_the_warm_start_is_kept(cli: Cli, tmp_path: Path) -> None:
+def test_a_tiny_model_learns(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--cache", tmp_path / "cache", "--json")
     first = json.loads(cli(*words, "--out", tmp_path / "first", "--steps", "20", timeout=600).stdout)
     before, after = (first["evaluations"][step]["pass"]["pass@1"] for step in ("0", "20"))
@@ -27,7 +27,15 @@ def test_a_tiny_model_learns_and_the_warm_start_is_kept(cli: Cli, tmp_path: Path
     assert_it_can_show_its_work_but_mostly_does_not(warm, tmp_path / "first-data")
     assert (tmp_path / "first" / "reward.png").stat().st_size > 10_000
 
-    again = cli(*words[:-1], "--out", tmp_path / "again", "--steps", "1")
-    assert "cached" in again.stderr
-    assert "pass@1" in again.stdout
-    assert "rlcli train grpo" in again.stdout
+
+def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, tmp_path: Path) -> None:
+    words = ("quickstart", "--task", "tools", "--cache", tmp_path / "cache", "--out", tmp_path / "run", "--steps", "2")
+    shown = cli(*words, timeout=600).stdout
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [0, 1, 2]
+    # It calls the calculator now and then, so sampling finds what the greedy model does not do.
+    assert steps[0]["eval/pass@1"] < 0.4
+    assert 0.1 < steps[1]["reward/mean"] < 0.6
+    before, after = shown.index("before: reward"), shown.index("after 2 steps: reward")
+    assert "*" in shown[before:after], "a product is asked for"
+    assert before < after < shown.index("pass@1 (greedy)") < shown.index("rlcli env try calculator")

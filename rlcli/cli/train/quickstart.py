@@ -1,25 +1,85 @@
-"""`rlcli quickstart`: trains a tiny model on arithmetic, with the code that trains large ones."""
+"""`rlcli quickstart`: trains a tiny model on a small task, with the code that trains large ones."""
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from rlcli.cli.console import emit_json, plain, progress, show, stderr, table
+from rlcli.cli.env.messages import print_message
 from rlcli.cli.options import JsonFigures
 from rlcli.files import cache_folder
+
+if TYPE_CHECKING:
+    from rlcli.config.schema import RunConfig
+    from rlcli.quickstart.warm_start import Lessons
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
 WARMUP_STEPS = 10
 MAX_SEED = (1 << 32) - 1
 
+TaskName = Literal["sums", "tools", "guess"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """data, warm, held_out: what the data, the demonstrations and the test rows are. next: commands to try then, with
+    the run's model and data in the place of {model} and {data}."""
+
+    recipe: str
+    data: str
+    warm: str
+    held_out: str
+    next: str
+
+
+TASKS: dict[str, Task] = {
+    "sums": Task(
+        "quickstart",
+        "sums of two numbers below 100",
+        "worked and guessed answers",
+        "held-out sums",
+        """\
+  rlcli eval --model {model} --data {data} --samples 8 --max-tokens 40
+  rlcli recipes show quickstart                  what this run was made of
+  rlcli prep gsm8k                               a real dataset
+  rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run""",
+    ),
+    "tools": Task(
+        "quickstart-tools",
+        "products of two numbers of three digits, and a calculator",
+        "some conversations call the calculator, most guess the answer",
+        "held-out products",
+        """\
+  rlcli env try calculator --model {model} --data {data} --row 3
+  rlcli recipes show quickstart-tools            what this run was made of
+  rlcli prep gsm8k                               a real dataset
+  rlcli train tools-calculator --dry-run         a real model with the same tool""",
+    ),
+    "guess": Task(
+        "quickstart-guess",
+        "none: the environment chooses a number from 1 to 15, to be found with four guesses",
+        "some guesses halve what is left, most count up",
+        "held-out games",
+        """\
+  rlcli env try guess_number --set environment.options.high=15       play it yourself
+  rlcli env try guess_number --set environment.options.high=15 --model {model}
+  rlcli recipes show quickstart-guess            what this run was made of
+  rlcli train guess-number --dry-run             a real model, numbers up to 100""",
+    ),
+}
+
 
 def quickstart(
+    task: Annotated[
+        TaskName, typer.Option(help="What to learn: to work sums, to use a tool, or to guess a number by asking.")
+    ] = "sums",
     out: Annotated[Path | None, typer.Option(help="Folder for data and run (default: runs/quickstart-N).")] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the data, the warm start and the run.")] = 0,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes (default: up to 2, one a core).")] = None,
@@ -33,15 +93,16 @@ def quickstart(
 
       rlcli quickstart
 
+      rlcli quickstart --task tools
+
       rlcli quickstart --seed 1 --json
     """
     from rlcli.config.load import resolve
     from rlcli.extras import TRAINING, require
 
     require(*TRAINING)
-    from rlcli.launch.preflight import check_machine, prepare
+    from rlcli.launch.preflight import check_machine
     from rlcli.runs.folder import RunFolder, default_out
-    from rlcli.tracking.console import View
 
     started = time.monotonic()
     report = stderr().print
@@ -53,68 +114,131 @@ def quickstart(
         "train.seed": seed,
         "cluster.workers": workers or min(2, len(os.sched_getaffinity(0))),
     }
-    check_machine(resolve("quickstart", flags).config)
+    config = resolve(TASKS[task].recipe, flags).config
+    check_machine(config)
     RunFolder.check(target)
-    report("[1/4] data: sums of two numbers below 100")
-    data = _prepare_data(target.with_name(f"{target.name}-data"), seed)
-    report("[2/4] warm start: supervised learning on worked and on guessed answers")
-    warm = _warm_start(cache or cache_folder(), data, seed)
+    report(f"[1/4] data: {TASKS[task].data}")
+    data = _prepare_data(task, target.with_name(f"{target.name}-data"), seed)
+    report(f"[2/4] warm start: supervised learning; {TASKS[task].warm}")
+    warm = _warm_start(cache or cache_folder(), _lessons(task, config, data), seed)
     report(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
-    flags |= {"model.path": str(warm.path), "data.path": str(data), "evaluation.data": str(data)}
-    report("[3/4] reinforcement learning: GRPO on Ray, FSDP2 and vLLM")
-    resolved = resolve("quickstart", flags)
+    flags |= {"model.path": str(warm.path)}
+    flags |= {"data.path": str(data), "evaluation.data": str(data)} if data else {}
+    report(f"[3/4] reinforcement learning: GRPO on Ray, FSDP2 and {config.rollout.engine}")
+    result = _train(TASKS[task].recipe, flags, target)
+    result |= {"task": task, "seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
+    result["total_s"] = round(time.monotonic() - started, 1)
+    if config.environment.name:
+        result["conversations"] = _conversations(target, result["evaluations"])
+    report("[4/4] result")
+    _show(result, TASKS[task], target, data, as_json)
+    if result["stopped"]:
+        raise typer.Exit(130)
+
+
+def _train(recipe: str, flags: dict[str, object], target: Path) -> dict[str, Any]:
+    from rlcli.config.load import resolve
+    from rlcli.launch.preflight import prepare
+    from rlcli.tracking.console import View
+
+    resolved = resolve(recipe, flags)
     with View() as view:
         view.phase("check model and data")
         prepared = prepare(resolved.config)
         view.phase("load torch and the engine")
         from rlcli.launch.launch import train_in_folder
 
-        result = train_in_folder(resolved, prepared, target, view)
-    result |= {"seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}
-    result["total_s"] = round(time.monotonic() - started, 1)
-    report("[4/4] result")
-    _show(result, target, data, as_json)
-    if result["stopped"]:
-        raise typer.Exit(130)
+        return train_in_folder(resolved, prepared, target, view)
 
 
-def _prepare_data(folder: Path, seed: int) -> Path:
+def _prepare_data(task: TaskName, folder: Path, seed: int) -> Path | None:
+    """The folder with the rows; None for a task whose environment needs none."""
     from rlcli.data.prompts.schema import write_prompts
     from rlcli.prep.pipeline import converter_named, prepare
+    from rlcli.quickstart.tasks import products
     from rlcli.types import ConvertOptions
 
-    for split, prompts in prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits.items():
+    if task == "guess":
+        return None
+    sums = task == "sums"
+    splits = prepare(converter_named("arithmetic"), ConvertOptions(seed=seed)).splits if sums else products(seed)
+    for split, prompts in splits.items():
         write_prompts(folder / f"{split}.parquet", prompts)
     return folder
 
 
-def _warm_start(cache: Path, data: Path, seed: int) -> Any:
+def _lessons(task: TaskName, config: RunConfig, data: Path | None) -> Lessons:
+    from rlcli.data.prompts.table import read_prompts
+    from rlcli.launch.environments import numbered_rows
+    from rlcli.quickstart.conversations import Conversations
+    from rlcli.quickstart.sums import Sums
+    from rlcli.quickstart.tasks import Calculating, Guessing
+
+    if data is None:
+        return Conversations(config, numbered_rows(config), Guessing(1, int(config.environment.options["high"])))
+    return Sums(data) if task == "sums" else Conversations(config, read_prompts(data, "train"), Calculating())
+
+
+def _warm_start(cache: Path, lessons: Lessons, seed: int) -> Any:
     from rlcli.quickstart.warm_start import warm_start
 
     with progress() as update:
-        return warm_start(cache, data, seed, on_progress=lambda done, steps: update("      warming up", done, steps))
+        return warm_start(cache, lessons, seed, on_progress=lambda done, steps: update("      warming up", done, steps))
 
 
-def _show(result: dict[str, Any], target: Path, data: Path, as_json: bool) -> None:
+def _conversations(target: Path, steps: Any) -> list[dict[str, Any]]:
+    """The same held-out row's conversation in the first and in the last evaluation: one that only the last solved, if
+    there is any."""
+    import json
+
+    from rlcli.data.samples import sample_files
+    from rlcli.evaluation.store import prompt_order, read_samples
+
+    found = []
+    for step in (min(steps, key=int), max(steps, key=int)) if steps else ():
+        rows = [
+            row for file in sample_files(target / "evaluations", int(step)) for row in read_samples(file).to_pylist()
+        ]
+        found.append({row["prompt_id"]: row for row in rows if row["messages"]})
+    if not found:
+        return []
+    both = sorted(found[0].keys() & found[1].keys(), key=prompt_order)
+    learnt = [name for name in both if found[0][name]["score"] < found[1][name]["score"]]
+    return [
+        {
+            "step": int(step),
+            "prompt_id": name,
+            "score": row[name]["score"],
+            "messages": json.loads(row[name]["messages"]),
+        }
+        for name in (learnt or both)[:1]
+        for step, row in zip((min(steps, key=int), max(steps, key=int)), found, strict=True)
+    ]
+
+
+def _show(result: dict[str, Any], task: Task, target: Path, data: Path | None, as_json: bool) -> None:
     from rlcli.tracking.plots import reward_curve_text
 
     if as_json:
         emit_json(result)
         return
+    for one in result.get("conversations", ()):
+        plain(f"{_after(one['step'])}: reward {one['score']:g}")
+        for message in one["messages"]:
+            print_message(message)
+        plain("")
     plain(reward_curve_text(result["rewards"], CURVE_WIDTH, CURVE_HEIGHT))
     rows = []
     for step, report in sorted(result["evaluations"].items()):
         at_one = report["pass"]["pass@1"]
         interval = f"[{100 * at_one['low']:.1f}, {100 * at_one['high']:.1f}]"
         tokens = f"{report['mean_response_tokens']:.1f}"
-        rows.append((f"after {step} steps" if step else "before", f"{100 * at_one['mean']:.1f}%", interval, tokens))
-    show(table(["held-out sums", "pass@1 (greedy)", "95% interval", "tokens a response"], rows))
+        rows.append((_after(step), f"{100 * at_one['mean']:.1f}%", interval, tokens))
+    show(table([task.held_out, "pass@1 (greedy)", "95% interval", "tokens a response"], rows))
     plain(f"{result['total_s']:.0f} s in all. The curve as a picture: {target / 'reward.png'}")
-    plain(
-        f"""
-Next:
-  rlcli eval --model {quote(f"{target}/checkpoints/latest")} --data {quote(str(data))} --samples 8 --max-tokens 40
-  rlcli recipes show quickstart                  what this run was made of
-  rlcli prep gsm8k                               a real dataset
-  rlcli train grpo --model Qwen/Qwen2.5-0.5B-Instruct --data data/gsm8k --dry-run"""
-    )
+    places = {"model": quote(f"{target}/checkpoints/latest"), "data": quote(str(data))}
+    plain(f"\nNext:\n{task.next.format(**places)}")
+
+
+def _after(step: int) -> str:
+    return f"after {step} steps" if step else "before"

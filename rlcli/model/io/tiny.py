@@ -71,16 +71,18 @@ def make_tiny_model(
     return out
 
 
-def save_model(model: Any, folder: Path) -> None:
-    """Save `model` with the tiny tokenizer, chat template and generation config to an existing folder."""
+def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
+    """Save `model` with its tokenizer (None: the tiny one), chat template and generation config to an existing
+    folder."""
     logging.disable_progress_bar()  # not useful for one small file
     model.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    (tiny_tokenizer() if tokenizer is None else tokenizer).save_pretrained(folder)
     by_umask(folder)
 
 
-def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen2Config:
-    """The configuration of a tiny model, or a `ConfigError` that names the wrong size."""
+def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int, tokenizer: Any = None) -> Qwen2Config:
+    """The configuration of a tiny model for a tokenizer (None: the tiny one), or a `ConfigError` that names the wrong
+    size."""
     sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
     for flag, size in sizes.items():
         if size < 1:
@@ -94,7 +96,7 @@ def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int) -> Qwen2
             "and 32 or more",
             f"give --hidden {max(2, -(-hidden // (16 * heads))) * 16 * heads}",
         )
-    tokens = _vocabulary()
+    tokens = tokenizer.get_vocab() if tokenizer is not None else _vocabulary()
     return Qwen2Config(
         vocab_size=len(tokens),
         hidden_size=hidden,

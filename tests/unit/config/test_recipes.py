@@ -47,7 +47,14 @@ ALGORITHMS = (
     *("gdpo", "grpo_passk", "dro", "dppo_tv", "turn_rloo", "gigpo"),
 )
 TASKS = (
-    *("quickstart", "grpo-gsm8k-0.5b", "grpo-lora-gsm8k-1.5b", "ppo-gsm8k-0.5b"),
+    *(
+        "quickstart",
+        "quickstart-tools",
+        "quickstart-guess",
+        "grpo-gsm8k-0.5b",
+        "grpo-lora-gsm8k-1.5b",
+        "ppo-gsm8k-0.5b",
+    ),
     *("dapo-math-7b", "dapo-math-32b", "grpo-code-7b"),
 )
 CONVERSATIONS = ("guess-number", "countdown-feedback", "code-repair", "tools-calculator", "tools-python", "search")
@@ -112,7 +119,7 @@ def test_the_clips_of_a_recipe_are_what_its_loss_takes(name: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_recipe_needs_no_more_than_its_name_to_run(name: str) -> None:
     config = resolve(name).config
-    if name == "quickstart":  # which the command of that name gives its model and data
+    if name.startswith("quickstart"):  # which the command of that name gives its model and data
         return
     assert config.model.path
     assert config.data.path.startswith("data/")
@@ -270,7 +277,7 @@ def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_near_ones() -> None:
-    with pytest.raises(UnknownName, match=r"'quikstart'; did you mean quickstart\?"):
+    with pytest.raises(UnknownName, match=r"'quikstart'; did you mean quickstart, "):
         recipes.load("quikstart")
 
 

@@ -13,7 +13,9 @@ from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError, ModelError
 from rlcli.model.io.tiny import tiny_tokenizer
 from rlcli.prep.pipeline import prepare
+from rlcli.quickstart import sums
 from rlcli.quickstart import warm_start as module
+from rlcli.quickstart.sums import Sums
 from rlcli.quickstart.warm_start import warm_start
 from rlcli.types import ConvertOptions
 from tests.warm_starts import assert_it_can_show_its_work_but_mostly_does_not
@@ -30,18 +32,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 def test_an_equal_warm_start_is_made_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
-    made = warm_start(tmp_path, data, seed=0, steps=2, on_progress=lambda done, steps: seen.append((done, steps)))
+    made = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda done, steps: seen.append((done, steps)))
     assert seen == [(1, 2), (2, 2)]
     assert not made.cached
     assert AutoModelForCausalLM.from_pretrained(made.path).config.hidden_size == 128
-    again = warm_start(tmp_path, data, seed=0, steps=2, on_progress=lambda *_: pytest.fail("trained again"))
+    again = warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=lambda *_: pytest.fail("trained again"))
     assert (again.path, again.seconds, again.loss, again.cached) == (made.path, made.seconds, made.loss, True)
     assert [path.name for path in tmp_path.iterdir()] == [made.path.name]
     # Whatever shapes the model gives it another place.
-    assert warm_start(tmp_path, data, seed=1, steps=2).path != made.path
-    assert warm_start(tmp_path, data, seed=0, steps=3).path != made.path
+    assert warm_start(tmp_path, Sums(data), seed=1, steps=2).path != made.path
+    assert warm_start(tmp_path, Sums(data), seed=0, steps=3).path != made.path
     monkeypatch.setitem(module.RECIPE, "version", -1)
-    assert warm_start(tmp_path, data, seed=0, steps=2).path != made.path
+    assert warm_start(tmp_path, Sums(data), seed=0, steps=2).path != made.path
 
 
 def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: Path, tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_an_interrupted_warm_start_leaves_nothing_to_be_taken_for_a_model(data: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        warm_start(tmp_path, data, seed=0, steps=2, on_progress=interrupt)
+        warm_start(tmp_path, Sums(data), seed=0, steps=2, on_progress=interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -59,20 +61,20 @@ def test_the_same_seed_gives_the_same_model_and_keeps_the_random_state(data: Pat
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    one = warm_start(tmp_path / "one", data, seed=5, steps=3)
+    one = warm_start(tmp_path / "one", Sums(data), seed=5, steps=3)
     assert torch.equal(torch.rand(1), expected)
     assert torch.get_num_threads() == threads
-    two = warm_start(tmp_path / "two", data, seed=5, steps=3)
+    two = warm_start(tmp_path / "two", Sums(data), seed=5, steps=3)
     assert (one.path / "model.safetensors").read_bytes() == (two.path / "model.safetensors").read_bytes()
 
 
 def test_batches_mix_worked_answers_and_guesses_with_loss_on_answers(data: Path) -> None:
     tokenizer = tiny_tokenizer()
-    demonstrations = module._demonstrations(read_prompts(data, "train"), tokenizer)
+    demonstrations = sums._demonstrations(read_prompts(data, "train"), tokenizer)
     rng = random.Random(0)
     guesses, total = 0, 0
     for _ in range(30):
-        for ids, labels in module._batches(demonstrations, tokenizer, rng):
+        for ids, labels in sums._batches(demonstrations, tokenizer, rng, 32):
             for row, label in zip(ids, labels, strict=True):
                 question, answer = tokenizer.decode(row).split("<|assistant|>")
                 a, b = map(int, question.removeprefix("<|user|>").removesuffix("=").split("+"))
@@ -94,9 +96,9 @@ def test_the_loss_is_the_mean_over_answer_tokens_in_any_split(data: Path) -> Non
     from rlcli.model.io.tiny import tiny_config
 
     tokenizer = tiny_tokenizer()
-    demonstrations = module._demonstrations(read_prompts(data, "train"), tokenizer)
+    demonstrations = sums._demonstrations(read_prompts(data, "train"), tokenizer)
     model = Qwen2ForCausalLM(tiny_config(**module.SIZES))
-    for ids, labels in module._batches(demonstrations, tokenizer, random.Random(0)):
+    for ids, labels in sums._batches(demonstrations, tokenizer, random.Random(0), 32):
         tokens = (labels != -100).sum()
         # The model's own loss takes the same labels and averages.
         reference = model(input_ids=ids, labels=labels).loss
@@ -110,18 +112,18 @@ def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
     prompts = [dataclasses.replace(prompt, extra_info={}) for prompt in made[:3]]
     write_prompts(tmp_path / "train.parquet", prompts)
     with pytest.raises(DataError, match="no worked solution; make the data with: rlcli prep arithmetic"):
-        warm_start(tmp_path / "out", tmp_path, seed=0, steps=1)
+        warm_start(tmp_path / "out", Sums(tmp_path), seed=0, steps=1)
 
 
 @pytest.mark.exhaustive
 def test_the_model_can_show_its_work_but_mostly_does_not(data: Path, tmp_path: Path) -> None:
     """Of a seed that `rlcli quickstart` does not take by itself; of the one that it takes, its own test sees to it."""
-    assert_it_can_show_its_work_but_mostly_does_not(warm_start(tmp_path, data, seed=1).path, data)
+    assert_it_can_show_its_work_but_mostly_does_not(warm_start(tmp_path, Sums(data), seed=1).path, data)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_training(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     steps: list[int] = []
     with pytest.raises(ModelError, match=r"cannot write .*/file/warm-start-.*; give another folder with --cache"):
-        warm_start(tmp_path / "file", data, 0, on_progress=lambda done, total: steps.append(done))
+        warm_start(tmp_path / "file", Sums(data), 0, on_progress=lambda done, total: steps.append(done))
     assert steps == []
