@@ -19,7 +19,7 @@ from rlcli.config import recipes
 from rlcli.data.samples import sample_files
 from rlcli.runs.folder import events_of
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1700)
 
 NAMES = [name for name in recipes.names() if "environment.name" not in recipes.load(name).values]
 """test_environment_recipes.py trains those that converse."""
@@ -33,6 +33,10 @@ HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail",
 that gives those that were cut off no reward."""
 FEW = ["grpo", "ppo", "dpo", "grpo:nan", "grpo:skip"]
 """Those that run where no test marked `long` does."""
+FOR_LARGER = [
+    name for name in NAMES if re.search(r"-[\d.]+b$", name) and not recipes.load(name).values.get("lora.rank")
+]
+"""Of an algorithm that is trained here anyway, for models of a named size."""
 COPIES = "ppo:copies"
 """Each of two workers has a whole copy of policy and critic."""
 Steps = list[dict[str, Any]]
@@ -44,7 +48,7 @@ def train(model: Path, data: Path, out: Path, workers: int, names: list[str]) ->
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-8000:]
@@ -58,8 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def several(names: list[str]) -> list[Any]:
-    """Parameters, `long` but for FEW of them."""
-    return [name if name in FEW else pytest.param(name, marks=pytest.mark.long) for name in names]
+    """Parameters, `long` but for FEW of them, and `exhaustive` if they are another one for a larger model."""
+    marks = {name: pytest.mark.exhaustive if name in FOR_LARGER else pytest.mark.long for name in names}
+    return [name if name in FEW else pytest.param(name, marks=marks[name]) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,9 @@ def two_workers(tiny: Path, sums: Path, folder: Path, request: pytest.FixtureReq
     own = [item for item in request.session.items if item.path == request.path]
     if not any(item.get_closest_marker("long") for item in own):
         return train(tiny, sums, folder / "two", 2, FEW)
-    rows = train(tiny, sums, folder / "two", 2, [*(name for name in NAMES if name not in ADAPTED), *HARMED, COPIES])
+    asked = {item.callspec.params.get("name") for item in own if hasattr(item, "callspec")}
+    names = [name for name in NAMES if name in asked and name not in ADAPTED]
+    rows = train(tiny, sums, folder / "two", 2, [*names, *HARMED, COPIES])
     rows |= train(tiny, sums, folder / "adapted", 2, [*ADAPTED, *(f"{name}:stale" for name in ADAPTED)])
     print(f"\n{'recipe':<24} {'reward':>7} {'loss':>10} {'grad norm':>10} {'trained':>8} {'canary':>8} {'seconds':>8}")
     for name, row in rows.items():
