@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import psutil
@@ -25,8 +26,11 @@ def left_since(before: set[str]) -> list[str]:
     """What has come there and is no longer in use: what a live process names in its command line is another run's, and
     so are the files of an attempt whose reaper lives, which names the attempt's group, and those of a GPU check, which
     name its process."""
+    found = seen() - before
+    time.sleep(2.0)  # a semaphore of multiprocessing has its name for a moment only
+    found &= seen()
     lines = [" ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    return [entry for entry in sorted(seen() - before) if not _is_used(entry, lines)]
+    return [entry for entry in sorted(found) if not _is_used(entry, lines)]
 
 
 def _is_used(entry: str, lines: list[str]) -> bool:

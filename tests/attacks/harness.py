@@ -38,6 +38,8 @@ MEMORY_BYTES = (512 << 20) * 5 // 4
 OWNER_BYTES = 300 << 20
 LOOK_S = 0.03
 HANGS_S = 60.0
+LOADED_S = 40.0
+"""For a right program, and for processes to end, beside other tests that take both cores."""
 INNOCENT_EVERY = 4
 """A right program is verified after so many attacks, and must pass and find nothing that they left."""
 POOL_S = 4.0
@@ -262,7 +264,7 @@ class Owner:
         self._replies, self._requests = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb", buffering=0)
         self._calm: set[int] = set()
         for pool in (False, True):
-            first = self._asked(LEFTOVERS, INNOCENT, 10.0, pool)
+            first = self._asked(LEFTOVERS, INNOCENT, LOADED_S, pool)
             assert first.get("outcome") == "ok", (first, self.said.read_text())
         self._calm = {process.pid for process in below(self.process.pid)}
 
@@ -294,7 +296,7 @@ class Owner:
         self.world.restore()
         self._since.append(attack.id)
         if report.problems or pool or len(self._since) >= INNOCENT_EVERY:
-            innocent = self.ask(self.world.fill(LEFTOVERS), INNOCENT, 10.0, pool)
+            innocent = self.ask(self.world.fill(LEFTOVERS), INNOCENT, LOADED_S, pool)
             if innocent.get("outcome") != "ok":
                 report.problems.append(f"the right program after {', '.join(self._since)}: {innocent}")
             self._since.clear()
@@ -328,7 +330,7 @@ class Owner:
     def _left_behind(self) -> list[str]:
         """Processes below the harness that no owner had before; those found are killed."""
         found = [process for process in below(self.process.pid) if process.pid not in self._calm]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LOADED_S
         while found and time.monotonic() < deadline:
             time.sleep(0.02)
             found = [process for process in found if alive(process)]
@@ -449,7 +451,7 @@ class Campaign:
         """A plain verification, of a control."""
         owner = self._free.get()
         try:
-            return owner.ask(completion, ground_truth, 10.0, False)
+            return owner.ask(completion, ground_truth, LOADED_S, False)
         finally:
             self._free.put(owner)
 

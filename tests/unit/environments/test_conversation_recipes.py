@@ -16,7 +16,12 @@ from rlcli.launch.environments import numbered_rows
 from rlcli.types import Prompt
 from tests.chat_templates import HERMES, tokenizer_with
 
-NAMES = [name for name in recipes.names() if "environment.name" in recipes.load(name).values]
+NAMES = [
+    name
+    for name in recipes.names()
+    if "environment.name" in recipes.load(name).values and not name.startswith("quickstart")
+]
+"""Those of the quickstart have a tokenizer and a test of their own."""
 TRUTHS = {
     "countdown-feedback": json.dumps({"numbers": [3, 5, 7], "target": 36}),
     "code-repair": json.dumps({"kind": "asserts", "asserts": ["assert twice(2) == 4"]}),
