@@ -1,4 +1,5 @@
-"""Removes secrets from recorded or printed text: tokens and keys of the environment, and passwords of URLs."""
+"""Makes text safe to record or print: without secrets (tokens and keys of the environment, passwords of URLs), and
+without control characters."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import io
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import TextIO
 
@@ -105,3 +107,18 @@ class _Redacting(io.TextIOWrapper):
         """Flush alone. Called when this object is collected, too: closing the buffer would close the stream."""
         if not self.buffer.closed:
             self.flush()
+
+
+def printable(text: str) -> str:
+    """`text` with all terminal control characters (escapes, carriage returns, bidirectional overrides, half surrogates)
+    written as escapes, except line feeds and tabs.
+
+    >>> print(printable("\\x1b[31mred"))
+    \\x1b[31mred
+    """
+    return "".join(
+        character
+        if character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )

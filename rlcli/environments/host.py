@@ -32,12 +32,14 @@ from rlcli.environments.environment import (
     reply_of,
 )
 from rlcli.errors import ConfigError, SetupError
-from rlcli.redact import without_service_secrets
+from rlcli.redact import printable, without_service_secrets
 
 START_TIMEOUT_S = 120.0
 """Longest time for a process to import the environment."""
 LOOK_S = 0.05
 """Interval of checks for calls past their deadline."""
+PRINTED_BYTES = 1 << 20
+"""Of what the environments of one process print: further output is read and dropped."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class EnvironmentHost:
             opening = session.reset({}, seed=1).result()
             reply = session.step({"role": "assistant", "content": "5"}).result()
 
-    A call that does not end within its deadline fails (TIMEOUT) and ends its process; the other sessions of that
+    What the environments print goes to this process's standard error, up to PRINTED_BYTES of each process of theirs. A
+    call that does not end within its deadline fails (TIMEOUT) and ends its process; the other sessions of that
     process fail too (DIED), and a new process takes their place. Raises `SetupError` if the environment does not load.
     """
 
@@ -211,7 +214,7 @@ class _Process:
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 start_new_session=True,
             )
         except OSError as error:
@@ -221,7 +224,9 @@ class _Process:
             ) from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        for function, pipe in ((self._write, self._process.stdin), (self._read, self._process.stdout)):
+        assert self._process.stderr is not None
+        works = [(self._write, self._process.stdin), (self._read, self._process.stdout)]
+        for function, pipe in [*works, (self._print, self._process.stderr)]:
             threading.Thread(target=function, args=(pipe,), daemon=True).start()
 
     @property
@@ -294,6 +299,17 @@ class _Process:
             while line := self._requests.get():
                 requests.write(line)
                 requests.flush()
+
+    def _print(self, printed: IO[bytes]) -> None:
+        """What it prints is not trusted either: no control characters, and not without end."""
+        room = PRINTED_BYTES
+        while line := printed.readline(PRINTED_BYTES):  # to the end: a process whose output nobody reads waits
+            if room > 0:
+                text = printable(line[:room].decode(errors="replace").rstrip("\n"))
+                room -= len(line)
+                more = "" if room > 0 else "\n… what it prints from here on is left out"
+                with contextlib.suppress(OSError, ValueError):  # a reader that is gone
+                    print(f"[{self._spec.name}] {text}{more}", file=sys.stderr, flush=True)
 
     def _read(self, replies: IO[bytes]) -> None:
         for line in replies:

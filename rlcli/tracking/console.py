@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any, TextIO, cast
+from typing import IO, Any, NamedTuple, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
+from rlcli.redact import printable
 from rlcli.types import UNVERIFIED
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -36,8 +37,31 @@ FIGURES = {
 }
 """Metric → its text in a step's line."""
 
-SampleText = tuple[str, str, float, str]
-"""prompt, response, score, outcome"""
+
+class SampleText(NamedTuple):
+    """A sample for people to read. messages: all of a conversation, shown in place of prompt and response; turns: how
+    many of them the policy drew, which are the last ones of the assistant."""
+
+    prompt: str
+    response: str
+    score: float
+    outcome: str
+    messages: Sequence[Mapping[str, Any]] = ()
+    turns: int = 1
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> SampleText:
+        """Of a saved sample (`rlcli.data.samples.sample_row`)."""
+        messages = json.loads(row["messages"] or "[]")
+        return cls(row["prompt"], row["response"], row["score"], row["outcome"], messages, row["turns"])
+
+    def parts(self) -> list[tuple[str, bool]]:
+        """Its texts in order, and whether the policy drew each."""
+        if not self.messages:
+            return [(self.prompt, False), (self.response, True)]
+        answers = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        drawn = set(answers[-self.turns :])
+        return [(message_text(message), place in drawn) for place, message in enumerate(self.messages)]
 
 
 class View:
@@ -49,7 +73,7 @@ class View:
             view.phase("generate")
             view.progress(12, 64)
             view.step({"reward/mean": 0.25, "time/step_s": 3.0})
-            view.samples([("2+2?", "4", 1.0, "ok")])
+            view.samples([SampleText("2+2?", "4", 1.0, "ok")])
 
     All text is printed as plain text: no markup, no control characters. console, clock: for tests.
     """
@@ -133,11 +157,11 @@ class View:
         self._print(printable(text))
 
     def samples(self, samples: Sequence[SampleText]) -> None:
-        """Print the first `show_samples` of them."""
-        for prompt, response, score, outcome in samples[: self.show_samples]:
-            self._print(f"── step {self._done} · score {score:g} · {printable(outcome)}", "bold")
-            self._print(_shortened(prompt), "dim")
-            self._print(_shortened(response))
+        """Print the first `show_samples` of them; what the policy did not draw is dimmed."""
+        for sample in samples[: self.show_samples]:
+            self._print(f"── step {self._done} · score {sample.score:g} · {printable(sample.outcome)}", "bold")
+            for text, drawn in sample.parts():
+                self._print(_shortened(text), "" if drawn else "dim")
 
     def eta_s(self) -> float | None:
         """Seconds left, from the pace of the last steps including the time between them; None before the first."""
@@ -226,19 +250,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def printable(text: str) -> str:
-    """`text` with all terminal control characters (escapes, carriage returns, bidirectional overrides, half surrogates)
-    written as escapes, except line feeds and tabs.
+def message_text(message: Mapping[str, Any]) -> str:
+    """A message of a conversation in one text: who speaks, its reasoning, its text and its calls of tools.
 
-    >>> print(printable("\\x1b[31mred"))
-    \\x1b[31mred
+    >>> message_text({"role": "tool", "content": "8"})
+    'tool: 8'
     """
-    return "".join(
-        character
-        if character in "\n\t" or unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
+    parts = [message.get("reasoning_content") or "", message.get("content") or "", *calls]
+    return f"{message['role']}: " + "\n".join(part for part in parts if part)
 
 
 def _ending(text: str, most: int) -> str:

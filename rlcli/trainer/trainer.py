@@ -426,8 +426,8 @@ class Trainer:
         """The samples of the last rollout that the view shows, fetched before an evaluation replaces them."""
         if not self.view.show_samples or self.config.data.response:
             return []
-        found: list[dict[str, Any]] = [t for rank in self.engines.workers.texts(self.view.show_samples) for t in rank]
-        texts = [(t["prompt"], t["response"], t["score"], t["outcome"]) for t in found]
+        of_ranks: list[list[dict[str, Any]]] = self.engines.workers.texts(self.view.show_samples)
+        texts = [SampleText.of(row) for rows in of_ranks for row in rows]
         if self.config.async_.staleness:  # they belong to the next step, and are shown with it
             texts, self.coming = self.coming, texts
         return texts

@@ -54,7 +54,7 @@ def print_message(message: Mapping[str, Any]) -> None:
     """The role in its colour, then the text, and calls of tools as they are typed."""
     from rich.text import Text
 
-    from rlcli.tracking.console import printable
+    from rlcli.redact import printable
 
     lines = [message["content"]] if message.get("content") else []
     for call in message.get("tool_calls", ()):

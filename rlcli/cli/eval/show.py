@@ -96,7 +96,7 @@ def _share(value: float) -> str:
 
 
 def _shortened(text: str) -> str:
-    from rlcli.tracking.console import printable
+    from rlcli.redact import printable
 
     line = printable(" ".join(text.split()))
     return line if len(line) <= PROMPT_CHARACTERS else line[: PROMPT_CHARACTERS - 1] + "…"

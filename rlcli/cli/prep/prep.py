@@ -282,7 +282,7 @@ def _report(made: Prepared) -> None:
 
 
 def _show(example: Prompt) -> None:
-    from rlcli.tracking.console import printable
+    from rlcli.redact import printable
 
     console.plain("example:")
     for message in example.messages:

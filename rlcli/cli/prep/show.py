@@ -117,7 +117,7 @@ def _file(path: Path) -> dict[str, Any]:
 
 
 def _report_file(shown: dict[str, Any]) -> None:
-    from rlcli.tracking.console import printable
+    from rlcli.redact import printable
 
     def cell(value: object) -> str:
         text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str))

@@ -96,7 +96,7 @@ def _audit_judge(composition: Composition, data: Path, options: Options, html: P
 
 
 def _print_judge(report: JudgeReport) -> None:
-    from rlcli.tracking.console import printable
+    from rlcli.redact import printable
 
     console.plain(f"audit of {report.verifier} on {report.data}: {report.rows:,} rows in {report.seconds:.1f} s")
     rows = [
@@ -158,7 +158,7 @@ def _print_tallies(tallies: tuple[Tally, ...]) -> None:
 
 
 def _print_surprises(surprises: tuple[Surprise, ...]) -> None:
-    from rlcli.tracking.console import printable
+    from rlcli.redact import printable
 
     grave_first = sorted(surprises, key=lambda one: not one.group.grave)
     of_kind: Counter[str] = Counter()

@@ -39,6 +39,8 @@ class Guess:
             import subprocess
             self.child = subprocess.Popen(["sleep", "600"])
             return [{"role": "user", "content": str(self.child.pid)}], 0.0, False
+        if said == "print":
+            print("guessing \\x1b[31m in red, for a while")
         if said == "raise":
             raise ValueError("not a guess")
         if said == "exit":
@@ -124,7 +126,7 @@ def test_sessions_share_nothing_but_a_seed(host: EnvironmentHost) -> None:
 @pytest.mark.parametrize(
     ("text", "failure", "detail"),
     [
-        ("raise", Failure.CRASH, r"step raised ValueError: not a guess \(guess.py:26\)"),
+        ("raise", Failure.CRASH, r"step raised ValueError: not a guess \(guess.py:28\)"),
         ("exit", Failure.CRASH, r"step raised SystemExit: 3"),
         ("object", Failure.CRASH, "object is no JSON"),
         ("nothing", Failure.PROTOCOL, r"not \(messages, reward, done\)"),
@@ -177,6 +179,23 @@ def test_a_process_that_dies_is_replaced(file: Path, text: str, how: str) -> Non
         assert host.session().reset(ROW, 0).result(20).messages
     with pytest.raises(EnvironmentFailed, match="died"):
         session.step(said("1")).result(20)
+
+
+def test_what_it_prints_is_shown_in_plain_text_and_not_without_end(
+    file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcli.environments.host.PRINTED_BYTES", 1000)
+    with EnvironmentHost(EnvironmentSpec(f"{file}:Guess")) as host:
+        session = host.session()
+        session.reset(ROW, 0).result(20)
+        for _ in range(3000):  # more than a pipe holds: it is not held up by what is left out
+            session.step(said("print")).result(20)
+    lines = capfd.readouterr().err.splitlines()
+    name = f"[{file}:Guess] "
+    assert lines[:2] == [f"{name}noise on standard output", f"{name}and on its descriptor"]
+    assert set(lines[2:-2]) == {rf"{name}guessing \x1b[31m in red, for a while"}
+    assert 20 < len(lines) < 40
+    assert lines[-1] == "… what it prints from here on is left out"
 
 
 def test_its_memory_has_a_limit(file: Path) -> None:

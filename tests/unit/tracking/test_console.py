@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rlcli.tracking.console import View, duration, figures, printable, sparkline
+from rlcli.redact import printable
+from rlcli.tracking.console import SampleText, View, duration, figures, sparkline
 
 METRICS = {
     "reward/mean": 0.25,
@@ -121,7 +123,8 @@ def test_plain_output_is_not_silent_for_long(plain: View, clock: Clock) -> None:
 
 def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> None:
     plain.start(1, "t")
-    plain.samples([("2+2?", "four", 1.0, "ok"), ("3+3?", "x" * 2000, 0.5, "wrong"), ("unasked", "y", 0.0, "ok")])
+    rows = [("2+2?", "four", 1.0, "ok"), ("3+3?", "x" * 2000, 0.5, "wrong"), ("unasked", "y", 0.0, "ok")]
+    plain.samples([SampleText(*row) for row in rows])
     text = shown(plain)
     assert "step 0 · score 1 · ok" in text
     assert "2+2?\nfour\n" in text
@@ -130,9 +133,29 @@ def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> No
     assert "unasked" not in text
 
 
+def test_a_conversation_is_shown_whole_with_what_was_not_drawn_dimmed(live: View) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "an example"},
+        {"role": "user", "content": "3+3?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "six"},
+        {"role": "assistant", "content": "It is six.", "reasoning_content": "Easy."},
+    ]
+    sample = SampleText("3+3?", "It is six.", 1.0, "ok", messages, turns=2)
+    assert [drawn for _, drawn in sample.parts()] == [False, False, False, True, False, True]
+    live.samples([sample])
+    text = shown(live)
+    dimmed = re.findall(r"\x1b\[2m(.*?)\x1b\[0m", text, re.DOTALL)
+    assert dimmed == ["user: 2+2?", "assistant: an example", "user: 3+3?", "tool: six"]
+    assert 'assistant: {"name": "add", "arguments": {"a": 1}}' in text
+    assert "assistant: Easy.\nIt is six." in text
+
+
 def test_no_samples_are_shown_unasked() -> None:
     view = View(console=Console(file=io.StringIO()))
-    view.samples([("p", "r", 1.0, "ok")])
+    view.samples([SampleText("p", "r", 1.0, "ok")])
     assert shown(view) == ""
 
 
@@ -142,7 +165,7 @@ def test_model_text_can_neither_style_nor_steer_the_terminal(kind: str, request:
     evil = "[red]bold[/] [/nothing] \x1b[2J\x1b]0;title\x07 a\rb \x9b5A \u202etxt \ud800"
     view.start(1, evil)
     view.phase(evil)
-    view.samples([(evil, evil, 0.0, evil)])
+    view.samples([SampleText(evil, evil, 0.0, evil)])
     view.note(evil)
     view.close()
     text = shown(view)

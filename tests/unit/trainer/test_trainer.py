@@ -287,7 +287,7 @@ def test_the_shown_samples_are_the_steps_not_the_evaluations(tmp_path: Path) -> 
     rollouts: list[str] = []
     workers = MagicMock()
     workers.texts.side_effect = lambda count: [
-        [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok"}]
+        [{"prompt": "?", "response": rollouts[-1], "score": 1.0, "outcome": "ok", "messages": None, "turns": 1}]
     ]
     trainer = trainer_of(tmp_path, workers, PROMPTS, train={"steps": 2}, evaluation={"every": 1})
     trainer.checkpointer = MagicMock(saved=2)
