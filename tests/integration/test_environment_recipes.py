@@ -93,3 +93,10 @@ def test_the_pages_game_trains_as_it_is_written(
     (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert step["outcome/environment"] == 0
     assert step["rollout/generated"] == 16
+    # The model that was trained plays four games with other seeds than those of the training.
+    words = ("eval", "--model", "run", "--environment", "guess.py:Guess", "--samples", "2", "--out", "games", "--json")
+    few = ("--set", "environment.eval_rows=4", "--set", "rollout.engine=transformers", "--max-tokens", "24")
+    first = json.loads(cli(*words, *few, *sets).stdout)
+    assert (first["prompts"], first["data"], first["generated"]) == (4, {"Guess": "guess.py:Guess"}, 8)
+    again = json.loads(cli(*words, *few, *sets).stdout)
+    assert (again["generated"], again["pass"]) == (0, first["pass"])

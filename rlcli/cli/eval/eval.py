@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 RECIPE = "grpo"
 """The source of values that no option sets."""
+NUMBERED_ROWS = 256
+"""Of an environment, if no data is given and `environment.eval_rows` is not set."""
 
 app = typer.Typer(cls=Group)
 
@@ -27,8 +29,12 @@ app = typer.Typer(cls=Group)
 def evaluate(
     context: typer.Context,
     data: Annotated[
-        list[str], typer.Option(help="A parquet file, or a folder with test.parquet; repeatable, for several datasets.")
-    ] = ...,  # type: ignore[assignment]
+        list[str] | None,
+        typer.Option(
+            help="A parquet file, or a folder with test.parquet; repeatable, for several datasets. With --environment "
+            f"it may be left out: {NUMBERED_ROWS} rows that differ in their seed (environment.eval_rows)."
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -85,6 +91,8 @@ def evaluate(
 
       rlcli eval --model runs/grpo-1 --data data/countdown --environment countdown
 
+      rlcli eval --model runs/grpo-1 --environment guess_number
+
       rlcli eval --endpoint http://127.0.0.1:8000/v1 --data data/gsm8k
 
       rlcli eval compare evals/base evals/grpo-1
@@ -98,8 +106,10 @@ def evaluate(
         raise ConfigError("--greedy: at --temperature = 0 the samples are greedy already", "leave one of them out")
     if endpoint and workers > 1:
         raise ConfigError(f"--workers = {workers}: a served model needs none", "leave it out")
+    if not data and not environment:
+        raise ConfigError("no data is given", "name a parquet file or folder with --data, or an --environment")
     config = sampling_config(
-        *(model, data[0], samples, temperature, max_tokens, workers, seed, verifier, sets),
+        *(model, data[0] if data else None, samples, temperature, max_tokens, workers, seed, verifier, sets),
         max_prompts=max_prompts,
         environment=environment,
     )
@@ -110,7 +120,7 @@ def evaluate(
         )
     from rlcli.launch.evaluation.run import Request
 
-    evaluation = run_evaluation(Request(config, tuple(data), greedy, tuple(by or ()), out, force), endpoint)
+    evaluation = run_evaluation(Request(config, tuple(data or ()), greedy, tuple(by or ()), out, force), endpoint)
     emit_json(evaluation.as_dict()) if as_json else show_evaluation(evaluation)
 
 
@@ -127,7 +137,7 @@ def refuse_sampling(model: str | None, endpoint: str | None, samples: int, tempe
 
 def sampling_config(
     model: str | None,
-    data: str,
+    data: str | None,
     samples: int,
     temperature: float,
     max_tokens: int,
@@ -139,8 +149,10 @@ def sampling_config(
     max_prompts: int | None = None,
     environment: str | None = None,
 ) -> RunConfig:
-    """The configuration of an evaluation."""
+    """The configuration of an evaluation. data: None for numbered rows of the environment."""
     from rlcli.config.load import resolve
+
+    own_rows = any(text.partition("=")[0].strip() == "environment.eval_rows" for text in sets or ())
 
     flags: dict[str, object] = {
         "model.path": model,
@@ -154,6 +166,7 @@ def sampling_config(
         "train.tokens_per_microbatch": 1 << 30,  # Nothing is trained: no bound on a micro-batch.
         "verifier.name": verifier,
         "environment.name": environment,
+        "environment.eval_rows": None if data or own_rows else NUMBERED_ROWS,
     }
     return resolve(RECIPE, flags, sets or []).config
 

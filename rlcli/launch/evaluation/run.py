@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """An evaluation request. paths: of the datasets. greedy: one greedy response to each prompt besides the samples.
-    by: further fields to report by category. out: folder for the samples, or None. force: discard samples there that
-    were made with other settings."""
+    """An evaluation request. paths: of the datasets; none: numbered rows of the environment. greedy: one greedy
+    response to each prompt besides the samples. by: further fields to report by category. out: folder for the samples,
+    or None. force: discard samples there that were made with other settings."""
 
     config: RunConfig
     paths: tuple[str, ...]
@@ -110,7 +110,7 @@ def evaluate_model(request: Request, view: View) -> Evaluation:
     names, marks = _names(request)
     day = day_of_run(request.config.model.path) or day_in(settings_of(request.out) if request.out else {})
     prepared: dict[str, Prepared] = {}
-    for name, path in zip(names, request.paths, strict=True):
+    for name, path in zip(names, request.paths or [""], strict=True):
         prepared[name] = prepare(
             request.config.changed(evaluation={"data": path}),
             train=False,
@@ -238,7 +238,7 @@ def _evaluation(
             store.finish(dataset.name)
     evaluation = Evaluation(
         model,
-        dict(zip(names, request.paths, strict=True)),
+        dict(zip(names, request.paths or [request.config.environment.name], strict=True)),
         prompts,
         reports,
         report_of(joined(whole, offsets), prompts, request.by) if len(reports) > 1 else next(iter(reports.values())),
@@ -253,11 +253,17 @@ def _evaluation(
 def _names(request: Request) -> tuple[list[str], list[str]]:
     """The datasets' names, and the mark of each one's prompts, empty if no sample is kept. A dataset that the sample
     folder knows keeps its name: `dataset_names` renames it if another one has the same name."""
-    names = dataset_names(request.paths)
+    config = request.config
+    names = dataset_names(request.paths or [config.environment.name.rpartition(":")[2]])
     if not request.out:
         return names, [""] * len(names)
     # Of all rows of the file: with --max-prompts fewer rows are evaluated, and the samples stay valid.
-    marks = [prompts_mark(read_prompts(path, "test", request.config.verifier.name)) for path in request.paths]
+    if request.paths:
+        marks = [prompts_mark(read_prompts(path, "test", config.verifier.name)) for path in request.paths]
+    else:
+        from rlcli.launch.environments import numbered_rows
+
+        marks = [prompts_mark(numbered_rows(config, evaluation=True))]
     there = settings_of(request.out).get("datasets", {}) if request.out.is_dir() else {}
     known = {mark: name for name, mark in there.items()}
     kept = [known.get(mark, name) for name, mark in zip(names, marks, strict=True)]

@@ -118,7 +118,7 @@ def test_an_unknown_command_names_the_near_one(
     ("words", "line"),
     [
         (["train", "--foo"], "No such option: --foo (Possible options: --force, --out); see rlcli train -h"),
-        (["eval"], "Missing option '--data'; see rlcli eval -h"),
+        (["eval", "--model", "m"], "no data is given; name a parquet file or folder with --data, or an --environment"),
         (["recipes", "explain", "a", "b"], "Got unexpected extra argument(s) (b); see rlcli recipes explain -h"),
         (["--foo"], "No such option: --foo; see rlcli -h"),
         (["--debug", "prep", "show"], "Missing argument 'name'; see rlcli prep show -h"),
