@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -28,11 +29,13 @@ SOON = [*SMALL, "--set", "rollout.engine=transformers"]
 """The same, without the import of vLLM: for what does not depend on the engine."""
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+STARTED: list[subprocess.Popen[str]] = []
+"""By the current test."""
 
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
     """`rlcli WORDS` in a session of its own, so that a signal to it is a signal to nothing else."""
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*RLCLI, *map(str, words)],
         env=os.environ | ENVIRONMENT,
         stdout=subprocess.PIPE,
@@ -40,6 +43,20 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+    STARTED.append(process)
+    return process
+
+
+def end_started() -> None:
+    """End what the current test has started and not ended, with what belongs to it."""
+    for process in STARTED:
+        if process.poll() is None:
+            family = descendants(process.pid)
+            process.kill()
+            for one in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+    STARTED.clear()
 
 
 def processes_of(*marks: str) -> list[str]:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import Cli, start
+from commands import Cli, end_started, start
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """A test that fails leaves no run behind, which would take the time of all others."""
+    yield
+    end_started()
 
 
 @pytest.fixture(scope="session")

@@ -181,7 +181,7 @@ def test_a_run_whose_supervisor_is_killed_saves_and_leaves(tiny: Path, sums: Pat
 @pytest.mark.long
 def test_two_signals_end_a_run_at_once_and_damage_nothing(tiny: Path, sums: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = start(*long_run(tiny, sums, out, "1"), "--set", "checkpoint.every=1", "--set", "train.passes=50")
+    process = start(*long_run(tiny, sums, out, "1"), "--set", "checkpoint.every=1", "--set", "train.passes=20")
     family = Family(process.pid)
     until(lambda: steps_done(out) >= 1 and (out / "checkpoints" / "latest").exists(), "a checkpoint")
     family.look()

@@ -322,6 +322,8 @@ def test_an_interrupt_while_commands_are_imported_is_one_word() -> None:
     code = (
         "import builtins, signal, sys\n"
         "from rlcli.cli.main import main\n"
+        # A shell without job control starts what runs in the background with the signal ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "before = builtins.__import__\n"
         "def interrupted(name, *rest, **options):\n"
         "    if name == 'typer':\n"
