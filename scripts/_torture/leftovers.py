@@ -8,11 +8,7 @@ from pathlib import Path
 
 import psutil
 
-PASSING = {
-    "/tmp": ("rlcli-ray-",),
-    "/tmp/ray": ("session_2",),
-    "/dev/shm": ("rlcli-", "ray", "plasma", "torch_", "psm_", "sem.", "vllm"),
-}
+PASSING = {"/tmp": ("rlcli-ray-",), "/dev/shm": ("rlcli-", "ray", "plasma", "torch_", "psm_", "sem.", "vllm")}
 """Where, and how the names begin: other programs leave theirs there too."""
 
 
@@ -21,15 +17,15 @@ def seen() -> set[str]:
     return {
         str(entry)
         for folder, beginnings in PASSING.items()
-        for entry in (Path(folder).iterdir() if Path(folder).is_dir() else ())
+        for entry in Path(folder).iterdir()
         if entry.name.startswith(beginnings)
     }
 
 
 def left_since(before: set[str]) -> list[str]:
     """What has come there and is no longer in use: what a live process names in its command line is another run's, and
-    so are the files of an attempt whose reaper lives, which names the attempt's group, and those of a GPU check and of
-    a Ray session, which name its process."""
+    so are the files of an attempt whose reaper lives, which names the attempt's group, and those of a GPU check, which
+    name its process. Ray's default folder, /tmp/ray, is of other programs: no run uses it."""
     found = seen() - before
     time.sleep(2.0)  # a semaphore of multiprocessing has its name for a moment only
     found &= seen()
@@ -38,9 +34,9 @@ def left_since(before: set[str]) -> list[str]:
 
 
 def _is_used(entry: str, lines: list[str]) -> bool:
-    check = re.search(r"/rlcli-gpu-check-(\d+)-|/ray/session_[^/]*_(\d+)$", entry)
+    check = re.search(r"/rlcli-gpu-check-(\d+)-", entry)
     if check:
-        return psutil.pid_exists(int(check[1] or check[2]))
+        return psutil.pid_exists(int(check[1]))
     group = re.search(r"/rlcli-(?:[a-z]+-)?([0-9a-f]{8})-", entry)
     return any((group[1] if group else entry) in line for line in lines)
 

@@ -126,17 +126,3 @@ def test_files_of_an_attempt_whose_reaper_lives_are_no_leftovers() -> None:
                 reaper.communicate(b"\n")
     finally:
         workers.rmdir()
-
-
-def test_a_session_of_ray_is_one_once_its_process_has_ended() -> None:
-    before, folder = seen(), Path("/tmp/ray")
-    folder.mkdir(exist_ok=True)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
-        session = folder / f"session_2026-01-01_00-00-00_000000_{owner.pid}"
-        session.mkdir()
-        try:
-            assert str(session) not in left_since(before)
-            owner.communicate(b"\n")
-            assert str(session) in left_since(before)
-        finally:
-            session.rmdir()
