@@ -207,7 +207,7 @@ class Sample:
     after the prompt that the policy did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as
     an index into `ENDED`; tool_calls: of the policy; failed_calls: those that could not be read or that failed;
     turn_rewards: what the environment gave for each turn; turn_states: a hash of what it had written before each turn;
-    branches: of an agent: conversations, of which the last one is this.
+    branches: sequences that it consists of.
     """
 
     prompt: int

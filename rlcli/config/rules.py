@@ -25,13 +25,13 @@ def without_effect(config: RunConfig) -> list[str]:
         (
             "environment",
             "options python processes deadline_s memory_mb max_failure_rate turns turn_tokens context_tokens "
-            "tool_calls reply_chars cut seconds rows eval_rows",
+            "past tool_calls reply_chars cut seconds rows eval_rows",
             not config.environment.name,
             "environment.name is unset",
         ),
         (
             "environment",
-            "options python reply_chars cut",
+            "options python past reply_chars cut",
             config.environment.is_command,
             "environment.name is a command, which has its own options, interpreter and messages",
         ),

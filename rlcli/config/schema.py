@@ -183,6 +183,11 @@ class Environment(Section):
         description="Room for what the environment writes after the prompt: the longest conversation has "
         "data.max_prompt_tokens, this and rollout.max_response_tokens together.",
     )
+    past: Literal["keep", "per_cycle"] = Field(
+        default="keep",
+        description="The policy's earlier turns once a user's message follows. keep: as they were drawn. per_cycle: as "
+        "the chat template writes them then, without their reasoning as a rule; the sample becomes several sequences.",
+    )
     tool_calls: Positive | None = Field(
         default=None, description="Maximum calls of tools in a conversation; unset: no limit."
     )

@@ -133,7 +133,8 @@ class MiniWork:
 class StepWork:
     """A step's samples, as all ranks receive them alike. columns: data of each of its N samples, by name: arrays
     `[N, …]`; `shard` and `row` are where its trajectory is stored. seed: for all random draws on this step's samples.
-    shards: references to the generated shards. Which samples a rank trains on is sent to it apart, as indexes.
+    shards: references to the generated shards. one_prompt: the samples of a group begin with the same prompt. Which
+    samples a rank trains on is sent to it apart, as indexes.
 
     Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
     call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
@@ -143,6 +144,7 @@ class StepWork:
     columns: dict[str, Any]
     seed: int
     shards: list[Any]
+    one_prompt: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rlcli.data.trajectories import Trajectory
 
 
 def tokens_digest(trajectory: Trajectory) -> int:
-    """CRC-32 of its tokens, of which of them are drawn, and of its log-probs.
+    """CRC-32 of its tokens, of which of them are drawn, of where its branches begin, and of its log-probs.
 
     >>> import numpy as np
     >>> ids, log_probs = np.array([5, 6, 7], np.int32), np.array([-0.5, -1.0], np.float32)
@@ -32,6 +32,8 @@ def tokens_digest(trajectory: Trajectory) -> int:
             runs.append(span.end - span.start)
     runs += [0] * (len(runs) % 2)
     digest = zlib.crc32(struct.pack(f"<{len(runs) + 1}q", *runs, len(trajectory.log_probs)))
+    if starts := trajectory.branch_starts[1:]:
+        digest = zlib.crc32(struct.pack(f"<{len(starts)}q", *starts), digest)
     for values, dtype in ((trajectory.tokens, np.int32), (trajectory.log_probs, np.float32)):
         digest = zlib.crc32(np.ascontiguousarray(values, dtype).tobytes(), digest)
     return digest

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
 from rlcli.types import FinishReason
@@ -12,8 +14,9 @@ if TYPE_CHECKING:
 
 Speaker = Literal["prompt", "policy", "environment"]
 SPEAKERS: tuple[Speaker, ...] = get_args(Speaker)
-"""Whose tokens a span holds: those of the templated prompt, those that the policy drew, or those that the environment
-added later: a tool's output, a user's message, and the chat template's tokens between two messages."""
+"""Whose tokens a span holds: those of a templated prompt, with which a branch begins, those that the policy drew, or
+those that the environment added later: a tool's output, a user's message, and the chat template's tokens between two
+messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One sample's tokens. A response to a prompt is the trajectory with one drawn span, after the prompt.
+    """One sample's tokens. A response to a prompt is the trajectory with one drawn span, after the prompt. Where the
+    past was written anew (an agent's sub-agents and summaries, reasoning that was removed), it has several branches,
+    each with a prompt of its own: tokens see those before them in their branch alone.
 
     tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
     in their order. stop_reason: why it ended; None if it has not.
@@ -98,6 +103,57 @@ class Trajectory:
             stop_reason,
         )
 
+    @classmethod
+    def joined(cls, branches: Sequence[Trajectory]) -> Trajectory:
+        """One sample of several trajectories, which become its branches in this order. It ends as the last one does.
+
+        >>> import numpy as np
+        >>> ids, log_probs = np.arange(10, 20, dtype=np.int32), np.full(9, -0.5, np.float32)
+        >>> sub = Trajectory.single(ids[:2], ids[2:4], log_probs[:2])
+        >>> main = Trajectory.single(ids[:1], ids[5:6], log_probs[:1])
+        >>> both = Trajectory.joined([sub, main])
+        >>> both.branch_starts, both.tokens.tolist(), both.branch.tolist(), both.turns
+        ([0, 4], [10, 11, 12, 13, 10, 15], [10, 15], 2)
+        """
+        import numpy as np
+
+        spans: list[Span] = []
+        for branch in branches:
+            at = spans[-1].end if spans else 0
+            spans += (replace(span, start=at + span.start, end=at + span.end) for span in branch.spans)
+        return cls(
+            np.concatenate([branch.tokens for branch in branches]),
+            tuple(spans),
+            np.concatenate([branch.log_probs for branch in branches]),
+            branches[-1].stop_reason,
+        )
+
+    @property
+    def branch_starts(self) -> list[int]:
+        """Where each branch begins."""
+        return [span.start for span in self.spans if span.speaker == "prompt"]
+
+    @property
+    def branches(self) -> list[Trajectory]:
+        """Each branch as a trajectory of its own; only the last one's stop reason is known."""
+        first = [place for place, span in enumerate(self.spans) if span.speaker == "prompt"]
+        if len(first) == 1:
+            return [self]
+        found: list[Trajectory] = []
+        drawn = 0
+        for place, after in pairwise([*first, len(self.spans)]):
+            spans = self.spans[place:after]
+            start, count = spans[0].start, sum(one.end - one.start for one in spans if one.speaker == "policy")
+            moved = tuple(replace(one, start=one.start - start, end=one.end - start) for one in spans)
+            found.append(Trajectory(self.tokens[start : spans[-1].end], moved, self.log_probs[drawn : drawn + count]))
+            drawn += count
+        return [*found[:-1], replace(found[-1], stop_reason=self.stop_reason)]
+
+    @property
+    def branch(self) -> np.ndarray:
+        """The tokens of the last branch, which the next one sees: int32 `[n]`."""
+        return self.tokens[self.branch_starts[-1] :]
+
     @property
     def drawn(self) -> np.ndarray:
         """Which tokens the policy drew: bool `[T]`."""
@@ -165,7 +221,7 @@ class Trajectory:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of tokens before the first drawn span: those that all samples of a group share."""
+        """Number of tokens before the first drawn span: those that all samples of a group share, except an agent's."""
         return next((span.start for span in self._drawn_spans), len(self.tokens))
 
     @property

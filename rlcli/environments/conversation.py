@@ -17,6 +17,9 @@ from rlcli.environments.turns import TurnTemplate
 from rlcli.types import Ended
 
 Cut = Literal["left", "right", "middle"]
+Past = Literal["keep", "per_cycle"]
+"""keep: the conversation is appended to. per_cycle: where a user's message follows, the chat template renders the past
+anew, and what it writes then, without the reasoning of earlier turns as a rule, begins a branch."""
 OUT_OF_TOKENS = ("turn_tokens", "drawn_tokens", "tokens")
 """The ends of a conversation that was cut off, as a response is at its limit."""
 
@@ -24,13 +27,15 @@ OUT_OF_TOKENS = ("turn_tokens", "drawn_tokens", "tokens")
 @dataclass(frozen=True)
 class Limits:
     """turns: of the policy. turn_tokens: of one of them. drawn_tokens: of all of them. tokens: of the whole
-    conversation. tool_calls: in all. reply_chars: of one message of the environment; what is beyond is cut on the side
-    `cut`. seconds: since it began; the turn that overruns them is the last."""
+    conversation, as the policy sees it. sample_tokens: of all branches together. tool_calls: in all. reply_chars: of
+    one message of the environment; what is beyond is cut on the side `cut`. seconds: since it began; the turn that
+    overruns them is the last."""
 
     turns: int
     turn_tokens: int
     drawn_tokens: int
     tokens: int
+    sample_tokens: int = 1 << 60
     tool_calls: int = 1 << 30
     reply_chars: int = 1 << 30
     cut: Cut = "right"
@@ -42,9 +47,9 @@ class Conversation:
     """The state between two turns.
 
     `drew` takes a turn of the policy and returns the message for the environment; `replied` takes its reply. When
-    `ended` is set, nothing follows. trajectory: all tokens. rewards: of each turn, with the index of its last drawn
-    token. states: `state_of` what the environment wrote before each turn. info: of the last reply. messages: all of
-    them, for people to read.
+    `ended` is set, nothing follows. past: what becomes of earlier turns once a user speaks again. trajectory: all
+    tokens. rewards: of each turn, with the index of its last drawn token. states: `state_of` what the environment wrote
+    before each turn. info: of the last reply. messages: all of them, for people to read.
     """
 
     template: TurnTemplate
@@ -52,6 +57,7 @@ class Conversation:
     opening: Opening
     form: str
     opened: bool = False
+    past: Past = "keep"
     trajectory: Trajectory = field(init=False)
     messages: list[Message] = field(init=False)
     rewards: list[tuple[int, float]] = field(default_factory=list)
@@ -73,7 +79,7 @@ class Conversation:
     def room(self) -> int:
         """Tokens that the policy may draw in its next turn."""
         limits = self.limits
-        left = limits.tokens - len(self.trajectory.tokens), limits.drawn_tokens - self.trajectory.drawn_tokens
+        left = limits.drawn_tokens - self.trajectory.drawn_tokens, _left(self.trajectory, limits)
         return max(0, min(limits.turn_tokens, *left))
 
     def drew(self, trajectory: Trajectory, text: str) -> Message:
@@ -96,22 +102,30 @@ class Conversation:
         if self.ended:
             self.messages += messages
             return
-        turn = self.trajectory.last_turn
-        dropped, tokens = self.template.append(turn.tolist(), messages)
-        trajectory = self.trajectory.without_last(dropped).extended("environment", _ids(tokens))
-        if len(trajectory.tokens) >= self.limits.tokens:
+        trajectory = self._followed(messages)
+        if _left(trajectory, self.limits) <= 0:
             self.ended = "tokens"  # what has no room is left out: the last turn drawn is the end
             return
         self.trajectory = trajectory
         self.messages += messages
         self.states.append(state_of(messages))
 
+    def _followed(self, messages: list[Message]) -> Trajectory:
+        """The trajectory and what these messages add to it."""
+        whole = self.trajectory
+        if self.past == "per_cycle" and any(message["role"] == "user" for message in messages):
+            said = [*self.messages[len(self.opening.messages) :], *messages]
+            past = [*self.opening.messages, *map(self.template.prepared, said)]
+            return whole.extended("prompt", _ids(self.template.first(past)))
+        dropped, tokens = self.template.append(whole.last_turn.tolist(), messages)
+        return whole.without_last(dropped).extended("environment", _ids(tokens))
+
     def _end(self, reply: Reply) -> Ended | None:
         limits, trajectory = self.limits, self.trajectory
         reached: dict[Ended, bool] = {
             "done": reply.done,
             "drawn_tokens": trajectory.drawn_tokens >= limits.drawn_tokens,
-            "tokens": len(trajectory.tokens) >= limits.tokens,
+            "tokens": _left(trajectory, limits) <= 0,
             "turn_tokens": trajectory.stop_reason == "length",
             "turns": trajectory.turns >= limits.turns,
             "tool_calls": self.calls > limits.tool_calls,
@@ -131,6 +145,11 @@ class Conversation:
     def reward(self) -> float:
         """The sum over its turns."""
         return float(sum(reward for _, reward in self.rewards))
+
+
+def _left(trajectory: Trajectory, limits: Limits) -> int:
+    """Tokens until a limit of all tokens."""
+    return min(limits.tokens - len(trajectory.branch), limits.sample_tokens - len(trajectory.tokens))
 
 
 def state_of(messages: Sequence[Message]) -> int:

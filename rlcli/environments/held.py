@@ -28,8 +28,7 @@ class Turn:
 @dataclass(frozen=True)
 class Held:
     """A conversation that is over. whole: its trajectory. fields: of the verifier's request. failure: the verdict on a
-    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them. branches: of an
-    agent, of which `whole` is one."""
+    sample whose environment failed; None otherwise. turn_rewards, turn_states: as `Sample` has them."""
 
     key: int
     whole: Trajectory
@@ -39,7 +38,6 @@ class Held:
     failure: Verdict | None = None
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[int, ...] = ()
-    branches: int = 1
 
     @property
     def ended(self) -> int:

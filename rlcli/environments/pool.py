@@ -7,6 +7,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from rlcli.algorithms import selection
 from rlcli.config.schema import Environment as Section
 from rlcli.config.schema import RunConfig
 from rlcli.environments.calls import format_of
@@ -39,11 +40,13 @@ def name_of(section: Section, prompt: Prompt) -> str:
 def limits_of(config: RunConfig) -> Limits:
     """The limits of a conversation."""
     section, most = config.environment, config.rollout.max_response_tokens
+    in_one = 2 if selection.rules(config.algorithm.select).makes_pairs else 1  # samples that a micro-batch must hold
     return Limits(
         turns=section.turns,
         turn_tokens=section.turn_tokens or most,
         drawn_tokens=most,
         tokens=config.max_length,
+        sample_tokens=config.train.tokens_per_microbatch // in_one,
         tool_calls=section.tool_calls or Limits.tool_calls,
         reply_chars=section.reply_chars,
         cut=section.cut,
@@ -95,7 +98,7 @@ class Environments:
                 f"{self._tokenizer.name_or_path or 'the model'} describes no calls of tools that are known here",
                 "use a model whose template has tools, such as Qwen2.5, Qwen3 or Llama 3.1",
             )
-        found = Conversation(self._template(opening.tools), self.limits, opening, form, opened=self._opened)
+        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self.section.past)
         if found.ended:
             length = len(found.trajectory.tokens)
             raise EnvironmentFailed(

@@ -12,6 +12,7 @@ The policy's own tokens stay as they were drawn.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -58,6 +59,19 @@ class TurnTemplate:
     def first(self, messages: Messages) -> list[int]:
         """The prompt: the first messages, with the policy's turn opened. Raises `ModelError` if the template fails."""
         return self._ids(messages, opened=True)
+
+    def prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message of the past: what users and tools wrote cannot become control tokens, and the arguments of calls
+        are as the template takes them."""
+        if message["role"] in ("user", "tool"):
+            return self.harmless(message)
+        if not message.get("tool_calls") or not isinstance(self.arguments, str):
+            return message
+        calls = [
+            {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+        return {**message, "tool_calls": calls}
 
     def trimmed(self, messages: Messages) -> list[int]:
         """The tokens of a conversation that ends with a turn of the policy, as an engine leaves them: up to the token

@@ -17,7 +17,8 @@ from rlcli.model.attention import Segments
 class PackedBatch:
     """S sequences of T tokens in total, of which the policy drew R. All tensors are on one device.
 
-    input_ids [T] int64; position_ids [T] int64, counting from 0 in each sequence; segments: where the sequences are;
+    input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment; segments: the sequences, or their
+    branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs.
 
@@ -40,7 +41,7 @@ class PackedBatch:
 
     @property
     def boundaries(self) -> Tensor:
-        """[S + 1] int32: 0, then the end of each sequence if all are concatenated, each whole."""
+        """int32: 0, then the end of each segment if all are concatenated, each whole."""
         return self.segments.boundaries
 
     @property
@@ -49,16 +50,20 @@ class PackedBatch:
 
     @property
     def source(self) -> Tensor:
-        """[boundaries[-1]] int64: the token of the pack at each place of those sequences."""
+        """[boundaries[-1]] int64: the token of the pack at each place of those segments."""
         whole = np.arange(self.tokens) if self.segments.source is None else self.segments.source
         return torch.tensor(whole, device=self.input_ids.device)
 
 
 def pack(
-    rows: Sequence[tuple[np.ndarray, int]], device: torch.device, drawn: Sequence[np.ndarray] | None = None
+    rows: Sequence[tuple[np.ndarray, int]],
+    device: torch.device,
+    drawn: Sequence[np.ndarray] | None = None,
+    sequences: Sequence[int] | None = None,
 ) -> PackedBatch:
-    """Concatenate `rows`: each has the tokens of a sequence, and how many of them are its prompt. drawn: for each row a
-    mask of the tokens that the policy drew; None: all that follow the prompts.
+    """Concatenate `rows`: each has the tokens of a segment, and how many of them are its prompt. drawn: for each row a
+    mask of the tokens that the policy drew; None: all that follow the prompts. sequences: which sequence each row is a
+    branch of, ascending; None: each is one by itself.
 
     A prompt has at least one token (nothing would predict the first one drawn); a response may be empty.
     """
@@ -90,7 +95,7 @@ def pack(
         segments=Segments.of(lengths.tolist(), device, None if first.all() else source),
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
-        sequence=tensor(sequence[response]),
+        sequence=tensor((sequence if sequences is None else np.asarray(sequences)[sequence])[response]),
     )
 
 

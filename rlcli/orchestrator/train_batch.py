@@ -32,7 +32,8 @@ class SelectedSamples:
     `group_tokens`, and where they apply `advantages` (of turns `[N, K]`), `turn_rewards` `[N, K]`, `baselines`, `parts`
     and `pairs`. active: which have a gradient;
     None: all. reward: shaped mean of all samples of the step that count, selected or not; NaN if none does.
-    left_out: why each sample of the step does not count, int8, as from `sample_filter.left_out`."""
+    left_out: why each sample of the step does not count, int8, as from `sample_filter.left_out`. one_prompt: samples of
+    a group begin with the same prompt; those of an agent begin as it likes."""
 
     samples: Samples
     groups: list[int]
@@ -41,6 +42,7 @@ class SelectedSamples:
     active: list[bool] | None
     reward: float
     left_out: Any
+    one_prompt: bool = True
 
 
 def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
@@ -87,6 +89,7 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
         active=(of_samples(chosen["advantages"].abs()) != 0).tolist() if skips else None,
         reward=float(rewards.mean()),
         left_out=reasons,
+        one_prompt=not config.environment.is_command,
     )
 
 
@@ -168,8 +171,7 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
         max_response_tokens=config.rollout.max_response_tokens,
         active=chosen.active,
         pairs=chosen.columns["pairs"].tolist() if "pairs" in chosen.columns else None,
-        # The samples of an agent begin as it likes.
-        prompts=None if config.environment.is_command else chosen.groups,
+        prompts=chosen.groups if chosen.one_prompt else None,
         context_tokens=chosen.samples.context_tokens.tolist(),
     )
 
@@ -188,7 +190,7 @@ def step_work(plan: Plan, chosen: SelectedSamples, seed: int) -> Shared:
         for mini in plan.minibatches
     ]
     places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
-    return Shared(StepWork(minibatches, chosen.columns | places, seed, chosen.shards))
+    return Shared(StepWork(minibatches, chosen.columns | places, seed, chosen.shards, chosen.one_prompt))
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

@@ -28,7 +28,7 @@ def play_model(task: Task) -> None:
         conversation = template.conversation(opening)
         while conversation.ended is None:
             whole = conversation.trajectory
-            drawn = _draw(engine, config, whole.tokens, conversation.room, whole.turns)
+            drawn = _draw(engine, config, whole.branch, conversation.room, whole.turns)
             whole = whole.extended("policy", drawn.tokens, drawn.log_probs, 0, drawn.finish_reason)
             message = conversation.drew(whole, template.text(drawn.tokens.tolist()))
             print_message(message)
@@ -62,7 +62,8 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     for message in one.fields["conversation"]:
         print_message(message)
     facts = one.fields["environment"]
-    branches = f"; this is the last of {one.branches} conversations" if one.branches > 1 else ""
+    count = len(one.whole.branch_starts)
+    branches = f"; this is the last of its {count} conversations" if count > 1 else ""
     print_end(facts["ended"] + branches, one.whole.turns, sum(facts["rewards"]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,7 +88,7 @@ class Record:
         known = [b for b in self.turns if b.offered == offered and b.messages and _continues(messages, b.messages)]
         follows = max(known, key=lambda branch: len(branch.messages), default=None)
         if follows is None:
-            tokens = template.first([_prepared(message, template) for message in messages])
+            tokens = template.first([template.prepared(message) for message in messages])
             return self._ask(tokens, most, messages, offered)
         past, new = follows.messages, messages[len(follows.messages) :]
         dropped, tokens = template.append(follows.trajectory.last_turn.tolist(), _named(new, past))
@@ -129,13 +128,15 @@ class Record:
         else:  # what another branch drew is context here
             past = follows.trajectory.tokens.tolist() if follows is not None else []
             trajectory = Trajectory.of_prompt(_ids([*past[: len(past) - dropped], *tokens]))
-        room = self._room(trajectory)
+        room = self._room(trajectory, extends)
         return Ask(trajectory, min(room, most or room), most is not None and most < room, messages, offered, extends)
 
-    def _room(self, trajectory: Trajectory) -> int:
+    def _room(self, trajectory: Trajectory, extends: Branch | None) -> int:
         limits = self.limits
+        others = sum(len(branch.trajectory.tokens) for branch in self.branches if branch is not extends)
+        within = limits.tokens, limits.sample_tokens - others
         left: dict[Ended, float] = {
-            "tokens": limits.tokens - len(trajectory.tokens),
+            "tokens": min(within) - len(trajectory.tokens),
             "drawn_tokens": limits.drawn_tokens - sum(branch.trajectory.drawn_tokens for branch in self.branches),
             "turns": limits.turns - len(self.turns),
             "tool_calls": limits.tool_calls - self.calls + 1,
@@ -144,7 +145,10 @@ class Record:
         self.ended = next((reason for reason, room in left.items() if room <= 0), None)
         if self.ended is not None:
             code = "context_length_exceeded" if self.ended == "tokens" else f"limit_{self.ended}"
-            raise Refused(400, f"the session is at its limit of {getattr(limits, self.ended)} {self.ended}", code)
+            most, all_of = getattr(limits, self.ended), ""
+            if self.ended == "tokens" and within[1] < within[0]:
+                most, all_of = limits.sample_tokens, ", all its branches together"
+            raise Refused(400, f"the session is at its limit of {most} {self.ended}{all_of}", code)
         return int(min(left["tokens"], left["drawn_tokens"], limits.turn_tokens))
 
 
@@ -162,22 +166,6 @@ def _named(messages: list[Message], past: list[Message]) -> list[Message]:
         {"name": calls[message["tool_call_id"]], **message} if message.get("tool_call_id") in calls else message
         for message in messages
     ]
-
-
-def _prepared(message: Message, template: TurnTemplate) -> Message:
-    """A message of the first ones: what users and tools wrote cannot become control tokens, and the arguments of calls
-    are as the template takes them."""
-    if message["role"] in ("user", "tool"):
-        return dict(template.harmless(message))
-    if not message.get("tool_calls") or not isinstance(template.arguments, str):
-        return message
-    functions = [
-        {**call["function"], "arguments": json.dumps(call["function"]["arguments"])} for call in message["tool_calls"]
-    ]
-    return {
-        **message,
-        "tool_calls": [{**c, "function": f} for c, f in zip(message["tool_calls"], functions, strict=True)],
-    }
 
 
 def _ids(tokens: Sequence[int]) -> Any:

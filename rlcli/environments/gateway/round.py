@@ -43,8 +43,8 @@ class AgentRound:
     ordered: `poll` waits until each agent that runs has asked or ended, so that what the engine computes together does
     not depend on how long agents take.
 
-    The trajectory of a sample is the branch that holds the last turn. No round breaks off: what a program has heard
-    cannot be said to it again, so that `rollout.oversample` is refused.
+    The trajectory of a sample has all that its agent drew, branch by branch. No round breaks off: what a program has
+    heard cannot be said to it again, so that `rollout.oversample` is refused.
     """
 
     redrawn = 0
@@ -151,13 +151,14 @@ def _held(key: int, run: AgentRun) -> Held:
     last = run.branches[-1]
     cut: Ended = "turn_tokens" if last.trajectory.stop_reason == "length" else "done"
     ended = run.ended or cut
-    whole = replace(last.trajectory, stop_reason="length" if ended in OUT_OF_TOKENS else "stop")
+    joined = Trajectory.joined([branch.trajectory for branch in run.branches])
+    whole = replace(joined, stop_reason="length" if ended in OUT_OF_TOKENS else "stop")
     rewards = [] if run.reward is None else [run.reward]
     facts: dict[str, Any] = {"rewards": rewards, "ended": ended, "info": {}}
     fields = {"conversation": [dict(message) for message in last.messages], "environment": facts}
     by_turn = [0.0] * (whole.turns - 1) + [run.reward or 0.0]  # a program posts its reward at the end
     credit = tuple(by_turn), tuple(states_of(whole))
-    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit, branches=len(run.branches))
+    return Held(key, whole, fields, run.calls, run.failed_calls, None, *credit)
 
 
 def _check_reward(run: AgentRun, verifier: str) -> None:

@@ -65,7 +65,7 @@ class TrainBatch:
         self.columns: dict[str, Tensor] = {
             name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
-        rows = RowCheck(step.columns)
+        rows = RowCheck(step.columns, one_prompt=step.one_prompt)
         self.minibatches = [[self._pack(bin, step, shards, rows) for bin in micros] for micros in bins]
         if "advantages" in self.columns:  # computed from the rewards alone
             self.spread("advantages", self.columns["advantages"])
@@ -145,8 +145,10 @@ class TrainBatch:
 
         shard, row = step.columns["shard"], step.columns["row"]
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
-        given = [(row.tokens, row.prompt_tokens) for row in rows]
-        packed = pack(given, self.device, [row.drawn for row in rows]) if rows else dummy(self.device)
+        branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
+        given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
+        masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
+        packed = pack(given, self.device, masks, places) if rows else dummy(self.device)
         samples = torch.tensor(bin, dtype=torch.int64, device=self.device)
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64, device=self.device)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])

@@ -120,7 +120,7 @@ class Conversations:
         if conversation.ended:
             return [self._over(key, conversation)]
         whole = conversation.trajectory
-        return [Turn(key, whole.tokens, conversation.room, whole.turns)]
+        return [Turn(key, whole.branch, conversation.room, whole.turns)]
 
     def _replayed(self, key: int, conversation: Conversation, record: Trajectory) -> list[Turn | Held]:
         """Say the next recorded turn again. After the last one, the policy goes on."""
@@ -138,7 +138,7 @@ class Conversations:
             message = conversation.drew(said, self._environments.text(said.last_turn.tolist()))
             self._expect(key, talk.session.step(message))
             return []
-        turn = Turn(key, now.tokens, conversation.room, number, record.tokens[count:] if len(said.last_turn) else None)
+        turn = Turn(key, now.branch, conversation.room, number, record.tokens[count:] if len(said.last_turn) else None)
         conversation.trajectory = record
         return [turn]
 

@@ -50,9 +50,10 @@ def of_samples(values: Any) -> Any:
 class RowCheck:
     """Compares the rows of a batch with their signatures, as they are packed for the loss."""
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        """columns: numpy `[N]` by name, of all the step's samples. Without `signatures` nothing is checked."""
-        self.columns = columns
+    def __init__(self, columns: Mapping[str, Any], *, one_prompt: bool = True) -> None:
+        """columns: numpy `[N]` by name, of all the step's samples. Without `signatures` nothing is checked. one_prompt:
+        the samples of a group begin with the same prompt."""
+        self.columns, self._one_prompt = columns, one_prompt
         self._prompts: dict[int, int] = {}
 
     def check(
@@ -78,7 +79,8 @@ class RowCheck:
         engine = np.split(log_probs.cpu().numpy(), ends)
         for place, sample in enumerate(samples.tolist()):
             row = rows[place]
-            self._check_group(sample, row.tokens[: row.prompt_tokens])
+            if self._one_prompt:
+                self._check_group(sample, row.tokens[: row.prompt_tokens])
             forwarded = row.tokens.copy()
             forwarded[row.drawn] = targets[place]
             digest = tokens_digest(replace(row, tokens=forwarded, log_probs=engine[place]))

@@ -78,7 +78,7 @@ def pending(
         failed_calls=held.failed_calls if held else 0,
         turn_rewards=held.turn_rewards if held else (),
         turn_states=held.turn_states if held else (),
-        branches=held.branches if held else 1,
+        branches=len(whole.branch_starts),
     )
     digest = 0 if row is None else tokens_digest(whole)
     summary = LogProbSummary.of(whole.log_probs)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlcli.data.trajectories import Trajectory
-from rlcli.environments.conversation import Conversation, Limits, shortened, state_of, states_of
+from rlcli.environments.conversation import Conversation, Limits, Past, shortened, state_of, states_of
 from rlcli.environments.environment import Opening, Reply
 from rlcli.environments.turns import TurnTemplate
 from tests import chat_templates as of
@@ -18,10 +18,12 @@ ASK = Opening([{"role": "user", "content": "1+1?"}])
 ROOMY = Limits(turns=9, turn_tokens=99, drawn_tokens=999, tokens=999)
 
 
-def talk(limits: Limits = ROOMY, template: str = of.CHATML, form: str = "hermes") -> tuple[Any, Conversation]:
+def talk(
+    limits: Limits = ROOMY, template: str = of.CHATML, form: str = "hermes", past: Past = "keep"
+) -> tuple[Any, Conversation]:
     tokenizer = tokenizer_with(template)
     turns = TurnTemplate(tokenizer, [tokenizer.eos_token_id])
-    return tokenizer, Conversation(turns, limits, ASK, form)
+    return tokenizer, Conversation(turns, limits, ASK, form, template == of.THINKING, past)
 
 
 def draw(tokenizer: Any, conversation: Conversation, text: str, *, ended: bool = True, version: int = 1) -> Any:
@@ -29,7 +31,7 @@ def draw(tokenizer: Any, conversation: Conversation, text: str, *, ended: bool =
     whole = conversation.trajectory.extended(
         "policy", ids, np.full(len(ids), -1.0, np.float32), version, "stop" if ended else "length"
     )
-    return conversation.drew(whole, text.removesuffix("<|im_end|>"))
+    return conversation.drew(whole, text.removesuffix("<|im_end|>").removesuffix("<eos>"))
 
 
 def replied(text: str, reward: float = 0.0, done: bool = False) -> Reply:
@@ -148,3 +150,49 @@ def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
     assert conversation.messages[-1]["content"] == "abcd…"
     assert "abcd…<|im_end|>" in tokenizer.decode(conversation.trajectory.tokens)
     assert len(shortened("x" * 99, 10, "middle")) == 10
+
+
+def test_a_past_that_is_rendered_anew_begins_a_branch() -> None:
+    tokenizer, conversation = talk(template=of.THINKING, form="", past="per_cycle")
+    draw(tokenizer, conversation, "one and one</think>2<eos>")
+    conversation.replied(replied("Sure?<eos>", reward=0.25))
+    draw(tokenizer, conversation, "yes</think>Yes.<eos>", version=2)
+    conversation.replied(replied("", reward=0.5, done=True))
+    whole = conversation.finished()
+    first, second = (tokenizer.decode(branch.tokens) for branch in whole.branches)
+    assert first == "<|user|>1+1?<|assistant|><think>\none and one</think>2<eos>"
+    assert second == "<|user|>1+1?<|assistant|>2<eos><|user|>Sure?<\u200beos><|assistant|><think>\nyes</think>Yes.<eos>"
+    assert tokenizer.decode(whole.tokens[whole.drawn]) == "one and one</think>2<eos>yes</think>Yes.<eos>"
+    assert (whole.turns, whole.versions, conversation.reward) == (2, [1, 2], 0.75)
+    assert whole.turn_of_drawn.max() == 1
+    assert whole.prompt_tokens == whole.branches[0].prompt_tokens
+
+
+def test_the_result_of_a_tool_goes_on_in_the_same_branch() -> None:
+    tokenizer, conversation = talk(template=of.HERMES, past="per_cycle")
+    draw(tokenizer, conversation, '<tool_call>{"name": "add", "arguments": {}}</tool_call><|im_end|>')
+    conversation.replied(
+        Reply([{"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "2"}], 0.0, False)
+    )
+    assert conversation.trajectory.branch_starts == [0]
+    draw(tokenizer, conversation, "2<|im_end|>")
+    conversation.replied(replied("Sure?"))
+    starts = conversation.trajectory.branch_starts
+    assert len(starts) == 2
+    assert tokenizer.decode(conversation.trajectory.branch) == (
+        "<|im_start|>user\n1+1?<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {}}</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>2</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n2<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "ended"), [({"tokens": 40}, None), ({"tokens": 30}, "tokens"), ({"sample_tokens": 59}, "tokens")]
+)
+def test_branches_have_a_limit_each_and_one_together(limits: dict[str, int], ended: str | None) -> None:
+    most = Limits(**{**{"turns": 9, "turn_tokens": 99, "drawn_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
+    tokenizer, conversation = talk(most, of.THINKING, "", "per_cycle")
+    draw(tokenizer, conversation, "one and one</think>2<eos>")
+    conversation.replied(replied("Sure?"))
+    assert conversation.ended == ended

@@ -262,6 +262,23 @@ def test_limits_end_a_session_and_say_which(engine: TaughtEngine) -> None:
         assert session.ended == "turns"
 
 
+def test_the_branches_of_a_session_have_a_limit_together(engine: TaughtEngine) -> None:
+    def branches(most: int, *asks: list[Any]) -> list[int]:
+        limits = Limits(turns=9, turn_tokens=10, drawn_tokens=800, tokens=100, sample_tokens=most)
+        with Gateway(engine.tokenizer, engine.stops, limits, engine.submit) as gateway:
+            session = gateway.open()
+            for ask in asks:
+                client(session).chat.completions.create(model="any", messages=ask)
+            return [len(branch.trajectory.tokens) for branch in session.branches]
+
+    other = [{"role": "user", "content": "hi"}]
+    first, second = branches(999, ASK, other)
+    assert branches(first + second - 3, ASK, other) == [first, second - 3]
+    most = first + second - 10
+    with pytest.raises(openai.BadRequestError, match=f"at its limit of {most} tokens, all its branches together"):
+        branches(most, ASK, other)
+
+
 def test_a_reward_is_posted_and_is_a_number(gateway: Gateway) -> None:
     session = gateway.open()
     url, headers = f"{session.url.removesuffix('/v1')}/reward", {"Authorization": f"Bearer {session.token}"}

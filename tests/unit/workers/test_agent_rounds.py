@@ -226,17 +226,29 @@ def test_a_limit_ends_an_agent_and_its_sample_counts(engine: TransformersEngine,
         assert row.turns == 3 or (ENDED[sample.ended] != "turns" and row.stop_reason == "length")
 
 
-def test_the_branch_with_the_last_turn_is_trained_on(engine: TransformersEngine, model: Path) -> None:
+def test_all_branches_are_trained_on(engine: TransformersEngine, model: Path) -> None:
     report, rows, _ = held(engine, config_of(model, "branches"), ["a"])
     assert report.samples.branches.tolist() == [2, 2]
-    text = load_tokenizer(str(model)).decode(rows[0].tokens)
-    assert ("task a" in text, "sub-agent" in text, rows[0].turns) == (True, False, 2)
+    tokenizer = load_tokenizer(str(model))
+    sub, main = (tokenizer.decode(branch.tokens) for branch in rows[0].branches)
+    assert ("sub-agent" in sub, "task a" in sub, "sub-agent" in main, "task a" in main) == (True, False, False, True)
+    assert [branch.turns for branch in rows[0].branches] == [1, 2]
+    assert report.samples.drawn_tokens.tolist() == [row.drawn_tokens for row in rows]
+    assert report.samples.tokens.tolist() == [len(row.tokens) for row in rows]
+
+
+def test_the_branches_of_a_sample_fit_a_micro_batch(engine: TransformersEngine, model: Path) -> None:
+    config = config_of(model, "branches")
+    _, rows, _ = held(engine, config, ["a"])
+    most = len(rows[0].branches[0].tokens) + rows[0].branches[1].prompt_tokens + 40
+    _, rows, _ = held(engine, config.changed(train={"tokens_per_microbatch": most}), ["a"])
+    assert [len(row.tokens) <= most for row in rows] == [True, True]
 
 
 def test_an_agent_may_give_up_a_request_and_ask_again(engine: TransformersEngine, model: Path) -> None:
     report, rows, _ = held(engine, config_of(model, "impatient"), ["a", "b"])
     assert report.samples.score.tolist() == [0.5] * 4
-    assert [row.turns for row in rows] == [2] * 4
+    assert [row.branches[-1].turns for row in rows] == [2] * 4
 
 
 def test_an_agent_that_asks_nothing_is_refused_before_the_run(engine: TransformersEngine, model: Path) -> None:

@@ -80,7 +80,12 @@ def round_of(
             "model": {"path": str(model)},
             "data": {"max_prompt_tokens": 128},
             "rollout": {"max_response_tokens": 64},
-            "environment": {"name": f"{model.parent}/late.py:Late", "options": options, "context_tokens": 80},
+            "environment": {
+                "name": f"{model.parent}/late.py:Late",
+                "options": options,
+                "context_tokens": 80,
+                "past": how.get("past", "keep"),
+            },
         }
     )
     stops, queue = engine.spec.stop_token_ids, NO_QUEUE
@@ -145,29 +150,32 @@ def test_a_conversation_goes_on_where_it_was_broken_off(
         assert len(one.turn_states) == one.turns
 
 
+@pytest.mark.parametrize("past", ["keep", "per_cycle"])
 @pytest.mark.parametrize("where", ["its environment has the turn", "before a turn", "within a turn"])
 def test_wherever_it_was_broken_off_the_rest_is_the_same(
-    where: str, engine: TransformersEngine, model: Path, tmp_path: Path
+    where: str, past: str, engine: TransformersEngine, model: Path, tmp_path: Path
 ) -> None:
-    expected = {sample: row for sample, row in whole(engine, model, tmp_path).items() if row.turns > 1}
+    expected = {sample: row for sample, row in whole(engine, model, tmp_path, past=past).items() if row.turns > 1}
     assert expected
+    assert all(len(row.branch_starts) == (row.turns if past == "per_cycle" else 1) for row in expected.values())
     builder, begun = ShardBuilder(), {}
     for sample, row in expected.items():
         said = row.until_turn(1)
         if where != "its environment has the turn":
             answer = row.spans[len(said.spans)]
-            said = said.extended("environment", row.tokens[answer.start : answer.end])
+            said = said.extended(answer.speaker, row.tokens[answer.start : answer.end])
         if where == "within a turn":
-            some = (row.until_turn(2).drawn_tokens - said.drawn_tokens + 1) // 2
+            some = (row.until_turn(2).drawn_tokens - said.drawn_tokens) // 2
             drawn = slice(said.drawn_tokens, said.drawn_tokens + some)
             said = said.extended("policy", row.drawn_ids[drawn], row.log_probs[drawn], 1)
         begun[sample] = PartialRollout(0, sample, 0, builder.add(said), said.drawn_tokens, 1)
     late = replace(task("late", 0), begun=begun, shards=[builder.build()], wanted=tuple(begun))
-    report, shard = round_of(engine, model, tmp_path / "open", [late], 2)
+    report, shard = round_of(engine, model, tmp_path / "open", [late], 2, past=past)
     assert report.redrawn == 0
     found = rows_of(report, shard)
     assert found.keys() == expected.keys()
     for sample, row in found.items():
+        assert row.branch_starts == expected[sample].branch_starts
         assert row.tokens.tolist() == expected[sample].tokens.tolist()
         assert row.versions[0] == 1
 

@@ -30,8 +30,9 @@ from rlcli.workers.roles.policy import PolicyRole
 from rlcli.workers.roles.token_advantages import fill_advantages, fill_kept
 
 CPU = torch.device("cpu")
-RUNS = ((2, 3), (2, 2, 3, 1), (2, 1, 1, 2, 2, 1), (2, 4, 2), (2, 0), (2, 1, 2, 3), (2, 5), (2, 2, 1, 2))
-"""Tokens of each of two samples of four prompts: the prompt's, then drawn and not drawn in turn."""
+RUNS = ((2, 3), (2, 2, 3, 1), (2, 1, 1, 2, 2, 1), (2, 4, 2), (2, 0), (2, 1, 2, 3), (2, 2, -2, 3), (2, 2, 1, 2))
+"""Tokens of each of two samples of four prompts: the prompt's, then drawn and not drawn in turn; negative: those of a
+second branch's prompt."""
 SCORES = (1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.0)
 SPLITS = (11, 24, 200)
 """Tokens of a micro-batch: about one sample, some, all."""
@@ -51,12 +52,13 @@ def of_tokens(ids: Any, salt: int) -> Any:
 
 
 def trajectory(index: int, runs: Sequence[int]) -> Trajectory:
-    ids = np.random.default_rng(index).integers(20, 90, sum(runs), dtype=np.int32)
-    parts = np.split(ids, np.cumsum(runs)[:-1])
+    lengths = np.abs(runs)
+    ids = np.random.default_rng(index).integers(20, 90, lengths.sum(), dtype=np.int32)
+    parts = np.split(ids, np.cumsum(lengths)[:-1])
     whole = Trajectory.of_prompt(np.array([5, 6 + index // 2], np.int32))
     for place, part in enumerate(parts[1:]):
         if place % 2:
-            whole = whole.extended("environment", part)
+            whole = whole.extended("prompt" if runs[place + 1] < 0 else "environment", part)
         else:
             whole = whole.extended("policy", part, of_tokens(part, ENGINE).astype(np.float32), 1, "stop")
     return whole
@@ -230,7 +232,7 @@ def test_loss_gradient_and_sums_are_those_of_a_loop_over_drawn_tokens(
 
 
 def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
-    """The sums of an update, its gradients, and those of a loss over each trajectory forwarded whole and alone."""
+    """The sums of an update, its gradients, and those of a loss over each branch forwarded whole and alone."""
     config = configured(budget, path, advantage="rloo", correction="none", kl_coef=0.0)
     role = PolicyRole(config, CPU, FsdpLoader(config, torch.float32, CPU, mesh))
     assert isinstance(role.policy, FsdpBackend)
@@ -241,9 +243,12 @@ def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[s
 
     terms = []
     for whole, row in zip(WHOLE, rloo(), strict=True):
-        log_probs = model(pack([(whole.tokens, 1)], CPU), temperature=1.0, want_entropy=False).log_probs
+        branches = np.split(whole.tokens, whole.branch_starts[1:])
+        packs = [pack([(tokens, 1)], CPU) for tokens in branches]
+        found_alone = [model(one, temperature=1.0, want_entropy=False).log_probs for one in packs]
+        log_probs = torch.cat([torch.cat([torch.zeros(1), one]) for one in found_alone])  # none of a first token
         drawn = [at for at, is_drawn in enumerate(whole.drawn) if is_drawn]
-        terms += [-advantage * log_probs[at - 1] for at, advantage in zip(drawn, row, strict=True)]
+        terms += [-advantage * log_probs[at] for at, advantage in zip(drawn, row, strict=True)]
     (torch.stack(terms).sum() / sum(map(len, DRAWN))).backward()
     expected = gradients()
     role.policy.optimizer.zero_grad()
