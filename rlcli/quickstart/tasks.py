@@ -70,7 +70,7 @@ class Guessing:
 
     low: int
     high: int
-    halves: float = 0.3
+    halves: float = 0.4
     steps: int = 300
 
     def key(self) -> Any:

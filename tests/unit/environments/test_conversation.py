@@ -188,7 +188,7 @@ def test_the_result_of_a_tool_goes_on_in_the_same_branch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "ended"), [({"tokens": 40}, None), ({"tokens": 30}, "tokens"), ({"sample_tokens": 59}, "tokens")]
+    ("limits", "ended"), [({"tokens": 40}, None), ({"tokens": 30}, "tokens"), ({"sample_tokens": 58}, "tokens")]
 )
 def test_branches_have_a_limit_each_and_one_together(limits: dict[str, int], ended: str | None) -> None:
     most = Limits(**{**{"turns": 9, "turn_tokens": 99, "drawn_tokens": 999, "tokens": 999}, **limits})  # type: ignore[arg-type]
