@@ -76,10 +76,28 @@ def test_a_recipe_with_an_environment_trains_two_steps(trained: dict[str, list[d
     assert all(step["outcome/environment"] == 0 for step in steps)
 
 
+KILLED = """
+import os, pathlib, signal
+from functools import wraps
+
+@wraps(step := Guess.step)
+def killed_once(self, message):
+    if (alive := pathlib.Path({path!r})).exists():
+        alive.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, message)
+
+Guess.step = killed_once
+"""
+"""Behind the page's game: its process is killed in the middle of the first conversations."""
+
+
 def test_the_pages_game_trains_as_it_is_written(
     cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "guess.py").write_text(blocks("environments.md", "python")[0])
+    game, alive = blocks("environments.md", "python")[0], tmp_path / "alive"
+    (tmp_path / "guess.py").write_text(game + KILLED.format(path=str(alive)))
+    alive.touch()
     monkeypatch.chdir(tmp_path)
     words = next(words for words in commands("environments.md") if "guess.py:Guess" in words and words[1] == "train")
     words = [str(tiny) if word.startswith("Qwen/") else word for word in words[1:]]
@@ -91,7 +109,8 @@ def test_the_pages_game_trains_as_it_is_written(
     ]
     cli(*words, *SMALL, *sets, "--steps", "1", "--out", "run")
     (step,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert step["outcome/environment"] == 0
+    assert not alive.exists()
+    assert (step["outcome/environment"], step["samples/left_out"]) == (0, 0)
     assert step["rollout/generated"] == 16
     # The model that was trained plays four games with other seeds than those of the training.
     words = ("eval", "--model", "run", "--environment", "guess.py:Guess", "--samples", "2", "--out", "games", "--json")
