@@ -71,7 +71,7 @@ class Guessing:
     low: int
     high: int
     halves: float = 0.4
-    steps: int = 300
+    steps: int = 600
 
     def key(self) -> Any:
         return ["guessing", self.low, self.high, self.halves]

@@ -64,7 +64,7 @@ TASKS: dict[str, Task] = {
     ),
     "guess": Task(
         "quickstart-guess",
-        "none: the environment chooses a number from 1 to 15, to be found with five guesses",
+        "none: the environment chooses a number from 1 to 16, to be found with five guesses",
         "some guesses halve what is left, most count up",
         "held-out games",
         """\
