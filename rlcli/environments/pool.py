@@ -75,6 +75,7 @@ class Environments:
     ) -> None:
         self.section, self.limits = config.environment, limits_of(config)
         self._tokenizer, self._stops, self._opened = tokenizer, frozenset(stops), opened
+        self._past = config.environment.past
         self._templates: dict[str, TurnTemplate] = {}
         self._hosts: dict[str, EnvironmentHost] = {}
         try:
@@ -98,7 +99,7 @@ class Environments:
                 f"{self._tokenizer.name_or_path or 'the model'} describes no calls of tools that are known here",
                 "use a model whose template has tools, such as Qwen2.5, Qwen3 or Llama 3.1",
             )
-        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self.section.past)
+        found = Conversation(self._template(opening.tools), self.limits, opening, form, self._opened, self._past)
         if found.ended:
             length = len(found.trajectory.tokens)
             raise EnvironmentFailed(

@@ -68,8 +68,8 @@ TASKS: dict[str, Task] = {
         "some guesses halve what is left, most count up",
         "held-out games",
         """\
-  rlcli env try guess_number --set environment.options.high=15       play it yourself
-  rlcli env try guess_number --set environment.options.high=15 --model {model}
+  rlcli env try guess_number --set environment.options.high=16       play it yourself
+  rlcli env try guess_number --set environment.options.high=16 --model {model}
   rlcli recipes show quickstart-guess            what this run was made of
   rlcli train guess-number --dry-run             a real model, numbers up to 100""",
     ),

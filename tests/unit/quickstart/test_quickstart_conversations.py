@@ -79,17 +79,17 @@ def test_words_are_tokens_digits_stay_single_and_the_template_appends() -> None:
 
 @pytest.mark.parametrize("halves", [0.0, 0.5, 1.0])
 def test_a_guesser_keeps_to_what_it_was_answered(halves: float) -> None:
-    rows, player, rng = numbered_rows(GUESS)[:24], Guessing(1, 15, halves), random.Random(0)
+    rows, player, rng = numbered_rows(GUESS)[:24], Guessing(1, 16, halves), random.Random(0)
     tokenizer = tokenizer_of(GUESS, rows[:12], player, rng)
     won = 0
     for ids, labels in demonstrations(GUESS, tokenizer, rows, player, rng):
         own = tokenizer.decode([i for i in labels if i != -100])
         guesses = [int(guess) for guess in own.split("<eos>")[:-1]]
         answers = re.findall(r"Higher\.|Lower\.", tokenizer.decode(ids))
-        assert 1 <= len(guesses) <= 4
+        assert 1 <= len(guesses) <= 5
         for place, (guess, answer) in enumerate(zip(guesses, answers, strict=False)):
             assert all((later > guess) == (answer == "Higher.") for later in guesses[place + 1 :])
-        won += len(answers) < len(guesses) and len(guesses) <= 4
+        won += len(answers) < len(guesses) and len(guesses) <= 5
         if not halves:
             assert guesses == list(range(1, len(guesses) + 1))
     if halves == 1.0:
