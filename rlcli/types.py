@@ -90,6 +90,8 @@ class VerifyRequest:
     finish_reason: why the response ended: "stop" (the model ended it) or "length" (it was cut off at the limit); empty
     if unknown. thinking: the prompt ends within a <think> that its chat template opened.
 
+    rivals: other responses of its group, for a verifier that compares them (its option `rivals`: how many).
+
     Of a conversation with an environment, the completion is the policy's last turn. conversation: all its messages, the
     prompt's included. environment: `rewards` (of each step), `ended` (see `Ended`) and `info` (of the last step).
     """
@@ -104,6 +106,7 @@ class VerifyRequest:
     thinking: bool = False
     conversation: Sequence[Mapping[str, Any]] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
+    rivals: Sequence[str] = ()
 
     def answer_text(self) -> str | None:
         """The response without its reasoning: what follows the last `</think>`. None if a `<think>` is still open, from

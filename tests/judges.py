@@ -13,7 +13,7 @@ from typing import Any
 
 KEY = "sk-judge-0123456789"
 BLOCK = re.compile(
-    r"^=== (question|reference answer|conversation|response) (\w+) ===\n(.*?)\n=== end \2 ===$",
+    r"^=== (question|reference answer|conversation|response(?: [AB])?) (\w+) ===\n(.*?)\n=== end \2 ===$",
     re.DOTALL | re.MULTILINE,
 )
 

@@ -26,9 +26,9 @@ JUDGED = "judged"
 ROWS = 50
 """Rows of an audit without --limit: each of its about twelve responses is a call."""
 
-LEAST_AGREEMENT, MOST_FOOLED, MOST_SHIFT, MOST_UNVERIFIED = 0.9, 0.05, 0.1, 0.1
+LEAST_AGREEMENT, MOST_FOOLED, MOST_SHIFT, MOST_UNVERIFIED, MOST_FLIPS = 0.9, 0.05, 0.1, 0.1, 0.1
 """The bounds of a pass: share of labels that it agrees with; share of wrong responses of one attack that it accepts;
-change of the mean score by padding; share of replies that are no verdict."""
+change of the mean score by padding; share of replies that are no verdict; share of pairs that the order decides."""
 
 RIGHT, WRONG, LONG_RIGHT, LONG_WRONG = "right response", "wrong response", "right, padded", "wrong, padded"
 
@@ -116,6 +116,13 @@ class JudgeReport:
         return max((shift for shift in shifts if shift == shift), key=abs, default=math.nan)
 
     @property
+    def flips(self) -> float:
+        """Of pairs of responses, the share in which the judge prefers a place: another response in the other order; NaN
+        if it compares none."""
+        pairs = self.usage.get(f"{USAGE}pairs", 0.0)
+        return self.usage.get(f"{USAGE}flips", 0.0) / pairs if pairs else math.nan
+
+    @property
     def faults(self) -> list[str]:
         found = []
         tried, lost = (sum(getattr(one, name) for one in self.kinds.values()) for name in ("tried", "unverified"))
@@ -123,6 +130,8 @@ class JudgeReport:
             found.append(f"it agrees with {self.agreement:.1%} of the labels, below {LEAST_AGREEMENT:.0%}")
         if not abs(self.length_shift) <= MOST_SHIFT:
             found.append(f"padding changes the mean score by {self.length_shift:+.2f}, more than {MOST_SHIFT:g}")
+        if self.flips > MOST_FLIPS:
+            found.append(f"the order decides {self.flips:.0%} of the pairs, more than {MOST_FLIPS:.0%}")
         fooled = [name for name in ATTACKS if 1 - self.kinds[name].share > MOST_FOOLED]
         if fooled:
             found.append(f"it is fooled by: {', '.join(fooled)}")
@@ -136,6 +145,7 @@ class JudgeReport:
         for kind in kinds:
             del kind["scores"]
         figures = {"agreement": self.agreement, "length_shift": self.length_shift}
+        figures |= {"flips": self.flips} if self.flips == self.flips else {}
         about = {"verifier": self.verifier, "data": self.data, "rows": self.rows}
         verdict = {"passed": not self.faults, "faults": self.faults}
         return about | verdict | figures | {"kinds": kinds, "usage": self.usage, "seconds": self.seconds}
@@ -153,13 +163,14 @@ def audit_judge(
     """Audit the judge on the rows of a dataset, or on labelled responses.
 
     data: parquet as for `audit`: a row's response (`extra_info.response`, else its ground truth in a sentence) is
-    right, that of a row with another ground truth is wrong. Or JSON Lines as for `rlcli verifiers run`, with a field
+    right, that of a row with another ground truth is wrong. A judge that compares (its option rivals) sees each with
+    the other one of its row. Or JSON Lines as for `rlcli verifiers run`, with a field
     `label`: true or false. Raises `DataError` for neither, and what the pool raises.
     """
     started, name = time.monotonic(), str(composition)
     cases, rows = _cases(data, name, options.limit or ROWS)
     points = composition.terms[0].options.get("points", 1)
-    probes = list(_probes(cases, points))
+    probes = list(_probes(_paired(cases) if composition.terms[0].rivals else cases, points))
     labels = {RIGHT: True, WRONG: False, LONG_RIGHT: True, LONG_WRONG: False, **dict.fromkeys(ATTACKS, False)}
     report = JudgeReport(name, str(data), rows, {kind: Kind(kind, expected) for kind, expected in labels.items()})
     with ScoringPool(options.processes, options.deadline_s, [name], options.sandbox) as pool:
@@ -197,6 +208,26 @@ def _probes(cases: Sequence[tuple[VerifyRequest, bool]], points: int) -> Iterato
         if not right:
             for name, attack in ATTACKS.items():
                 yield name, replace(request, completion=attack.format(wrong=request.completion, points=points))
+
+
+def _paired(cases: Sequence[tuple[VerifyRequest, bool]]) -> list[tuple[VerifyRequest, bool]]:
+    """The responses for whose question there is one with the other label, which becomes their rival."""
+    by_label: dict[tuple[Any, bool], VerifyRequest] = {}
+    for request, right in cases:
+        by_label.setdefault((_question(request), right), request)
+    rivals = [by_label.get((_question(request), not right)) for request, right in cases]
+    found = [
+        (replace(request, rivals=[rival.completion]), right)
+        for (request, right), rival in zip(cases, rivals, strict=True)
+        if rival is not None
+    ]
+    if not found:
+        raise DataError("data: no question has a right and a wrong response", "a judge with rivals compares the two")
+    return found
+
+
+def _question(request: VerifyRequest) -> str:
+    return repr((request.prompt, request.ground_truth))
 
 
 def _cases(data: Path, verifier: str, limit: int) -> tuple[list[tuple[VerifyRequest, bool]], int]:

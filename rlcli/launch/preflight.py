@@ -25,7 +25,7 @@ from rlcli.export.export import with_model_folders
 from rlcli.hub import offline_unless_reachable
 from rlcli.launch.engine import check_adapter, check_engine
 from rlcli.launch.environments import check_environments, numbered_rows
-from rlcli.launch.verifiers import check_verifiers
+from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
 from rlcli.types import Prompt
@@ -96,6 +96,12 @@ def prepare(
     check_adapter(config, dtype, adapter)
     train_rows, test_rows = _rows(config, train)
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
+    rollout = config.rollout
+    if train:
+        check_rivals(
+            verifiers_of(train_rows), "rollout.samples_per_prompt", rollout.samples_per_prompt, rollout.oversample
+        )
+    check_rivals(verifiers_of(test_rows), "evaluation.samples", config.evaluation.samples)
     if sandbox:  # workers use the one found here or none, never another one silently
         config = config.changed(verifier={"sandbox": sandbox})
     if not Path(config.model.path).is_dir():

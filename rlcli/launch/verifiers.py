@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rlcli.config.schema import VerifierSection
 from rlcli.data.prompts.table import verifiers_of
-from rlcli.errors import UnknownName, VerifierError
+from rlcli.errors import ConfigError, UnknownName, VerifierError
 from rlcli.sandbox import backend_name
 from rlcli.scoring.checking import check_loaded
-from rlcli.scoring.expression import Composition, parse
+from rlcli.scoring.expression import Composition, parse, rivals_of
 from rlcli.scoring.processes.fork_server import ForkServer
 from rlcli.scoring.registry import target
 from rlcli.types import Prompt
@@ -32,6 +32,23 @@ def check_verifiers(rows: Sequence[Prompt], section: VerifierSection) -> tuple[t
     with contextlib.closing(ForkServer(backend)) as fork_server:
         loaded = {name: fork_server.load(composition) for name, composition in compositions.items()}
     return tuple(compositions), check_loaded(loaded, section.deadline_s, backend, "verifier.deadline_s")
+
+
+def check_rivals(expressions: Iterable[str], samples: str, count: int, oversample: float = 1.0) -> None:
+    """Raise `ConfigError` if a verifier compares the responses of a group and there are none to compare. samples: the
+    key of their number, `count`."""
+    for expression in expressions:
+        if rivals_of(expression) and count < 2:
+            raise ConfigError(
+                f"{expression} compares the responses of a group, but {samples} = {count}",
+                "give 2 or more",
+            )
+        if rivals_of(expression) and oversample > 1:
+            raise ConfigError(
+                f"{expression} compares the responses of a group, but rollout.oversample = {oversample:g} may generate "
+                "them in different steps",
+                "set rollout.oversample=1, or rivals=0",
+            )
 
 
 def _check_names(composition: Composition, row: str) -> None:

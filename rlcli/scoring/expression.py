@@ -16,6 +16,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ class Term:
     def short(self) -> str:
         """The name; for a reference to code, the function's name."""
         return self.ref.rpartition(":")[2]
+
+    @property
+    def rivals(self) -> int:
+        """With how many other responses of its group the verifier compares one."""
+        found = self.options.get("rivals", 0)
+        return found if isinstance(found, int) else 0
 
     @property
     def verifier(self) -> str:
@@ -297,3 +304,13 @@ def _located(ref: str) -> str:
     if not file.is_file():
         raise ConfigError(f"the verifier '{ref}': there is no file {file}", "give the path of a .py file")
     return f"{file}:{function}"
+
+
+@cache
+def rivals_of(expression: str) -> int:
+    """With how many other responses of its group the verifiers of an expression compare one; 0: they do not.
+
+    >>> rivals_of('math + 0.2 * judge(url="http://judge", model=m, rivals=3)'), rivals_of("math")
+    (3, 0)
+    """
+    return max((term.rivals for term in parse(expression).terms), default=0) if expression else 0

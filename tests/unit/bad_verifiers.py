@@ -146,3 +146,8 @@ _DEEDS = {
     "flood": lambda request: ([print("x" * 999, flush=True) for _ in range(2000)], _right(request))[1],
     "print": lambda request: (print("noise", flush=True), _right(request))[1],
 }
+
+
+def ranked(request: VerifyRequest, *, rivals: int = 0) -> Verdict:
+    """What it is to be compared with."""
+    return Verdict(float(rivals), Outcome.OK, answer=repr(list(request.rivals)))

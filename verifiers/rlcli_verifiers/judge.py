@@ -12,6 +12,7 @@ from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
 from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check
+from rlcli_verifiers.judge_compare import Judged, compared
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
 
@@ -29,6 +30,7 @@ async def verify(
     points: int = 1,
     passing: float = 0.5,
     reasoning: bool = False,
+    rivals: int = 0,
     key: str = "OPENAI_API_KEY",
     temperature: float = 0.0,
     max_tokens: int = 1024,
@@ -49,6 +51,10 @@ async def verify(
     from 0 to `points`; the reward is score / points. rubric: what to grade by; the row's extra_info["rubric"] takes
     precedence; without either, agreement with the ground truth. reasoning: show the judge the reasoning too.
 
+    rivals: compare the response with so many others of its group (in a ring, at most all) rather than score it by
+    itself: each pair in both orders, and the reward is the share of these comparisons that it wins, half of one for a
+    draw. points is not used then. CRASH: there is no other response.
+
     url, model: of an OpenAI-compatible endpoint. key: the environment variable with its API key. structured: ask for
     JSON by a schema, as long as the endpoint accepts it. extra: further fields of each request. concurrency,
     requests_per_minute, tokens_per_minute: of this machine, 0: no limit. call_s: the longest call. wait_s: for all
@@ -63,25 +69,37 @@ async def verify(
         return no_answer(OPEN_THINK if response is None else "the response is empty")
     limits = Limits(f"{url} {key}", concurrency, requests_per_minute, tokens_per_minute)
     endpoint = Endpoint(url, model, key, call_s, max_tokens, temperature, structured, extra, limits)
-    asked = messages(request, response, rubric, points)
-    known = _cache() if cache else None
-    content = key_of(endpoint.base, model, max_tokens, temperature, structured, extra, points, asked)
-    if known and (found := known.get(content)):
-        return _verdict(found, points, passing, {"calls": 0.0, "cached": 1.0})
-    spent = Spent()
+    spent, known = Spent(), _cache() if cache else None
+
+    async def score(chat: list[dict[str, str]], points: int) -> Graded:
+        content = key_of(endpoint.base, model, max_tokens, temperature, structured, extra, points, chat)
+        if known and (kept := known.get(content)):
+            spent.cached += 1
+            return kept
+        found = graded(await ask(endpoint, chat, points, spent), points)
+        if known:
+            known.put(content, found)
+        return found
+
     try:
         async with asyncio.timeout(wait_s):
-            found = graded(await ask(endpoint, asked, points, spent), points)
+            if rivals:
+                found = await compared(score, request, response, rubric, rivals, reasoning=reasoning)
+            else:
+                given = await score(messages(request, response, rubric, points), points)
+                found = Judged(given.points / points, str(given.points), given.reason)
     except (TimeoutError, CallFailed, Unparsed) as failure:
         return _failed(failure, wait_s, _usage(spent, price_in, price_out))
-    if known:
-        known.put(content, found)
-    return _verdict(found, points, passing, _usage(spent, price_in, price_out))
+    outcome = Outcome.OK if found.share >= passing else Outcome.WRONG
+    parts = _usage(spent, price_in, price_out) | {f"{USAGE}{name}": value for name, value in found.counts.items()}
+    return Verdict(found.share, outcome, answer=found.answer, parts=parts, detail=found.reason)
 
 
 def preload(**options: Any) -> None:
     """Check the options, and that the endpoint answers, takes the key and serves the model. Raises `RlcliError`."""
-    given: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, **options}
+    given: Mapping[str, Any] = {"points": 1, "concurrency": 1, "wait_s": 1.0, "call_s": 1.0, "rivals": 0, **options}
+    if given["rivals"] < 0:
+        raise ConfigError(f"the option rivals is {given['rivals']}", "give how many to compare with; 0: none")
     if not 1 <= given["points"] <= MOST_POINTS:
         raise ConfigError(f"the option points is {given['points']}", f"give a number from 1 to {MOST_POINTS}")
     for name in ("concurrency", "wait_s", "call_s"):
@@ -95,28 +113,22 @@ def _cache() -> Cache:
     return Cache()
 
 
-def _verdict(found: Graded, points: int, passing: float, usage: Mapping[str, float]) -> Verdict:
-    share = found.points / points
-    outcome = Outcome.OK if share >= passing else Outcome.WRONG
-    parts = {f"{USAGE}{name}": value for name, value in usage.items()}
-    return Verdict(share, outcome, answer=str(found.points), parts=parts, detail=found.reason)
-
-
-def _failed(failure: Exception, wait_s: float, usage: Mapping[str, float]) -> Verdict:
+def _failed(failure: Exception, wait_s: float, usage: dict[str, float]) -> Verdict:
     outcome, detail = Outcome.CRASH, str(failure)
     if isinstance(failure, TimeoutError):
         outcome, detail = Outcome.TIMEOUT, f"no verdict of the judge within {wait_s:g} s"
     elif isinstance(failure, Unparsed):
         outcome = Outcome.UNPARSED
-    return Verdict(0.0, outcome, parts={f"{USAGE}{name}": value for name, value in usage.items()}, detail=detail)
+    return Verdict(0.0, outcome, parts=usage, detail=detail)
 
 
 def _usage(spent: Spent, price_in: float, price_out: float) -> dict[str, float]:
-    found = {
-        "calls": float(spent.calls),
-        "cached": 0.0,
-        "prompt_tokens": float(spent.prompt_tokens),
-        "completion_tokens": float(spent.completion_tokens),
+    found: dict[str, float] = {
+        "calls": spent.calls,
+        "cached": spent.cached,
+        "prompt_tokens": spent.prompt_tokens,
+        "completion_tokens": spent.completion_tokens,
     }
-    cost = (spent.prompt_tokens * price_in + spent.completion_tokens * price_out) / 1e6
-    return found | ({"cost": cost} if price_in or price_out else {})
+    if price_in or price_out:
+        found["cost"] = (spent.prompt_tokens * price_in + spent.completion_tokens * price_out) / 1e6
+    return {f"{USAGE}{name}": float(value) for name, value in found.items()}

@@ -64,9 +64,10 @@ class Endpoint:
 
 @dataclass
 class Spent:
-    """What the calls for one verdict have cost so far."""
+    """What one verdict has cost so far. cached: calls that were not made."""
 
     calls: int = 0
+    cached: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
 

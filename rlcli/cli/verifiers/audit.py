@@ -116,7 +116,10 @@ def _print_judge(report: JudgeReport) -> None:
             console.plain(f"{kind.name}: {printable(example)}".replace("\n", " "))
     for name, total in report.usage.items():
         console.plain(f"{name}: {total:,.10g}")
-    console.plain(f"agreement with the labels {report.agreement:.1%}, change by padding {report.length_shift:+.2f}")
+    order = f", pairs decided by their order {report.flips:.1%}" if report.flips == report.flips else ""
+    console.plain(
+        f"agreement with the labels {report.agreement:.1%}, change by padding {report.length_shift:+.2f}{order}"
+    )
     console.plain(f"FAIL: {'; '.join(report.faults)}" if report.faults else "PASS")
 
 

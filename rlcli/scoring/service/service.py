@@ -10,6 +10,8 @@ A message is one marshalled tuple. From a client:
     ("source", key, data)                             the data of a row, as in `Source`
     ("verify", number, verifier, key, token ids as int32, how many of the last are not text, fields of the response)
 
+where the field `rivals` is a list of such token ids, each with how many of the last are not text,
+
 and to it a list of tuples, of which the first is ("ready",) or ("failed", message, hint), and then for each number:
 
     ("verdict", number, CRC-32 of the token ids, text, score, outcome, answer, parts, detail, latency_s)
@@ -228,9 +230,9 @@ class _Client:
         if source is None:
             self._out.put(("missing", number))
             return
-        ids = array("i", tokens)
-        text = self._service.decode(ids[: len(ids) - spare].tolist())
-        request = VerifyRequest(text, "", completion_ids=ids, **fields).tail(MAX_COMPLETION_CHARS)
+        ids, text = self._decoded(tokens, spare)
+        rivals = [self._decoded(*one)[1][-MAX_COMPLETION_CHARS:] for one in fields.get("rivals", ())]
+        request = VerifyRequest(text, "", completion_ids=ids, **{**fields, "rivals": rivals}).tail(MAX_COMPLETION_CHARS)
         try:
             verdict = self._service.pool.submit_response(verifier, source, response(request))
         except RlcliError as error:
@@ -239,6 +241,10 @@ class _Client:
         self._open[number] = verdict
         checksum = zlib.crc32(tokens)
         verdict.add_done_callback(lambda done: self._done(number, checksum, text, done))
+
+    def _decoded(self, tokens: bytes, spare: int) -> tuple[array[int], str]:
+        ids = array("i", tokens)
+        return ids, self._service.decode(ids[: len(ids) - spare].tolist())
 
     def _done(self, number: int, checksum: int, text: str, done: Future[Verdict]) -> None:
         self._open.pop(number, None)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from rlcli.cluster.watchdog import progress
@@ -21,6 +23,7 @@ from rlcli.environments.pool import Environments
 from rlcli.errors import RunFailed
 from rlcli.rollout.call import GREEDY, RolloutCall
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest
+from rlcli.scoring.expression import rivals_of
 from rlcli.scoring.service.client import Scored, ScoringService
 from rlcli.types import Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
@@ -124,13 +127,37 @@ class RolloutRole:
     ) -> Future[Scored]:
         """Future of the policy's last turn as text, and of the verdict on it. fields: others of the request."""
         assert self.scorer is not None
-        tokens = trajectory.last_turn
         return self.scorer.submit(
             task.source,
             sent(trajectory),
-            int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids),
+            self.spare(trajectory),
             {"finish_reason": trajectory.stop_reason or "", "thinking": self.thinking, **(fields or {})},
         )
+
+    def spare(self, trajectory: Trajectory) -> int:
+        """How many of the last turn's last tokens are not text."""
+        tokens = trajectory.last_turn
+        return int(len(tokens) > 0 and int(tokens[-1]) in self.stop_token_ids)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A response that waits for the others of its group."""
+
+    sample: int
+    task: PromptTask
+    whole: Trajectory
+    fields: Mapping[str, Any]
+    scored: Future[Scored] = field(default_factory=Future)
+
+
+def _passed_on(scored: Future[Scored], verified: Future[Scored]) -> None:
+    if verified.cancelled():
+        scored.cancel()
+    elif error := verified.exception():
+        scored.set_exception(error)
+    else:
+        scored.set_result(verified.result())
 
 
 class _Round:
@@ -143,6 +170,7 @@ class _Round:
         self._leads = role.scorer is not None
         self._asked: list[tuple[PromptTask, int]] = []
         self._verdicts: dict[int, list[Future[Scored]]] = {}
+        self._rivals: dict[int, list[_Compared]] = {}
         self._whole: list[int] = []
         self._greedy: dict[int, Future[Scored]] = {}
         self._unrewarded: set[int] = set()  # prompts whose greedy response was cut off, so that its reward is 0
@@ -215,7 +243,9 @@ class _Round:
             scored: Future[Scored] = Future()
             scored.set_result(Scored("", held.failure))
         else:
-            scored = self.role.verify(task, whole, held.fields if held else None)
+            fields = held.fields if held else {}
+            compares = rivals_of(task.source.verifier)
+            scored = self._compared(task, sample, whole, fields) if compares else self.role.verify(task, whole, fields)
         if task.greedy and sample == GREEDY:
             self._greedy[task.prompt] = scored
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
@@ -229,6 +259,22 @@ class _Round:
         self._verdicts[task.prompt].append(scored)
         if len(self._verdicts[task.prompt]) == task.responses:
             self._whole.append(task.prompt)
+            self._compare(task.prompt)
+
+    def _compared(self, task: PromptTask, sample: int, whole: Trajectory, fields: Mapping[str, Any]) -> Future[Scored]:
+        """Keep a response whose verifier compares it with others until its group is generated."""
+        kept = _Compared(sample, task, whole, fields)
+        self._rivals.setdefault(task.prompt, []).append(kept)
+        return kept.scored
+
+    def _compare(self, prompt: int) -> None:
+        """Send the kept responses of a group, each with those that follow it, in a ring."""
+        ring = sorted(self._rivals.pop(prompt, ()), key=attrgetter("sample"))
+        sent_as = [(sent(one.whole), self.role.spare(one.whole)) for one in ring]
+        for place, one in enumerate(ring):
+            others = [*sent_as[place + 1 :], *sent_as[:place]][: rivals_of(one.task.source.verifier)]
+            verified = self.role.verify(one.task, one.whole, {**one.fields, "rivals": others})
+            verified.add_done_callback(partial(_passed_on, one.scored))
 
     def _continued(self, task: PromptTask, sample: int, generation: Generation) -> Trajectory:
         """The trajectory so far and what was just generated: each token has the log-prob of the policy that drew it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def audited(
-    capsys: pytest.CaptureFixture[str], server: Judge, data: Path, *words: str, expect: int
+    capsys: pytest.CaptureFixture[str], server: Judge, data: Path, *words: str, expect: int, options: str = ""
 ) -> tuple[dict[str, Any], str]:
-    judge = f"judge(url='{server.url}', model=judge-1, key=JUDGE_API_KEY)"
+    judge = f"judge(url='{server.url}', model=judge-1, key=JUDGE_API_KEY{options})"
     code = main(["verifiers", "audit", judge, "--data", str(data), "--processes", "1", "--limit", "4", *words])
     done = capsys.readouterr()
     assert code == expect, done.err + done.out
@@ -93,3 +94,29 @@ def test_an_endpoint_that_fails_is_no_judgement(capsys: pytest.CaptureFixture[st
         assert "makes no page" in text
         assert main(["verifiers", "audit", "judge + math", "--data", str(data)]) == 2
         assert "begins with a judge; audit the judge alone: judge" in capsys.readouterr().err
+
+
+def comparing(takes_the_first: bool) -> Callable[[dict[str, str], list[dict[str, str]]], str]:
+    """A judge of pairs that finds the reference answer, or one that takes whatever comes first."""
+
+    def decide(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
+        first, second = (texts["reference answer"] in texts[f"response {place}"] for place in "AB")
+        points = 0 if takes_the_first else 1 + second - first
+        return json.dumps({"reason": "compared", "score": points})
+
+    return decide
+
+
+def test_a_judge_that_compares_is_audited_in_both_orders(capsys: pytest.CaptureFixture[str], data: Path) -> None:
+    with judging() as server:
+        server.decide = comparing(takes_the_first=False)
+        report, _ = audited(capsys, server, data, "--json", expect=0, options=", rivals=1")
+        assert (report["agreement"], report["flips"], report["length_shift"]) == (1.0, 0.0, 0.0)
+        server.decide = comparing(takes_the_first=True)
+        _, text = audited(capsys, server, data, expect=1, options=", rivals=1, cache=false")
+        assert "the order decides 100% of the pairs, more than 10%" in text
+        assert "pairs decided by their order 100.0%" in text
+        labelled = data.with_name("labelled.jsonl")
+        labelled.write_text(json.dumps({"completion": "4", "ground_truth": "4", "label": True}) + "\n")
+        _, text = audited(capsys, server, labelled, expect=2, options=", rivals=1")
+        assert "no question has a right and a wrong response" in text

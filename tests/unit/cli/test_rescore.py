@@ -108,4 +108,6 @@ def test_what_cannot_be_scored_is_one_line(run: Path, capsys: pytest.CaptureFixt
     assert "lies in the folder of the run" in rescored(
         capsys, run, "--verifier", "math", "--out", str(inside), expect=2
     )
+    ranked = "bad_verifiers:ranked(rivals=2)"
+    assert "compares responses of a group" in rescored(capsys, run, "--verifier", ranked, expect=2)
     assert "is not a run" in rescored(capsys, tmp_path, "--verifier", "math", expect=2)

@@ -12,7 +12,7 @@ from rlcli.config.load import resolve
 from rlcli.config.schema import VerifierSection
 from rlcli.data.columns import Samples
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
-from rlcli.launch.verifiers import check_verifiers
+from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.orchestrator.verifier_failures import Failures, part_weights
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.processes.pool import ScoringPool
@@ -158,3 +158,15 @@ def test_overruns_of_a_step_are_a_metric() -> None:
     verdicts = [late, Verdict(0.0, Outcome.WRONG, detail="off by one"), Verdict(1.0, Outcome.OK), late]
     samples = Samples.of(Sample(0, i, 0, i, 3, 4, "stop", verdict, 0) for i, verdict in enumerate(verdicts))
     assert sample_metrics(samples)["verify/overran"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("count", "oversample", "says"),
+    [(1, 1.0, "compares the responses of a group, but evaluation.samples = 1"), (8, 1.5, "rollout.oversample = 1.5")],
+)
+def test_a_verifier_that_compares_needs_whole_groups(count: int, oversample: float, says: str) -> None:
+    compares = "math + 0.5 * judge(url=x, model=m, rivals=2)"
+    check_rivals(["math", compares], "evaluation.samples", 2)
+    check_rivals(["math"], "evaluation.samples", count, oversample)
+    with pytest.raises(ConfigError, match=says):
+        check_rivals(["math", compares], "evaluation.samples", count, oversample)

@@ -94,6 +94,10 @@ def test_engines_of_a_machine_share_one_service_that_goes_with_the_last(folder: 
         .result()
     )
     assert told.verdict.answer == repr(("length", True, [4, 2], ({"role": "user", "content": "?"},), "toy"))
+    rivals = [(tokens, 0), (tokens, 1)]
+    told = clients[0].submit(prompt("", "bad_verifiers:ranked(rivals=2)"), tokens, 0, {"rivals": rivals}).result()
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in ([4, 2], [4])]
+    assert (told.verdict.score, told.verdict.answer) == (2.0, repr(texts))
     clients[0].close()
     assert ask(clients[1], 42).result().verdict.score == 1.0
     with pytest.raises(VerifierError, match="closed"):

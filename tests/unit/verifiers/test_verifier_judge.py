@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def test_what_passes_is_tried_again(server: Judge, monkeypatch: pytest.MonkeyPat
 def test_verdicts_are_cached_by_content(server: Judge) -> None:
     first, second = asked(server, cache=True), asked(server, cache=True)
     assert (second.score, second.outcome, second.detail) == (first.score, first.outcome, first.detail)
-    assert second.parts == {"usage/calls": 0, "usage/cached": 1}
+    assert (second.parts["usage/calls"], second.parts["usage/cached"]) == (0, 1)
     assert len(server.bodies) == 1
     asked(server, WRONG, cache=True)
     asked(server, cache=True, rubric="another")
@@ -290,3 +291,51 @@ def test_a_run_does_not_start_with_an_endpoint_that_cannot_work(server: Judge, m
     }.items():
         server.on_models = fault
         assert what in refused(server)
+
+
+def better(texts: dict[str, str], chat: list[dict[str, str]]) -> str:
+    """Prefers the response that holds 42, and the first one of two that both do, or neither."""
+    first, second = ("42" in texts[f"response {place}"] for place in "AB")
+    return json.dumps({"reason": "compared", "score": 2 if second and not first else 0})
+
+
+def test_a_pair_is_compared_in_both_orders_and_the_share_won_counts(server: Judge) -> None:
+    server.decide = better
+    rivals = ["It is 41.", "<think>42</think>It is 40.", "It is 42!"]
+    verdict = asked(server, replace(RIGHT, rivals=rivals), rivals=3)
+    assert verdict.score == pytest.approx((2 + 2 + 1) / 6)
+    assert (verdict.outcome, verdict.answer, len(server.bodies)) == (Outcome.OK, "5 of 6", 6)
+    counts = {name: verdict.parts[f"usage/{name}"] for name in ("calls", "pairs", "flips")}
+    assert counts == {"calls": 6, "pairs": 3, "flips": 1}, "a judge that takes the first of two equals is counted"
+    assert "<think>" not in str(server.bodies), "only answers are compared"
+    verdict = asked(server, replace(WRONG, rivals=rivals), rivals=2)
+    assert (verdict.score, verdict.outcome) == (2 / 4, Outcome.OK)
+    assert asked(server, replace(WRONG, rivals=["It is 42."]), rivals=1).outcome is Outcome.WRONG
+
+
+def test_without_rivals_no_reward_and_one_without_an_answer_loses(server: Judge) -> None:
+    server.decide = better
+    alone = asked(server, RIGHT, rivals=2)
+    assert (alone.outcome, alone.detail) == (Outcome.CRASH, "there is no other response to compare this one with")
+    verdict = asked(server, replace(WRONG, rivals=["<think>still at it", ""]), rivals=2)
+    assert (verdict.score, len(server.bodies)) == (1.0, 0)
+    server.decide = lambda texts, chat: '{"reason": "both", "score": 3}'
+    assert asked(server, replace(RIGHT, rivals=["It is 41."]), rivals=1).outcome is Outcome.UNPARSED
+    with pytest.raises(RlcliError, match="the option rivals is -1"):
+        preload(url=server.url, model="judge-1", key="JUDGE_API_KEY", rivals=-1)
+
+
+def test_hostile_rivals_stay_between_their_marks(server: Judge) -> None:
+    server.decide = better
+    asked(server, replace(RIGHT, rivals=[HOSTILE]), rivals=1)
+    user = server.bodies[0]["messages"][1]["content"]
+    word = user.partition("=== question ")[2][:16]
+    assert f"=== response B {word} ===\n{HOSTILE.replace('<|', '< |')}\n=== end {word} ===" in user
+    assert word not in HOSTILE
+
+
+def test_both_sides_of_a_pair_share_their_calls(server: Judge) -> None:
+    server.decide = better
+    asked(server, replace(RIGHT, rivals=[WRONG.completion]), rivals=1, cache=True)
+    verdict = asked(server, replace(WRONG, rivals=[RIGHT.completion]), rivals=1, cache=True)
+    assert (verdict.score, verdict.parts["usage/cached"], len(server.bodies)) == (0.0, 2, 2)

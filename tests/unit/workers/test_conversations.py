@@ -117,13 +117,12 @@ def held(
     *,
     greedy: bool = False,
     ordered: bool = False,
+    verifier: str = "",
 ) -> tuple[Collected, list[Trajectory], Scorer]:
     """The samples of one prompt each, their trajectories and what was verified."""
     tokenizer, scorer = load_tokenizer(config.model.path), Scorer()
-    tasks = [
-        PromptTask(n, np.zeros(1, np.int32), Prompt(i, ({"role": "user", "content": "x"},), "", "", "", ""), samples)
-        for n, i in enumerate(ids)
-    ]
+    prompts = [Prompt(i, ({"role": "user", "content": "x"},), "", "", verifier, "") for i in ids]
+    tasks = [PromptTask(n, np.zeros(1, np.int32), prompt, samples) for n, prompt in enumerate(prompts)]
     if greedy:
         tasks = [replace(task, greedy=True) for task in tasks]
     stops = engine.spec.stop_token_ids
@@ -202,6 +201,24 @@ def test_the_verifier_gets_the_last_turn_and_the_whole_conversation(engine: Tran
     assert [m["role"] for m in fields["conversation"]][:2] == ["user", "assistant"]
     assert len(fields["environment"]["rewards"]) == rows[0].turns
     assert fields["finish_reason"] == rows[0].stop_reason
+
+
+def test_a_verifier_that_compares_gets_the_next_ones_of_the_group(engine: TransformersEngine, model: Path) -> None:
+    report, rows, scorer = held(
+        engine, config_of(model), ["a", "b"], 3, verifier="math + 0.1 * own.py:ranked(rivals=2)"
+    )
+    stops = engine.spec.stop_token_ids
+    said = [(row.last_turn.tobytes(), int(row.last_turn[-1] in stops)) for row in rows]
+    groups = {"a": said[:3], "b": said[3:]}
+    found = {(name, tokens): fields["rivals"] for name, tokens, fields in scorer.asked}
+    assert found == {
+        (name, group[place][0]): [*group[place + 1 :], *group[:place]]
+        for name, group in groups.items()
+        for place in range(3)
+    }
+    alone, _, scorer = held(engine, config_of(model), ["a"], 1, verifier="ranked.py:ranked(rivals=2)")
+    assert [fields["rivals"] for _, _, fields in scorer.asked] == [[]]
+    assert (len(report.samples), len(alone.samples)) == (6, 1)
 
 
 @pytest.mark.parametrize("how", ["raise", "hang", "die", "protocol"])

@@ -1,0 +1,61 @@
+"""A judge's comparison of a response with others of its group: each pair in both orders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
+
+from rlcli.types import VerifyRequest
+from rlcli_verifiers.judge_client import CallFailed
+from rlcli_verifiers.judge_prompt import COMPARED, Graded, comparison
+
+Score = Callable[[list[dict[str, str]], int], Awaitable[Graded]]
+"""Asks the judge: a chat and its points → what it gave."""
+
+
+class Judged(NamedTuple):
+    """share: of the points, or of the comparisons won. answer: what was given, as text. counts: for the metrics."""
+
+    share: float
+    answer: str
+    reason: str
+    counts: Mapping[str, float] = {}
+
+
+async def compared(
+    score: Score, request: VerifyRequest, response: str, rubric: str, rivals: int, *, reasoning: bool
+) -> Judged:
+    """The share of its comparisons that the response wins, half of one for a draw.
+
+    A judge that prefers a place says so in one order and the contrary in the other: the pair is a draw, and is counted
+    (`flips`, of `pairs`). A rival without an answer loses without a call. Raises `CallFailed` if there is no rival,
+    and what `score` raises.
+    """
+    others = [_answer(text, request, reasoning) for text in request.rivals[:rivals]]
+    if not others:
+        raise CallFailed("there is no other response to compare this one with")
+    real = [other for other in others if other.strip()]
+    chats = [chat for other in real for chat in _orders(request, response, other, rubric)]
+    found = await asyncio.gather(*(score(chat, COMPARED) for chat in chats), return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    games = [one for one in found if isinstance(one, Graded)]
+    as_first = [1 - one.points / COMPARED for one in games[0::2]]
+    as_second = [one.points / COMPARED for one in games[1::2]]
+    wins = sum(as_first) + sum(as_second) + 2 * (len(others) - len(real))
+    flips = sum(one != other for one, other in zip(as_first, as_second, strict=True))
+    counts = {"pairs": float(len(real)), "flips": float(flips)}
+    reason = games[0].reason if games else "no other response has an answer"
+    return Judged(wins / (2 * len(others)), f"{wins:g} of {2 * len(others)}", reason, counts)
+
+
+def _orders(request: VerifyRequest, response: str, other: str, rubric: str) -> list[list[dict[str, str]]]:
+    return [comparison(request, response, other, rubric), comparison(request, other, response, rubric)]
+
+
+def _answer(text: str, request: VerifyRequest, reasoning: bool) -> str:
+    """What the judge sees of a rival; empty if it has no answer."""
+    whole = VerifyRequest(text, "", thinking=request.thinking)
+    return (text if reasoning else whole.answer_text()) or ""
