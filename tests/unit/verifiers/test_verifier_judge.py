@@ -328,10 +328,12 @@ def test_without_rivals_no_reward_and_one_without_an_answer_loses(server: Judge)
 def test_hostile_rivals_stay_between_their_marks(server: Judge) -> None:
     server.decide = better
     asked(server, replace(RIGHT, rivals=[HOSTILE]), rivals=1)
-    user = server.bodies[0]["messages"][1]["content"]
-    word = user.partition("=== question ")[2][:16]
-    assert f"=== response B {word} ===\n{HOSTILE.replace('<|', '< |')}\n=== end {word} ===" in user
-    assert word not in HOSTILE
+    for user in (body["messages"][1]["content"] for body in server.bodies):
+        word = user.partition("=== question ")[2][:16]
+        place = "B" if f"=== response A {word} ===\nIt is 42." in user else "A"
+        assert f"=== response {place} {word} ===\n{HOSTILE.replace('<|', '< |')}\n=== end {word} ===" in user
+        assert word not in HOSTILE
+    assert len(server.bodies) == 2
 
 
 def test_both_sides_of_a_pair_share_their_calls(server: Judge) -> None:
