@@ -163,9 +163,9 @@ def audit_judge(
     """Audit the judge on the rows of a dataset, or on labelled responses.
 
     data: parquet as for `audit`: a row's response (`extra_info.response`, else its ground truth in a sentence) is
-    right, that of a row with another ground truth is wrong. A judge that compares (its option rivals) sees each with
-    the other one of its row. Or JSON Lines as for `rlcli verifiers run`, with a field
-    `label`: true or false. Raises `DataError` for neither, and what the pool raises.
+    right, that of a row with another ground truth is wrong. Or JSON Lines as for `rlcli verifiers run`, with a field
+    `label`: true or false. A judge that compares (its option rivals) sees each with one of its question that has the
+    other label. Raises `DataError` for neither, and what the pool raises.
     """
     started, name = time.monotonic(), str(composition)
     cases, rows = _cases(data, name, options.limit or ROWS)

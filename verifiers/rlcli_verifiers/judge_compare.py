@@ -28,8 +28,8 @@ async def compared(
 ) -> Judged:
     """The share of its comparisons that the response wins, half of one for a draw.
 
-    A judge that prefers a place says so in one order and the contrary in the other: the pair is a draw, and is counted
-    (`flips`, of `pairs`). A rival without an answer loses without a call. Raises `CallFailed` if there is no rival,
+    A judge that prefers a place gives the other answer in the other order: the pair is a draw, and is counted (`flips`,
+    of `pairs`). A rival without an answer loses without a call. Raises `CallFailed` if there is no rival,
     and what `score` raises.
     """
     others = [_answer(text, request, reasoning) for text in request.rivals[:rivals]]
