@@ -51,6 +51,13 @@ def check_rivals(expressions: Iterable[str], samples: str, count: int, oversampl
             )
 
 
+def refuse_rivals(expressions: Iterable[str], where: str) -> None:
+    """Raise `ConfigError` if a verifier compares the responses of a group. where: what has no groups."""
+    for expression in expressions:
+        if rivals_of(expression):
+            raise ConfigError(f"{expression} compares the responses of a group, but {where} has none", "give rivals=0")
+
+
 def _check_names(composition: Composition, row: str) -> None:
     """Raise `VerifierError` for an unknown verifier. row: the first that names it; empty: the user did."""
     for term in composition.terms:

@@ -47,8 +47,9 @@ def rescore(
     from rlcli.config.changes import read_run_config
     from rlcli.evaluation.rescore import rescore, steps_of, stored_samples
     from rlcli.launch.resume import find_run
+    from rlcli.launch.verifiers import refuse_rivals
     from rlcli.scoring.checking import check_loaded
-    from rlcli.scoring.expression import parse, rivals_of
+    from rlcli.scoring.expression import parse
     from rlcli.scoring.processes.pool import ScoringPool
     from rlcli.scoring.rows import writing
 
@@ -72,8 +73,7 @@ def rescore(
         raise DataError(f"--verifier {verifier}: the run's data has no row {gone[0]}{why}", "name another verifier")
     thinking, template_note = _thinking(config, folder)
     named = sorted({prompts[key].verifier for key in ids if key in prompts})
-    if compared := next((name for name in named or [str(composition)] if rivals_of(name)), ""):
-        raise ConfigError(f"{compared} compares responses of a group; here they are scored one by one", "give rivals=0")
+    refuse_rivals(named or [str(composition)], "rlcli rescore")
     with ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, named or [str(composition)], sandbox) as pool:
         check_loaded(pool.loaded, deadline, sandbox, "--deadline")
         with writing(str(out)) if out else nullcontext() as write, console.progress() as on_progress:

@@ -12,14 +12,13 @@ from rlcli.cluster.ray_session import worker_threads
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import sample_seed
 from rlcli.data.samples import PartWriter, sample_row
-from rlcli.errors import ConfigError, EndpointError
+from rlcli.errors import EndpointError
 from rlcli.evaluation.report import PURPOSE
 from rlcli.evaluation.responses import COLUMNS, Responses
-from rlcli.launch.verifiers import check_verifiers
+from rlcli.launch.verifiers import check_verifiers, refuse_rivals
 from rlcli.orchestrator.dispatcher import OnProgress
 from rlcli.rollout.call import GREEDY
 from rlcli.rollout.openai_client import ChatClient, ChatRequest, ChatResult
-from rlcli.scoring.expression import rivals_of
 from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.types import FinishReason, Prompt, Verdict
 
@@ -37,8 +36,7 @@ def served_name(client: ChatClient) -> str:
 def scoring(config: RunConfig, prompts: Sequence[Prompt]) -> Callable[[], ScoringPool]:
     """A function that starts the processes that verify responses to `prompts`. Checks first that the verifiers load."""
     verifiers, sandbox = check_verifiers(prompts, config.verifier)
-    if compared := next((name for name in verifiers if rivals_of(name)), ""):
-        raise ConfigError(f"{compared} compares the responses of a group, which --url does not", "give rivals=0")
+    refuse_rivals(verifiers, "--url")
     processes = config.verifier.processes or worker_threads(1)
     sandbox = sandbox or config.verifier.sandbox
     return lambda: ScoringPool(processes, config.verifier.deadline_s, verifiers, sandbox)

@@ -12,7 +12,7 @@ from rlcli.config.load import resolve
 from rlcli.config.schema import VerifierSection
 from rlcli.data.columns import Samples
 from rlcli.errors import ConfigError, RunFailed, SetupError, VerifierError
-from rlcli.launch.verifiers import check_rivals, check_verifiers
+from rlcli.launch.verifiers import check_rivals, check_verifiers, refuse_rivals
 from rlcli.orchestrator.verifier_failures import Failures, part_weights
 from rlcli.sandbox import open_sandbox
 from rlcli.scoring.processes.pool import ScoringPool
@@ -167,6 +167,9 @@ def test_overruns_of_a_step_are_a_metric() -> None:
 def test_a_verifier_that_compares_needs_whole_groups(count: int, oversample: float, says: str) -> None:
     compares = "math + 0.5 * judge(url=x, model=m, rivals=2)"
     check_rivals(["math", compares], "evaluation.samples", 2)
+    refuse_rivals(["math"], "--url")
+    with pytest.raises(ConfigError, match="rivals=2.* but --url has none"):
+        refuse_rivals(["math", compares], "--url")
     check_rivals(["math"], "evaluation.samples", count, oversample)
     with pytest.raises(ConfigError, match=says):
         check_rivals(["math", compares], "evaluation.samples", count, oversample)
