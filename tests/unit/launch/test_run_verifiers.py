@@ -168,7 +168,7 @@ def test_a_verifier_that_compares_needs_whole_groups(count: int, oversample: flo
     compares = "math + 0.5 * judge(url=x, model=m, rivals=2)"
     check_rivals(["math", compares], "evaluation.samples", 2)
     refuse_rivals(["math"], "--url")
-    with pytest.raises(ConfigError, match="rivals=2.* but --url has none"):
+    with pytest.raises(ConfigError, match=r"rivals=2.* but --url has none"):
         refuse_rivals(["math", compares], "--url")
     check_rivals(["math"], "evaluation.samples", count, oversample)
     with pytest.raises(ConfigError, match=says):
