@@ -96,12 +96,7 @@ def prepare(
     check_adapter(config, dtype, adapter)
     train_rows, test_rows = _rows(config, train)
     verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
-    rollout = config.rollout
-    if train:
-        check_rivals(
-            verifiers_of(train_rows), "rollout.samples_per_prompt", rollout.samples_per_prompt, rollout.oversample
-        )
-    check_rivals(verifiers_of(test_rows), "evaluation.samples", config.evaluation.samples)
+    _check_rivals(config, train_rows if train else (), test_rows)
     if sandbox:  # workers use the one found here or none, never another one silently
         config = config.changed(verifier={"sandbox": sandbox})
     if not Path(config.model.path).is_dir():
@@ -195,6 +190,13 @@ def check_fit(config: RunConfig, positions: int, heads: int) -> int:
 def compute_dtype(config: RunConfig, device: str) -> str:
     """`float32` or `bfloat16`."""
     return config.model.dtype if config.model.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
+
+
+def _check_rivals(config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt]) -> None:
+    """Raise `ConfigError` if a verifier compares the responses of a group and there are none to compare."""
+    rollout = config.rollout
+    check_rivals(verifiers_of(train_rows), "rollout.samples_per_prompt", rollout.samples_per_prompt, rollout.oversample)
+    check_rivals(verifiers_of(test_rows), "evaluation.samples", config.evaluation.samples)
 
 
 def _tokenized(
