@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from rlcli.errors import ConfigError
@@ -69,18 +69,8 @@ async def verify(
         return no_answer(OPEN_THINK if response is None else "the response is empty")
     limits = Limits(f"{url} {key}", concurrency, requests_per_minute, tokens_per_minute)
     endpoint = Endpoint(url, model, key, call_s, max_tokens, temperature, structured, extra, limits)
-    spent, known = Spent(), _cache() if cache else None
-
-    async def score(chat: list[dict[str, str]], points: int) -> Graded:
-        content = key_of(endpoint.base, model, max_tokens, temperature, structured, extra, points, chat)
-        if known and (kept := known.get(content)):
-            spent.cached += 1
-            return kept
-        found = graded(await ask(endpoint, chat, points, spent), points)
-        if known:
-            known.put(content, found)
-        return found
-
+    spent = Spent()
+    score = partial(_score, endpoint, _cache() if cache else None, spent)
     try:
         async with asyncio.timeout(wait_s):
             if rivals:
@@ -93,6 +83,21 @@ async def verify(
     outcome = Outcome.OK if found.share >= passing else Outcome.WRONG
     parts = _usage(spent, price_in, price_out) | {f"{USAGE}{name}": value for name, value in found.counts.items()}
     return Verdict(found.share, outcome, answer=found.answer, parts=parts, detail=found.reason)
+
+
+async def _score(
+    endpoint: Endpoint, known: Cache | None, spent: Spent, chat: list[dict[str, str]], points: int
+) -> Graded:
+    """What the judge gives of the points: from the cache, or by a call."""
+    one = endpoint
+    content = key_of(one.base, one.model, one.max_tokens, one.temperature, one.structured, one.extra, points, chat)
+    if known and (kept := known.get(content)):
+        spent.cached += 1
+        return kept
+    found = graded(await ask(endpoint, chat, points, spent), points)
+    if known:
+        known.put(content, found)
+    return found
 
 
 def preload(**options: Any) -> None:
