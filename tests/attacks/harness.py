@@ -91,6 +91,10 @@ def free_port() -> int:
             return int(free.getsockname()[1])
 
 
+LATE = ("the sandbox did not start: timed out", "the program's process did not start: ran past")
+"""Errors of a machine on which the sandbox had no turn in time."""
+
+
 class World:
     """What the attacks are let loose on: canaries, listeners, a victim. All of it is taken away at the end."""
 
@@ -349,7 +353,7 @@ class Owner:
         """The owner's reply. Empty where it hangs or dies: there is a new one then, which owes no other reply. Asked
         once more where a loaded machine gave the sandbox no turn for longer than it may take to start."""
         reply = self._asked(completion, ground_truth, timeout_s, pool)
-        if "the sandbox did not start: timed out" in reply.get("error", ""):
+        if any(late in reply.get("error", "") for late in LATE):
             reply = self._asked(completion, ground_truth, timeout_s, pool)
         if not reply:
             self._restart()

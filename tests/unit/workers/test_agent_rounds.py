@@ -233,8 +233,8 @@ def test_all_branches_are_trained_on(engine: TransformersEngine, model: Path) ->
     sub, main = (tokenizer.decode(branch.tokens) for branch in rows[0].branches)
     assert ("sub-agent" in sub, "task a" in sub, "sub-agent" in main, "task a" in main) == (True, False, False, True)
     assert [branch.turns for branch in rows[0].branches] == [1, 2]
-    assert report.samples.drawn_tokens.tolist() == [row.drawn_tokens for row in rows]
-    assert report.samples.tokens.tolist() == [len(row.tokens) for row in rows]
+    assert report.samples.sorted().drawn_tokens.tolist() == [row.drawn_tokens for row in rows]
+    assert report.samples.sorted().tokens.tolist() == [len(row.tokens) for row in rows]
 
 
 def test_the_branches_of_a_sample_fit_a_micro_batch(engine: TransformersEngine, model: Path) -> None:
