@@ -48,6 +48,11 @@ def plain(text: str) -> None:
     print(text)
 
 
+def note(text: str) -> None:
+    """A line on standard error."""
+    stderr().print(text, markup=False, highlight=False)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table of results. Cells are shown as they are, without markup."""
     from rich import box

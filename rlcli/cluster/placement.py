@@ -53,7 +53,8 @@ T = TypeVar("T")
 class Pool:
     """Where a group runs: how many workers, on what. threads: of each worker on CPUs. deterministic: use kernels that
     give the same bits each time on GPUs. key: the config key of the number of workers. engine: how many workers in a
-    row share an engine, and so a machine, if one is large enough."""
+    row share an engine, and so a machine, if one is large enough. whole: one actor holds the devices of an engine,
+    which must be on one machine."""
 
     workers: int
     device: str
@@ -61,6 +62,12 @@ class Pool:
     deterministic: bool = False
     key: str = "cluster.workers"
     engine: int = 1
+    whole: bool = False
+
+    @property
+    def split(self) -> str:
+        """What the user calls the size of an engine."""
+        return "tensor_parallel" if self.whole else "rollout.tensor_parallel"
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -116,15 +123,16 @@ def place(worker: type, pool: Pool, *args: Any, places: Places | None = None) ->
     places = places or reserve([pool])[0]
     actor = ray.remote(worker)
     environment = worker_environment(pool, os.environ)
+    devices = pool.engine if pool.whole else 1
     actors = [
         actor.options(
-            num_cpus=pool.bundle["CPU"],
-            num_gpus=pool.bundle.get("GPU", 0),
+            num_cpus=pool.bundle["CPU"] * devices,
+            num_gpus=pool.bundle.get("GPU", 0) * devices,
             max_restarts=0,
             runtime_env={"env_vars": environment},
             scheduling_strategy=PlacementGroupSchedulingStrategy(places.group, placement_group_bundle_index=bundle),
-        ).remote(rank, pool.workers, *args)
-        for rank, bundle in enumerate(places.bundles)
+        ).remote(rank, pool.workers // devices, *args)
+        for rank, bundle in enumerate(places.bundles[::devices])
     ]
     return Placed(actors, places.group)
 
@@ -243,11 +251,11 @@ def check_capacity(pools: Sequence[Pool], machines: Sequence[Mapping[str, float]
             )
     rooms = _rooms(pools[0], machines)
     for pool in pools:
-        unit = _unit(pool, machines)
+        unit = pool.engine if pool.whole else _unit(pool, machines)
         wanted, fit = pool.workers // unit, sum(room // unit for room in rooms)
         if unit > 1 and wanted > fit:
             raise SetupError(
-                f"{pool.key} = {pool.workers} with rollout.tensor_parallel = {pool.engine}: each of the {wanted} "
+                f"{pool.key} = {pool.workers} with {pool.split} = {pool.engine}: each of the {wanted} "
                 f"engines lies on one machine, and there is room for {fit}: the machines hold {_counted(rooms)} "
                 "workers",
                 _fix(pool, rooms, fit * unit),
@@ -267,7 +275,7 @@ def _fix(pool: Pool, rooms: Sequence[int], most: int) -> str:
         if pool.workers % engine == 0 and sum(room // engine for room in rooms) >= pool.workers // engine
     ]
     fewer = [f"{pool.key} = {most}"] if most else []
-    return "give " + " or ".join([*fewer, *(f"rollout.tensor_parallel = {engine}" for engine in smaller[:1])])
+    return "give " + " or ".join([*fewer, *(f"{pool.split} = {engine}" for engine in smaller[:1])])
 
 
 def _unit(pool: Pool, machines: Sequence[Mapping[str, float]]) -> int:

@@ -30,6 +30,9 @@ MIN_SHM_BYTES = 256 << 20
 MIN_OPEN_FILES = 1024
 """Open files of Ray's daemons, the workers' sockets and the weight files."""
 
+SERVER_CPUS = 8
+"""CPUs that a local cluster counts beyond the machine's, for servers of models: they work while the workers wait."""
+
 HEAD = ("gcs_server", "raylet")
 """The daemons that every local cluster has."""
 
@@ -209,7 +212,7 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
             with _own_signal_handlers():
                 ray.init(
                     address="local",  # Otherwise it would join a cluster that happens to run on this machine.
-                    num_cpus=max(workers, os.cpu_count() or 1),
+                    num_cpus=max(workers, os.cpu_count() or 1) + SERVER_CPUS,
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level="ERROR",

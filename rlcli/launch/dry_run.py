@@ -82,15 +82,20 @@ def check_golds(answers: Answers, deadline_s: float, sandbox: str, on_note: Call
     seconds, and `DataError` if it rejects the answers of all its rows, or needs an answer that is empty; notes rejected
     answers otherwise. If its module has no `gold` that writes an answer as a response, only crashes are found.
     """
-    terms = {verifier: parse(verifier).located().terms[0] for verifier in {**answers.first, **answers.empty}}
+    first = {verifier: parse(verifier).located().terms[0] for verifier in {**answers.first, **answers.empty}}
+    terms = {verifier: term for verifier, term in first.items() if term.serves is None}
+    for verifier in first.keys() - terms.keys():
+        on_note(f"{verifier} is not tried: its model is served when the run starts")
     expressions = {verifier: gold_expression(target(term.ref), term) for verifier, term in terms.items()}
     with ScoringPool(1, deadline_s, sorted(set(expressions.values())), sandbox) as pool:
 
         def submit(prompt: Prompt) -> Future[Verdict]:
             return pool.submit(expressions[prompt.verifier], prompt.request())
 
-        waiting = {verifier: [submit(prompt) for prompt in some] for verifier, some in answers.first.items()}
-        lacking = [(verifier, row, submit(prompt)) for verifier, (row, prompt) in answers.empty.items()]
+        tried = {verifier: some for verifier, some in answers.first.items() if verifier in terms}
+        waiting = {verifier: [submit(prompt) for prompt in some] for verifier, some in tried.items()}
+        empty = {verifier: one for verifier, one in answers.empty.items() if verifier in terms}
+        lacking = [(verifier, row, submit(prompt)) for verifier, (row, prompt) in empty.items()]
         for verifier, futures in waiting.items():
             _judge(terms[verifier], answers.first[verifier], [future.result() for future in futures], on_note)
         for verifier, row, future in lacking:

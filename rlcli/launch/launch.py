@@ -16,7 +16,7 @@ from rlcli import attempt
 from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import startup
 from rlcli.cluster.ray_monitor import OnLost, leave
-from rlcli.cluster.ray_session import policy_pool
+from rlcli.cluster.ray_session import cluster_address, policy_pool
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
@@ -31,6 +31,7 @@ from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import RunResult, rewind
+from rlcli.serving.actors import Serving, serving
 from rlcli.supervisor.failure import exit_when_cluster_lost, noting_failure
 from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
 from rlcli.tracking import Trackers, open_trackers
@@ -56,15 +57,15 @@ def running_workers(
     """Ray, the actors, their process groups and their roles; all are shut down when the block ends. early: what has
     started already."""
     config, early = prepared.config, early or EarlyStart()
-    spec = worker_spec(prepared, logs, train=train, group_id=attempt.group_id())
+    pools = _pools(prepared, worker_spec(prepared, logs, train=train, group_id=attempt.group_id()))
     on_phase("start Ray")
     started: dict[str, WorkerGroup] = {}
-    with early.session(config, on_lost):
+    with early.session(config, on_lost), _serving(prepared, logs, pools) as servers:
         failed = True
         try:
             startup.done("ray")
             on_phase("start workers")
-            for own, pool, held in _held(config, spec, prepared.device, early):
+            for own, pool, held in _held(pools, servers, early):
                 how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, **held}
                 started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
                 group.join(*group.rendezvous())
@@ -74,7 +75,10 @@ def running_workers(
             on_phase("load model")
             build(list(started.values()))
             startup.done("built")
-            yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), spec)
+            if servers.addresses:
+                on_phase(f"wait for the server of {', '.join(servers.addresses)}")
+                servers.wait()
+            yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), pools[0][0])
             failed = False
         finally:
             with ignoring_signals():
@@ -82,7 +86,7 @@ def running_workers(
                     # After a failure the others may hang in a collective, so they are killed.
                     group.kill() if failed else group.close()
                 # From workers killed on this machine; on other machines it stays until reboot.
-                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*"):
+                for left in Path("/dev/shm").glob(f"{shared_memory_prefix(pools[0][0].group_id)}*"):
                     shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
 
 
@@ -124,12 +128,19 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
     )
 
 
-def _held(
-    config: RunConfig, spec: WorkerSpec, device: str, early: EarlyStart
-) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
-    """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
-    pools before the first one starts."""
-    first = policy_pool(config, device)
+def _serving(
+    prepared: Prepared, logs: Path, pools: Sequence[tuple[WorkerSpec, Pool]]
+) -> AbstractContextManager[Serving]:
+    """Servers of the models that verifiers ask for, beside the pools."""
+    loopback = not cluster_address(prepared.config.cluster.address)
+    beside = [pool for _, pool in pools]
+    return serving(prepared.served, prepared.device, logs, beside=beside, loopback=loopback)
+
+
+def _pools(prepared: Prepared, spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]]:
+    """Each pool of workers and their spec; `spec`: of the policy's, the first."""
+    config = prepared.config
+    first = policy_pool(config, prepared.device)
     pools = [(spec, first)]
     if workers := config.critic.workers:
         critic = replace(spec, roles=frozenset({"critic"}), name=CRITIC)
@@ -137,12 +148,22 @@ def _held(
     if workers := config.rollout.workers:
         engines = replace(first, workers=workers, key="rollout.workers", engine=config.rollout.tensor_parallel)
         pools.append((engine_spec(spec), engines))
+    return pools
+
+
+def _held(
+    pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart
+) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
+    """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
+    pools before the first one starts. servers: those that the workers' verifiers ask."""
+    first = pools[0][1]
     placed = early.take(first)
     there = [first] if placed is not None else []
     left = [pool for _, pool in pools[len(there) :]]
     places = iter(reserve(left, beside=there) if left else [])
     for own, pool in pools:
         taken = own.name == POLICY and placed is not None
+        own = replace(own, served=servers.addresses, served_key=servers.key)
         yield own, pool, {"placed": placed} if taken else {"places": next(places)}
 
 

@@ -28,6 +28,8 @@ from rlcli.launch.environments import check_environments, numbered_rows
 from rlcli.launch.verifiers import check_rivals, check_verifiers
 from rlcli.orchestrator.verifier_failures import part_weights
 from rlcli.rollout.vllm_engine import CPU_BLOCK
+from rlcli.served import ServedModel
+from rlcli.serving.models import models_of
 from rlcli.types import Prompt
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ class Prepared:
     host. adapter: folder of the LoRA adapter to evaluate on top of `config.model.path`, or empty. sandbox: the backend
     in which verifiers run programs; empty if none does. stop_tokens: id → text of what ends a response. thinking:
     prompts end within an open <think>. day: the date that the chat template uses as today; None if it uses none.
-    environments: names of those that samples converse with."""
+    environments: names of those that samples converse with. served: the models that are served for the verifiers →
+    whether they are classifiers."""
 
     config: RunConfig
     device: str
@@ -61,6 +64,7 @@ class Prepared:
     thinking: bool = False
     day: date | None = None
     environments: tuple[str, ...] = ()
+    served: Mapping[ServedModel, bool] = field(default_factory=dict)
 
     @property
     def threads(self) -> int:
@@ -104,6 +108,7 @@ def prepare(
     check_place(config.model.path)
     on_checked(config, device)
     facts = check_model(config.model.path)
+    served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, read_config(config.model.path).num_attention_heads)
     roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
@@ -136,6 +141,7 @@ def prepare(
         thinking=thinking,
         day=found_day,
         environments=environments,
+        served=served,
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from rlcli.config.load import to_toml
 from rlcli.errors import ConfigError
+from rlcli.served import ServedModel, served_model
 
 AUTO = "auto"
 
@@ -51,6 +52,11 @@ class Term:
         """With how many other responses of its group the verifier compares one."""
         found = self.options.get("rivals", 0)
         return found if isinstance(found, int) else 0
+
+    @property
+    def serves(self) -> ServedModel | None:
+        """The model that is to be served for the verifier. Raises `ConfigError` for an option `serve` that is none."""
+        return served_model(self.options["serve"]) if "serve" in self.options else None
 
     @property
     def verifier(self) -> str:
@@ -113,8 +119,11 @@ class Composition:
         return _checked(Composition(tuple(terms)), str(self))
 
     def located(self) -> Composition:
-        """Makes paths of files absolute: scoring processes may have another working directory."""
-        return Composition(tuple(replace(term, ref=_located(term.ref)) for term in self.terms))
+        """Makes paths absolute, of files and of models to be served: other processes may have another working
+        directory."""
+        return Composition(
+            tuple(replace(term, ref=_located(term.ref), options=_with_model_located(term)) for term in self.terms)
+        )
 
 
 def parse(text: str) -> Composition:
@@ -304,6 +313,23 @@ def _located(ref: str) -> str:
     if not file.is_file():
         raise ConfigError(f"the verifier '{ref}': there is no file {file}", "give the path of a .py file")
     return f"{file}:{function}"
+
+
+def _with_model_located(term: Term) -> Mapping[str, Any]:
+    served = term.serves
+    if served is None or not Path(served.model).expanduser().is_dir():
+        return term.options
+    model, given = str(Path(served.model).expanduser().resolve()), term.options["serve"]
+    return {**term.options, "serve": model if isinstance(given, str) else {**given, "model": model}}
+
+
+def served_by(expression: str) -> list[ServedModel]:
+    """The models that are to be served for the verifiers of an expression. Raises `ConfigError`.
+
+    >>> served_by("math + 0.2 * judge(serve=my/judge)")
+    [ServedModel(model='my/judge', workers=1, tensor_parallel=1)]
+    """
+    return [served for term in parse(expression).terms if (served := term.serves)] if expression else []
 
 
 @cache

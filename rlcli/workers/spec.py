@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
 from rlcli.rollout.engine import EngineSpec, shared_memory_prefix
+from rlcli.served import publish
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class WorkerSpec:
     names to preload. group_id: of this run on this machine. stop_token_ids: those that end a response. thinking:
     prompts end within an open <think>. environments: names of those that samples converse with. day: as the chat
     template's today, if it uses one. hub_token: the driver's, for workers on other machines; passed here, since Ray
-    logs the environment variables that it is given."""
+    logs the environment variables that it is given. served: addresses of the models that are served for verifiers;
+    served_key: what their servers ask for."""
 
     config: RunConfig
     device: str
@@ -40,11 +43,15 @@ class WorkerSpec:
     environments: tuple[str, ...] = ()
     day: date | None = None
     hub_token: str = field(default="", repr=False)
+    served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    served_key: str = field(default="", repr=False)
 
     def log_in(self) -> None:
-        """Let this process read the same hub repositories as the driver."""
+        """Let this process read the same hub repositories as the driver, and find the served models."""
         if self.hub_token:
             os.environ.setdefault("HF_TOKEN", self.hub_token)
+        if self.served:
+            publish(self.served, self.served_key)
 
     @property
     def replicate(self) -> int:

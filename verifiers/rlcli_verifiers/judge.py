@@ -11,7 +11,7 @@ from rlcli.errors import ConfigError
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
-from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check
+from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check, served_endpoint
 from rlcli_verifiers.judge_compare import Judged, compared
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
@@ -24,8 +24,9 @@ MOST_POINTS = 100
 async def verify(
     request: VerifyRequest,
     *,
-    url: str,
-    model: str,
+    url: str = "",
+    model: str = "",
+    serve: str | dict[str, Any] = "",
     rubric: str = "",
     points: int = 1,
     passing: float = 0.5,
@@ -55,7 +56,9 @@ async def verify(
     itself: each pair in both orders, and the reward is the share of these comparisons that it wins, half of one for a
     draw. points is not used then. CRASH: there is no other response.
 
-    url, model: of an OpenAI-compatible endpoint. key: the environment variable with its API key. structured: ask for
+    url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves itself instead, on devices of its
+    own: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each server).
+    key: the environment variable with its API key. structured: ask for
     JSON by a schema, as long as the endpoint accepts it. extra: further fields of each request. concurrency,
     requests_per_minute, tokens_per_minute: of this machine, 0: no limit. call_s: the longest call. wait_s: for all
     calls and waits of one verdict. cache: keep verdicts by content in the user's cache folder. price_in, price_out: of
@@ -67,8 +70,12 @@ async def verify(
     response = request.completion if reasoning else request.answer_text()
     if response is None or not response.strip():
         return no_answer(OPEN_THINK if response is None else "the response is empty")
-    limits = Limits(f"{url} {key}", concurrency, requests_per_minute, tokens_per_minute)
-    endpoint = Endpoint(url, model, key, call_s, max_tokens, temperature, structured, extra, limits)
+    how = {"call_s": call_s, "max_tokens": max_tokens, "temperature": temperature, "structured": structured}
+    if serve:
+        endpoint = served_endpoint(serve, _question(request), concurrency, extra=extra, **how)
+    else:
+        limits = Limits(f"{url} {key}", concurrency, requests_per_minute, tokens_per_minute)
+        endpoint = Endpoint(url, model, key, extra=extra, limits=limits, **how)
     spent = Spent()
     score = partial(_score, endpoint, _cache() if cache else None, spent)
     try:
@@ -85,12 +92,16 @@ async def verify(
     return Verdict(found.share, outcome, answer=found.answer, parts=parts, detail=found.reason)
 
 
+def _question(request: VerifyRequest) -> str:
+    return str(request.prompt[-1]["content"]) if request.prompt else ""
+
+
 async def _score(
     endpoint: Endpoint, known: Cache | None, spent: Spent, chat: list[dict[str, str]], points: int
 ) -> Graded:
     """What the judge gives of the points: from the cache, or by a call."""
     one = endpoint
-    content = key_of(one.base, one.model, one.max_tokens, one.temperature, one.structured, one.extra, points, chat)
+    content = key_of(one.place, one.model, one.max_tokens, one.temperature, one.structured, one.extra, points, chat)
     if known and (kept := known.get(content)):
         spent.cached += 1
         return kept
@@ -110,7 +121,14 @@ def preload(**options: Any) -> None:
     for name in ("concurrency", "wait_s", "call_s"):
         if given[name] <= 0:
             raise ConfigError(f"the option {name} is {given[name]:g}", "give a number above 0")
-    check(Endpoint(given["url"], given["model"], **({"key": given["key"]} if "key" in given else {})))
+    url, model = given.get("url", ""), given.get("model", "")
+    if bool(given.get("serve")) == bool(url or model) or bool(url) != bool(model):
+        raise ConfigError(
+            "a judge is either an endpoint or a model that the run serves",
+            'give the options url and model, or serve="Qwen/Qwen3-8B"',
+        )
+    if not given.get("serve"):
+        check(Endpoint(url, model, **({"key": given["key"]} if "key" in given else {})))
 
 
 @cache

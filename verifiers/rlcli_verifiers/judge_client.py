@@ -1,4 +1,4 @@
-"""Calls of a judge: an OpenAI-compatible endpoint, with limits and retries."""
+"""Calls of a judge or a served reward model: an endpoint, with limits and retries."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
 from rlcli.errors import EndpointError
 from rlcli.registry import near
+from rlcli.served import KEY, address_of, identity, served_model
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Unparsed, response_format
 
@@ -32,6 +33,9 @@ _KEY_NAME = re.compile(r"[A-Z_][A-Z0-9_]*(?:KEY|TOKEN|SECRET)[A-Z0-9_]*")
 _DEFAULT_KEY = "OPENAI_API_KEY"
 
 
+T = TypeVar("T")
+
+
 class CallFailed(Exception):
     """No reply: the call was refused or kept failing."""
 
@@ -39,7 +43,8 @@ class CallFailed(Exception):
 @dataclass(frozen=True)
 class Endpoint:
     """key: the environment variable with the API key. extra: further fields of each request. structured: ask for
-    structured output unless the endpoint has refused it."""
+    structured output unless the endpoint has refused it. served: the identity of a model that the run serves: its
+    server is started again where it dies, so calls are tried until the caller's time is over."""
 
     url: str
     model: str
@@ -50,11 +55,17 @@ class Endpoint:
     structured: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
     limits: Limits = field(default_factory=lambda: Limits("", 16))
+    served: str = ""
 
     @property
     def base(self) -> str:
         """The address up to the version. Raises `EndpointError` for what is no address, or holds a password."""
         return versioned(self.url)
+
+    @property
+    def place(self) -> str:
+        """What it is known by: the address, which changes with each run for a model that the run serves."""
+        return self.served or self.base
 
     @property
     def headers(self) -> dict[str, str]:
@@ -83,6 +94,16 @@ def versioned(url: str) -> str:
     if parsed.userinfo:
         raise EndpointError("the option url holds a password", "set the key in an environment variable: option key")
     return url.rstrip("/") if parsed.path.rstrip("/") else f"{url.rstrip('/')}/v1"
+
+
+def served_endpoint(serve: str | Mapping[str, Any], about: str, concurrency: int, **settings: Any) -> Endpoint:
+    """The endpoint of a model that the run serves (option `serve`). about: what requests to one server share.
+
+    Raises `VerifierError` if nobody serves it.
+    """
+    model = served_model(serve).model
+    limits = Limits(f"served {model}", concurrency)
+    return Endpoint(address_of(model, about), model, KEY, limits=limits, served=identity(model), **settings)
 
 
 def secret_of(name: str) -> str:
@@ -143,36 +164,71 @@ class _Trouble(NamedTuple):
 async def ask(endpoint: Endpoint, messages: list[dict[str, str]], points: int, spent: Spent) -> str:
     """The judge's reply. Raises `CallFailed`, and `Unparsed` for one that was cut off; the caller limits the time. What
     the calls have cost is added to `spent`."""
-    tries, waits = 0, 0
-    structured = endpoint.structured and endpoint.base not in _unstructured
-    while True:
-        found = await _call(endpoint, _body(endpoint, messages, points if structured else None), spent)
-        if isinstance(found, str):
-            if endpoint.structured and not structured:
-                _unstructured.add(endpoint.base)
-            return found
-        if found.status in (400, 422) and structured:
+    structured = endpoint.structured and endpoint.place not in _unstructured
+
+    async def attempt(asks_for_json: bool) -> str | _Trouble:
+        body = _body(endpoint, messages, points if asks_for_json else None)
+        estimate = sum(len(one["content"]) for one in messages) // CHARS_A_TOKEN + endpoint.max_tokens
+        answer = await _call(endpoint, f"{endpoint.base}/chat/completions", body, estimate, spent)
+        return (
+            answer if isinstance(answer, _Trouble) else _or_trouble(_reply(endpoint, answer, spent, estimate), answer)
+        )
+
+    async def reply() -> str | _Trouble:
+        nonlocal structured
+        found = await attempt(structured)
+        if structured and isinstance(found, _Trouble) and found.status in (400, 422):
             structured = False  # it may not support that; if it does, the next answer is the same
-            continue
+            found = await attempt(False)
+        return found
+
+    text = await _retried(endpoint, reply)
+    if endpoint.structured and not structured:
+        _unstructured.add(endpoint.place)
+    return text
+
+
+async def classify(endpoint: Endpoint, ids: Sequence[int], spent: Spent) -> float:
+    """The logit of a served sequence classifier with one label, for these tokens. Raises `CallFailed`."""
+    url = f"{endpoint.base.removesuffix('/v1')}/classify"
+    body = {"model": endpoint.model, "input": [list(ids)], "use_activation": False}
+
+    async def logit() -> float | _Trouble:
+        answer = await _call(endpoint, url, body, len(ids), spent)
+        return answer if isinstance(answer, _Trouble) else _or_trouble(_logit(answer, spent), answer)
+
+    return await _retried(endpoint, logit)
+
+
+async def _retried(endpoint: Endpoint, attempt: Callable[[], Awaitable[T | _Trouble]]) -> T:
+    """What an attempt brings. Raises `CallFailed` when the endpoint refuses, or keeps failing."""
+    tries, waits = 0, 0
+    while isinstance(found := await attempt(), _Trouble):
         if 400 <= found.status < 500 and found.status not in (408, 429):
             raise CallFailed(f"the endpoint {found.text}")
         tries, waits = tries + (found.status != 429), waits + (found.status == 429)
-        if tries >= TRIES:
+        if tries >= TRIES and not endpoint.served:
             raise CallFailed(f"the endpoint {found.text} ({tries} tries)")
-        backoff_s = min(BACKOFF_S * 2.0 ** (tries + waits - 1), LONGEST_WAIT_S)
+        backoff_s = min(BACKOFF_S * 2.0 ** min(tries + waits - 1, TRIES), LONGEST_WAIT_S)
         await asyncio.sleep(max(found.asked_s, backoff_s) * random.uniform(1.0, 1.25))
+    return found
 
 
-async def _call(endpoint: Endpoint, body: Mapping[str, Any], spent: Spent) -> str | _Trouble:
-    """One call, within the limits of the endpoint."""
-    estimate = sum(len(one["content"]) for one in body["messages"]) // CHARS_A_TOKEN + endpoint.max_tokens
+def _or_trouble(found: T | None, answer: httpx.Response) -> T | _Trouble:
+    return _Trouble(f"answers out of protocol: {_line(answer.text) or '(nothing)'}") if found is None else found
+
+
+async def _call(
+    endpoint: Endpoint, url: str, body: Mapping[str, Any], estimate: int, spent: Spent
+) -> httpx.Response | _Trouble:
+    """One call, within the limits of the endpoint. estimate: its tokens."""
     await endpoint.limits.pace(estimate)
     async with endpoint.limits.slot():
         spent.calls += 1
         try:
             async with asyncio.timeout(endpoint.call_s):
-                url = f"{endpoint.base}/chat/completions"
-                answer = await _http().post(url, json=body, headers=endpoint.headers)
+                client = _http(direct=bool(endpoint.served))
+                answer = await client.post(url, json=body, headers=endpoint.headers)
         except TimeoutError:
             return _Trouble(f"gave no answer in {endpoint.call_s:g} s")
         except httpx.RequestError as error:
@@ -180,8 +236,7 @@ async def _call(endpoint: Endpoint, body: Mapping[str, Any], spent: Spent) -> st
     if answer.status_code != 200:
         asked_s = _retry_after(answer.headers.get("retry-after", ""))
         return _Trouble(f"answers {answer.status_code}: {_line(answer.text)}", answer.status_code, asked_s)
-    reply = _reply(endpoint, answer, spent, estimate)
-    return _Trouble(f"answers out of protocol: {_line(answer.text) or '(nothing)'}") if reply is None else reply
+    return answer
 
 
 def _body(endpoint: Endpoint, messages: list[dict[str, str]], points: int | None) -> dict[str, Any]:
@@ -214,6 +269,17 @@ def _reply(endpoint: Endpoint, answer: httpx.Response, spent: Spent, estimate: i
     return text
 
 
+def _logit(answer: httpx.Response, spent: Spent) -> float | None:
+    """The logit; None if the answer is out of protocol."""
+    try:
+        found = answer.json()
+        (logit,) = found["data"][0]["probs"]
+        spent.prompt_tokens += int((found.get("usage") or {}).get("prompt_tokens") or 0)
+        return float(logit)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return None
+
+
 def _retry_after(value: str) -> float:
     """Seconds of a Retry-After header: a number or a date; 0 for anything else."""
     if re.fullmatch(r"\d{1,6}(?:\.\d+)?", value):
@@ -231,10 +297,12 @@ def _line(text: str) -> str:
 
 
 _unstructured: set[str] = set()
-"""Endpoints that have refused structured output."""
+"""Places of endpoints that have refused structured output."""
 
 
 @cache
-def _http() -> httpx.AsyncClient:
-    """One a process: a scoring process has one event loop."""
-    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None))
+def _http(direct: bool) -> httpx.AsyncClient:
+    """One of each a process: a scoring process has one event loop. direct: past the environment's proxies."""
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=CONNECT_S), limits=httpx.Limits(max_connections=None), trust_env=not direct
+    )

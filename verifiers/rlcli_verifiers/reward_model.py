@@ -36,13 +36,18 @@ def verify(
     import torch
 
     loaded = _loaded(path)
-    ids = _ids(loaded.tokenizer, request)[-max_tokens:]
+    ids = ids_of(loaded.tokenizer, request)[-max_tokens:]
     with torch.inference_mode():
         logit = float(loaded.model(input_ids=torch.tensor([ids])).logits[0, 0])
+    return verdict_of(logit, len(ids), transform)
+
+
+def verdict_of(logit: float, tokens: int, transform: str) -> Verdict:
+    """The verdict by a logit. Raises `ValueError` for one that is not finite."""
     if not math.isfinite(logit):
-        raise ValueError(f"the reward model {path} gives {logit}")
+        raise ValueError(f"the reward model gives {logit}")
     score = 1.0 / (1.0 + math.exp(-logit)) if transform == "sigmoid" else logit
-    return Verdict(score, Outcome.OK if logit > 0 else Outcome.WRONG, detail=f"logit {logit:.6g} of {len(ids)} tokens")
+    return Verdict(score, Outcome.OK if logit > 0 else Outcome.WRONG, detail=f"logit {logit:.6g} of {tokens} tokens")
 
 
 def preload(*, path: str = "", **others: Any) -> None:
@@ -54,25 +59,18 @@ def preload(*, path: str = "", **others: Any) -> None:
 @cache
 def _loaded(path: str) -> _Loaded:
     import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # threads would not survive the fork
+    tokenizer = tokenizer_of(path, "path")
     try:
-        config = AutoConfig.from_pretrained(path)
-        if config.num_labels != 1:
-            raise ModelError(
-                f"the option path: {path} has {config.num_labels} labels",
-                "give a reward model: a sequence classifier with one label",
-            )
         model, info = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=torch.float32, output_loading_info=True
         )
-        tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise ModelError(f"the option path: {path} cannot be loaded: {why}", "give a folder or hub id") from error
+        raise _not_loaded(path, "path", error) from error
     if info["missing_keys"]:
         raise ModelError(
             f"the option path: {path} has no weights for {sorted(info['missing_keys'])[0]}",
@@ -81,7 +79,29 @@ def _loaded(path: str) -> _Loaded:
     return _Loaded(model.eval(), tokenizer)
 
 
-def _ids(tokenizer: Any, request: VerifyRequest) -> list[int]:
+@cache
+def tokenizer_of(path: str, option: str) -> Any:
+    """The tokenizer of a reward model. Raises `ModelError` for what is no classifier with one label."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.num_labels != 1:
+            raise ModelError(
+                f"the option {option}: {path} has {config.num_labels} labels",
+                "give a reward model: a sequence classifier with one label",
+            )
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise _not_loaded(path, option, error) from error
+
+
+def _not_loaded(path: str, option: str, error: Exception) -> ModelError:
+    why = " ".join(str(error).split())[:300]
+    return ModelError(f"the option {option}: {path} cannot be loaded: {why}", "give a folder or hub id")
+
+
+def ids_of(tokenizer: Any, request: VerifyRequest) -> list[int]:
     """The whole conversation by the reward model's own template, in which the response is text alone."""
     response = harmless(request.completion)
     if tokenizer.chat_template is None:

@@ -52,6 +52,7 @@ def rescore(
     from rlcli.scoring.expression import parse
     from rlcli.scoring.processes.pool import ScoringPool
     from rlcli.scoring.rows import writing
+    from rlcli.serving.here import serving_here
 
     folder = find_run(run)
     composition = parse(verifier).located()
@@ -74,7 +75,11 @@ def rescore(
     thinking, template_note = _thinking(config, folder)
     named = sorted({prompts[key].verifier for key in ids if key in prompts})
     refuse_rivals(named or [str(composition)], "rlcli rescore")
-    with ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, named or [str(composition)], sandbox) as pool:
+    expressions = named or [str(composition)]
+    with (
+        serving_here(expressions, console.note),
+        ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, expressions, sandbox) as pool,
+    ):
         check_loaded(pool.loaded, deadline, sandbox, "--deadline")
         with writing(str(out)) if out else nullcontext() as write, console.progress() as on_progress:
             result = rescore(

@@ -82,10 +82,11 @@ def audit_verifier(
 
 def _audit_judge(composition: Composition, data: Path, options: Options, html: Path | None, as_json: bool) -> None:
     from rlcli.audit.judged import audit_judge
+    from rlcli.serving.here import serving_here
 
     if html:
         raise ConfigError("--html: the audit of a judge makes no page", "give --json")
-    with console.progress() as on_progress:
+    with serving_here([str(composition)], console.note), console.progress() as on_progress:
         report = audit_judge(composition, data, options, on_progress)
     if as_json:
         console.emit_json(report.as_dict())

@@ -50,6 +50,7 @@ def run_verifier(
     from rlcli.scoring.processes.pool import ScoringPool
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
+    from rlcli.serving.here import serving_here
     from rlcli.types import UNVERIFIED, Outcome
 
     if as_json and output == STANDARD:
@@ -62,7 +63,10 @@ def run_verifier(
         target(term.ref)  # an unknown name, before a large file is read
     rows, skipped = read_rows(source, skip_bad)
     summary = Summary()
-    with ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, [str(composition)], sandbox) as pool:
+    with (
+        serving_here([str(composition)], console.note),
+        ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, [str(composition)], sandbox) as pool,
+    ):
         backend = check_loaded(pool.loaded, deadline, sandbox, "--deadline")
         with writing(output) if output else nullcontext() as write, console.progress() as on_progress:
             for row, verdict in verify_rows(str(composition), rows, pool, on_progress):

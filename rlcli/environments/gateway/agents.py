@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, Any
 
+from rlcli import owned_main
 from rlcli.environments.environment import EnvironmentFailed, Failure
-from rlcli.environments.gateway import agent_main
 from rlcli.environments.gateway.record import Branch
 from rlcli.environments.gateway.server import Gateway, GatewaySession
 from rlcli.errors import SetupError
@@ -87,7 +87,7 @@ class _Agent:
 
     async def _status(self, environment: Mapping[str, str], errors: IO[bytes]) -> int | None:
         """Its exit status; None if it passed its deadline. Nothing of it is left."""
-        program = [sys.executable, "-I", "-S", agent_main.__file__, str(self.memory_bytes), *words_of(self.command)]
+        program = [sys.executable, "-I", "-S", owned_main.__file__, str(self.memory_bytes), *words_of(self.command)]
         try:
             process = await asyncio.create_subprocess_exec(
                 *program,

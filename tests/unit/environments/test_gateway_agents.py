@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from rlcli import owned_main
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure
-from rlcli.environments.gateway import agent_main
 from rlcli.environments.gateway.agents import AgentRun, run_agent
 from rlcli.environments.gateway.server import Gateway
 from rlcli.errors import SetupError
@@ -177,7 +177,7 @@ def test_an_agent_that_does_not_exist_is_one_line(engine: TaughtEngine) -> None:
 def test_an_agent_ends_with_the_process_that_owns_it(agent: str, tmp_path: Path) -> None:
     """Killed, it can end nothing itself."""
     file = tmp_path / "child"
-    program = Path(agent_main.__file__)
+    program = Path(owned_main.__file__)
     words = [sys.executable, str(program), "0", sys.executable, "-c", SPAWNS, str(file)]
     owner = subprocess.Popen([sys.executable, "-c", OWNS, *words])
     while not file.exists() or len(file.read_text().split()) < 2:

@@ -61,7 +61,7 @@ def test_a_response_cannot_write_turns_and_a_long_one_is_cut(model: Path) -> Non
 
 
 def _ids(model: Path, request: VerifyRequest) -> list[int]:
-    from rlcli_verifiers.reward_model import _ids as ids
+    from rlcli_verifiers.reward_model import ids_of as ids
 
     return ids(_loaded(str(model)).tokenizer, request)
 

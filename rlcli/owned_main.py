@@ -1,6 +1,6 @@
 """Runs one program, and ends it, with all that it has started, once its owner is gone. It needs the standard library:
 
-    python agent_main.py MEMORY_BYTES PROGRAM ARGUMENT…
+    python owned_main.py MEMORY_BYTES PROGRAM ARGUMENT…
 
 MEMORY_BYTES: limit of the address space of each of its processes; 0: none. Standard input is a pipe that the owner
 holds. This process leads a group of its own, and ends as the program does: with its exit status, or by its signal.

@@ -1,0 +1,47 @@
+"""Servers of models on this machine, for commands that verify without Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rlcli.cluster.ray_session import resolve_device
+from rlcli.served import ADDRESSES, KEY, publish
+from rlcli.serving.models import models_of
+from rlcli.serving.server import ModelServer, ServerPlace
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def serving_here(expressions: Iterable[str], on_note: Callable[[str], None]) -> Iterator[None]:
+    """While in the block, serve the models that these verifiers ask for. Raises what `models_of` does, and `RunFailed`
+    for a server that does not start."""
+    models = models_of(expressions)
+    if not models:
+        yield
+        return
+    device, key = resolve_device("auto", ""), secrets.token_urlsafe(24)
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcli-served-")))
+        found: dict[str, list[ModelServer]] = {}
+        taken = 0
+        for served, classifies in models.items():
+            on_note(f"starting a server of {served.model}")
+            for number in range(served.servers):
+                visible = range(taken, taken := taken + served.tensor_parallel)
+                place = ServerPlace(
+                    device, LOOPBACK, key, logs / f"{len(found)}-{number}.log", classifies, tuple(visible)
+                )
+                server = ModelServer(served, place)
+                stack.callback(server.close)
+                found.setdefault(served.model, []).append(server)
+        for server in [one for each in found.values() for one in each]:
+            server.wait()
+        publish({model: [one.url for one in each] for model, each in found.items()}, key)
+        stack.callback(lambda: [os.environ.pop(name, None) for name in (ADDRESSES, KEY)])
+        yield
