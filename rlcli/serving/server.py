@@ -16,9 +16,9 @@ from pathlib import Path
 
 import httpx
 
-from rlcli import owned_main
 from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.errors import RunFailed
+from rlcli.sandbox import owned_main
 from rlcli.served import ServedModel
 
 LOOK_S, HEALTH_S = 0.25, 5.0
@@ -155,5 +155,6 @@ def command_of(served: ServedModel, place: ServerPlace, port: int) -> Sequence[s
     if place.classifies:
         words += ["--runner", "pooling"]
     if place.device == "cpu":
-        words += ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_CACHE_BYTES), "--gpu-memory-utilization", "0.1"]
+        words += ["--dtype", "float32", "--enforce-eager"]  # by itself it would round float32 weights
+        words += ["--kv-cache-memory-bytes", str(CPU_CACHE_BYTES), "--gpu-memory-utilization", "0.1"]
     return words

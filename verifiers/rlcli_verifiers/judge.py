@@ -11,7 +11,7 @@ from rlcli.errors import ConfigError
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
-from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check, served_endpoint
+from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check
 from rlcli_verifiers.judge_compare import Judged, compared
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
@@ -70,7 +70,12 @@ async def verify(
     response = request.completion if reasoning else request.answer_text()
     if response is None or not response.strip():
         return no_answer(OPEN_THINK if response is None else "the response is empty")
-    how = {"call_s": call_s, "max_tokens": max_tokens, "temperature": temperature, "structured": structured}
+    how: dict[str, Any] = {
+        "call_s": call_s,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "structured": structured,
+    }
     if serve:
         endpoint = served_endpoint(serve, _question(request), concurrency, extra=extra, **how)
     else:

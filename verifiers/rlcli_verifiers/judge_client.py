@@ -96,14 +96,11 @@ def versioned(url: str) -> str:
     return url.rstrip("/") if parsed.path.rstrip("/") else f"{url.rstrip('/')}/v1"
 
 
-def served_endpoint(serve: str | Mapping[str, Any], about: str, concurrency: int, **settings: Any) -> Endpoint:
-    """The endpoint of a model that the run serves (option `serve`). about: what requests to one server share.
-
-    Raises `VerifierError` if nobody serves it.
-    """
+def served_at(serve: str | Mapping[str, Any], about: str) -> dict[str, Any]:
+    """The fields of the `Endpoint` of a model that the run serves (option `serve`). about: what requests to one server
+    share. Raises `VerifierError` if nobody serves it."""
     model = served_model(serve).model
-    limits = Limits(f"served {model}", concurrency)
-    return Endpoint(address_of(model, about), model, KEY, limits=limits, served=identity(model), **settings)
+    return {"url": address_of(model, about), "model": model, "key": KEY, "served": identity(model)}
 
 
 def secret_of(name: str) -> str:

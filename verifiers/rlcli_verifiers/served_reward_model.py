@@ -8,7 +8,8 @@ from typing import Any, Literal
 from rlcli.errors import ConfigError
 from rlcli.served import served_model
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
-from rlcli_verifiers.judge_client import CallFailed, Spent, classify, served_endpoint
+from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, classify, served_at
+from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.reward_model import ids_of, tokenizer_of, verdict_of
 
 
@@ -34,7 +35,8 @@ async def verify(
     """
     model = served_model(serve).model
     ids = ids_of(tokenizer_of(model, "serve"), request)[-max_tokens:]
-    endpoint = served_endpoint(serve, request.completion, concurrency, call_s=call_s)
+    limits = Limits(f"served {model}", concurrency)
+    endpoint = Endpoint(**served_at(serve, request.completion), call_s=call_s, limits=limits)
     spent = Spent()
     try:
         async with asyncio.timeout(wait_s):

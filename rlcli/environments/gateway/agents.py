@@ -17,12 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import IO, Any
 
-from rlcli import owned_main
 from rlcli.environments.environment import EnvironmentFailed, Failure
 from rlcli.environments.gateway.record import Branch
 from rlcli.environments.gateway.server import Gateway, GatewaySession
 from rlcli.errors import SetupError
 from rlcli.redact import redacted, without_service_secrets
+from rlcli.sandbox import owned_main
 from rlcli.types import Ended
 
 LOOPBACK = "127.0.0.1,localhost"

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from rlcli import owned_main
 from rlcli.environments.conversation import Limits
 from rlcli.environments.environment import EnvironmentFailed, Failure
 from rlcli.environments.gateway.agents import AgentRun, run_agent
 from rlcli.environments.gateway.server import Gateway
 from rlcli.errors import SetupError
+from rlcli.sandbox import owned_main
 from tests.taught_engine import TaughtEngine, is_recorded
 
 LIMITS = Limits(turns=3, turn_tokens=4, drawn_tokens=80, tokens=300)

@@ -10,17 +10,19 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from rlcli_verifiers import judge_client, reward_model, served_reward_model
 from rlcli_verifiers.judge import preload, verify
+from transformers import Qwen2ForSequenceClassification
+from transformers.models.qwen2 import Qwen2Config
 
 from rlcli.errors import ConfigError, RunFailed
-from rlcli.model.io.tiny import make_tiny_model
+from rlcli.model.io.tiny import make_tiny_model, save_model, tiny_config
 from rlcli.scoring.conventions.calls import run
-from rlcli.served import ServedModel, publish
+from rlcli.served import ADDRESSES, KEY, ServedModel, publish
 from rlcli.serving.here import serving_here
 from rlcli.serving.server import ModelServer, ServerPlace
 from rlcli.types import Outcome, VerifyRequest
-from tests.unit.verifiers.test_verifier_reward_model import classifier
 
 QUESTION = ({"role": "user", "content": "What is 6 × 7?"},)
 REQUESTS = [VerifyRequest(f"It is {answer}.", "42", QUESTION) for answer in range(38, 46)]
@@ -28,9 +30,20 @@ CHOICE = {"structured_outputs": {"choice": [json.dumps({"reason": "so", "score":
 """A tiny model then gives a verdict."""
 
 
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (ADDRESSES, KEY):
+        monkeypatch.setenv(name, "")
+    judge_client._http.cache_clear()  # each event loop has its own
+
+
 @pytest.mark.long
 def test_a_served_reward_model_gives_the_logits_of_the_classifier(tmp_path: Path) -> None:
-    folder = classifier(tmp_path / "reward")
+    config: Qwen2Config = tiny_config(hidden=32, layers=1, heads=1, kv_heads=1)
+    config.num_labels = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        save_model(Qwen2ForSequenceClassification(config), folder := tmp_path / "reward")
     expected = [reward_model.verify(one, path=str(folder)) for one in REQUESTS]
     notes: list[str] = []
     with serving_here([f"served_reward_model(serve='{folder}')"], notes.append):
@@ -50,20 +63,19 @@ def test_a_judge_that_is_killed_is_started_again_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge_client, "LONGEST_WAIT_S", 1.0)
-    folder = make_tiny_model(tmp_path / "tiny", positions=2048)
-    server = ModelServer(ServedModel(str(folder)), ServerPlace("cpu", "127.0.0.1", "secret-0", tmp_path / "log"))
+    folder = str(make_tiny_model(tmp_path / "tiny"))
+    server = ModelServer(ServedModel(folder), ServerPlace("cpu", "127.0.0.1", "secret-0", tmp_path / "log"))
     try:
         server.wait()
-        publish({str(folder): (server.url,)}, "secret-0")
-        asks = {"serve": str(folder), "structured": False, "extra": CHOICE, "cache": False}
-        first = run(verify(REQUESTS[0], **asks))
+        publish({folder: (server.url,)}, "secret-0")
+        first = run(verify(REQUESTS[0], serve=folder, structured=False, extra=CHOICE, cache=False))
         assert first.outcome in (Outcome.OK, Outcome.WRONG), first.detail
-        publish({str(folder): (server.url,)}, "another")
-        refused = run(verify(REQUESTS[0], **asks))
+        publish({folder: (server.url,)}, "another")
+        refused = run(verify(REQUESTS[0], serve=folder, structured=False, extra=CHOICE, cache=False))
         assert (refused.outcome, "answers 401" in refused.detail) == (Outcome.CRASH, True)
-        publish({str(folder): (server.url,)}, "secret-0")
+        publish({folder: (server.url,)}, "secret-0")
         os.killpg(server.pid, signal.SIGKILL)
-        again = run(verify(REQUESTS[0], **asks))
+        again = run(verify(REQUESTS[0], serve=folder, structured=False, extra=CHOICE, cache=False))
         assert (again.outcome, again.score, server.deaths) == (first.outcome, first.score, 1)
     finally:
         server.close()
@@ -71,6 +83,7 @@ def test_a_judge_that_is_killed_is_started_again_and_nothing_is_left(
     assert not _in_group(server.pid)
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_load_is_one_error_with_the_log(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     server = ModelServer(ServedModel(str(tmp_path)), ServerPlace("cpu", "127.0.0.1", "k", tmp_path / "log"))
@@ -88,6 +101,7 @@ def test_a_judge_is_an_endpoint_or_a_served_model() -> None:
 
 
 def _in_group(group: int) -> list[int]:
+    """The processes of a group that is to end."""
     until = time.monotonic() + 5
     while found := [one.pid for one in psutil.process_iter() if _group(one.pid) == group]:
         if time.monotonic() > until:
