@@ -70,17 +70,17 @@ async def verify(
     response = request.completion if reasoning else request.answer_text()
     if response is None or not response.strip():
         return no_answer(OPEN_THINK if response is None else "the response is empty")
-    how: dict[str, Any] = {
-        "call_s": call_s,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "structured": structured,
-    }
-    if serve:
-        endpoint = served_endpoint(serve, _question(request), concurrency, extra=extra, **how)
-    else:
-        limits = Limits(f"{url} {key}", concurrency, requests_per_minute, tokens_per_minute)
-        endpoint = Endpoint(url, model, key, extra=extra, limits=limits, **how)
+    limits = Limits(f"{url} {key} {serve}", concurrency, requests_per_minute, tokens_per_minute)
+    place = served_at(serve, _question(request)) if serve else {"url": url, "model": model, "key": key}
+    endpoint = Endpoint(
+        **place,
+        call_s=call_s,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        structured=structured,
+        extra=extra,
+        limits=limits,
+    )
     spent = Spent()
     score = partial(_score, endpoint, _cache() if cache else None, spent)
     try:
