@@ -11,7 +11,7 @@ from rlcli.errors import ConfigError
 from rlcli.types import USAGE, Outcome, Verdict, VerifyRequest
 from rlcli_verifiers.answers import OPEN_THINK, no_answer
 from rlcli_verifiers.judge_cache import Cache, key_of
-from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check
+from rlcli_verifiers.judge_client import CallFailed, Endpoint, Spent, ask, check, served_at
 from rlcli_verifiers.judge_compare import Judged, compared
 from rlcli_verifiers.judge_limits import Limits
 from rlcli_verifiers.judge_prompt import Graded, Unparsed, graded, messages
@@ -58,11 +58,10 @@ async def verify(
 
     url, model: of an OpenAI-compatible endpoint. serve: a model that the run serves itself instead, on devices of its
     own: its folder or hub id, or {model = "…", workers = 2, tensor_parallel = 2} (devices in all, and of each server).
-    key: the environment variable with its API key. structured: ask for
-    JSON by a schema, as long as the endpoint accepts it. extra: further fields of each request. concurrency,
-    requests_per_minute, tokens_per_minute: of this machine, 0: no limit. call_s: the longest call. wait_s: for all
-    calls and waits of one verdict. cache: keep verdicts by content in the user's cache folder. price_in, price_out: of
-    a million tokens, for the metric usage/cost.
+    key: the environment variable with its API key. structured: ask for JSON by a schema, as long as the endpoint
+    accepts it. extra: further fields of each request. concurrency, requests_per_minute, tokens_per_minute: of this
+    machine, 0: no limit. call_s: the longest call. wait_s: for all calls and waits of one verdict. cache: keep verdicts
+    by content in the user's cache folder. price_in, price_out: of a million tokens, for the metric usage/cost.
 
     TIMEOUT: no verdict within wait_s. CRASH: the endpoint refused or kept failing. UNPARSED: its reply is no verdict.
     None of them is a reward. NO_ANSWER: the reasoning is still open, or nothing follows it; nobody is asked.
