@@ -109,6 +109,8 @@ class _Agent:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+            if process.stdin is not None:
+                process.stdin.close()  # or its pipe would be closed when the loop is gone
 
     def _left(self) -> float:
         """Seconds until its deadline, if it asks for nothing meanwhile."""
