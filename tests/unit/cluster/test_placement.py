@@ -104,3 +104,14 @@ def test_a_worker_gets_the_drivers_variables_but_no_secret() -> None:
     assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "secret" not in found.values()
     assert worker_environment(Pool(1, "cpu", 3), {"TORCH_COMPILE_DISABLE": "0"})["TORCH_COMPILE_DISABLE"] == "1"
+
+
+def test_a_server_of_a_model_is_on_one_machine() -> None:
+    def served(workers: int, size: int) -> Pool:
+        return Pool(workers, "cuda", 1, key="workers of the served model m", engine=size, whole=True)
+
+    check_capacity([pool(8), served(8, 4)], gpus(8, 8))
+    with pytest.raises(SetupError) as caught:
+        check_capacity([served(16, 16)], gpus(8, 8))
+    assert "workers of the served model m = 16 with tensor_parallel = 16: each of the 1 engines" in str(caught.value)
+    assert "tensor_parallel = 8" in caught.value.hint
