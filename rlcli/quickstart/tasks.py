@@ -47,7 +47,7 @@ class Calculating:
 
     calls: float = 0.4
     uses: float = 0.75
-    steps: int = 600
+    steps: int = 1000
 
     def key(self) -> Any:
         return ["calculating", self.calls, self.uses]
@@ -71,7 +71,7 @@ class Guessing:
     low: int
     high: int
     halves: float = 0.4
-    steps: int = 600
+    steps: int = 1000
 
     def key(self) -> Any:
         return ["guessing", self.low, self.high, self.halves]

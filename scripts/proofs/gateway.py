@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +31,9 @@ from rlcli.environments.gateway.server import Gateway
 from tests.taught_engine import TaughtEngine, is_recorded
 
 ROW = {"id": "sum", "messages": [{"role": "user", "content": "What is 2+3?"}], "ground_truth": "5"}
-CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+CALL = '<tool_call>{{"name": "{name}", "arguments": {{"a": 2, "b": 3}}}}</tool_call>'
+OFFERED = re.compile(r"</tool_call>: (\S+) ")
+"""The name of the tool in the taught template's system message: verifiers prefixes that of its toolset."""
 REWARD = """
 body = json.dumps({"reward": float(reward)}).encode()
 url, key = os.environ["OPENAI_BASE_URL"].removesuffix("/v1"), os.environ["OPENAI_API_KEY"]
@@ -71,10 +74,8 @@ def add(a: int, b: int) -> int:
 result = agent.run_sync(row["messages"][0]["content"])
 reward = row["ground_truth"] in result.output
 """
-VERIFIERS = """
-import asyncio, json, os, urllib.request
+VERIFIERS_TASK = """
 import verifiers.v1 as vf
-from verifiers.v1.harnesses.null import NullHarnessConfig
 
 class Sum(vf.TaskData):
     answer: str = ""
@@ -84,12 +85,32 @@ class SumTask(vf.Task[Sum, vf.State, vf.TaskConfig]):
     async def right(self, trace) -> float:
         return float(self.data.answer in (trace.last_reply or ""))
 
+class SumTools(vf.Toolset[vf.ToolsetConfig, vf.State]):
+    @vf.tool
+    async def add(self, a: int, b: int) -> int:
+        "Adds two numbers."
+        return a + b
+
+class SumTaskWithTools(SumTask):
+    @classmethod
+    def toolsets(cls, config):
+        return [SumTools(vf.ToolsetConfig())]
+
+if __name__ == "__main__":  # verifiers serves a toolset by running its module in a process of its own
+    SumTools.run()
+"""
+VERIFIERS = """
+import asyncio, json, os, urllib.request
+import verifiers.v1 as vf
+from sum_task import Sum, TASK
+from verifiers.v1.harnesses.null import NullHarnessConfig
+
 async def run():
     row = json.load(open(os.environ["RLCLI_ROW"]))
     client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
     harness, runtime = NullHarnessConfig(id="null"), vf.SubprocessConfig()
     agent = vf.Agent(vf.AgentConfig(model="policy", client=client, harness=harness, runtime=runtime))
-    task = SumTask(Sum(idx=0, prompt=row["messages"][0]["content"], answer=row["ground_truth"]), vf.TaskConfig())
+    task = TASK(Sum(idx=0, prompt=row["messages"][0]["content"], answer=row["ground_truth"]), vf.TaskConfig())
     return await agent.run(task)
 
 trace = asyncio.run(run())
@@ -100,17 +121,21 @@ reward = trace.reward
 
 @dataclass(frozen=True)
 class Case:
-    """requirements: of its environment. turns: of the policy."""
+    """requirements: of its environment. turns: of the policy. modules: of the program, by name."""
 
     requirements: Sequence[str]
     program: str
     turns: int
+    modules: Mapping[str, str] = field(default_factory=dict)
 
 
 CASES = {
     "openai-agents": Case(["openai-agents==0.24.0"], OPENAI_AGENTS, 2),
     "pydantic-ai": Case(["pydantic-ai-slim[openai]==2.68.0"], PYDANTIC_AI, 2),
-    "verifiers": Case(["verifiers==0.4.0"], VERIFIERS, 1),
+    "verifiers": Case(["verifiers==0.4.0"], VERIFIERS.replace("TASK", "SumTask"), 1, {"sum_task": VERIFIERS_TASK}),
+    "verifiers-toolset": Case(
+        ["verifiers==0.4.0"], VERIFIERS.replace("TASK", "SumTaskWithTools"), 2, {"sum_task": VERIFIERS_TASK}
+    ),
 }
 
 
@@ -167,7 +192,8 @@ def ran(name: str, case: Case, cache: Path) -> Ran:
 
 def wanted(prompt: str) -> str:
     """What the policy shall say."""
-    return "It is 5." if "gives 5" in prompt or "Call tools" not in prompt else CALL
+    offered = OFFERED.search(prompt)
+    return "It is 5." if "gives 5" in prompt or not offered else CALL.format(name=offered[1])
 
 
 def interpreter(name: str, case: Case, cache: Path) -> Path:
@@ -178,6 +204,9 @@ def interpreter(name: str, case: Case, cache: Path) -> Path:
     if not ready.exists():
         subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
         subprocess.run([*uv, "pip", "install", "--quiet", "--python", str(python), *case.requirements], check=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        for module, text in case.modules.items():
+            (packages / f"{module}.py").write_text(text)
         ready.touch()
     return python
 
