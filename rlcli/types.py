@@ -210,7 +210,8 @@ class Sample:
     after the prompt that the policy did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as
     an index into `ENDED`; tool_calls: of the policy; failed_calls: those that could not be read or that failed;
     turn_rewards: what the environment gave for each turn; turn_states: a hash of what it had written before each turn;
-    branches: sequences that it consists of.
+    branches: sequences that it consists of. saved_step, saved_group: where its row is saved: in the files of which step
+    (0: unknown, from an older checkpoint), and its group among those that this step generated.
     """
 
     prompt: int
@@ -231,6 +232,8 @@ class Sample:
     tool_calls: int = 0
     failed_calls: int = 0
     branches: int = 1
+    saved_step: int = 0
+    saved_group: int = 0
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[int, ...] = ()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+from rlcli.cluster.process.busy import busy
 from rlcli.cluster.process.memory import measured
 from rlcli.cluster.process.profiling import span
 from rlcli.cluster.watchdog import progress, watched
@@ -53,12 +54,12 @@ def dispatch(send: Send = "broadcast", collect: Collect = "all") -> Callable[[F]
     def mark(method: F) -> F:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with watched(method.__name__), span(method.__name__), measured(method.__name__):
+            with watched(method.__name__), span(method.__name__), measured(method.__name__), busy(method.__name__):
                 return method(*args, **kwargs)
 
         @functools.wraps(method)
         def stream(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with watched(method.__name__), span(method.__name__), measured(method.__name__):
+            with watched(method.__name__), span(method.__name__), measured(method.__name__), busy(method.__name__):
                 for item in method(*args, **kwargs):
                     yield item
                     progress()

@@ -40,6 +40,7 @@ def without_effect(config: RunConfig) -> list[str]:
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
         ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
         ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),
+        ("tracking", "token_samples", not config.tracking.save_samples, "tracking.save_samples = false"),
         ("shaping", "overlong_penalty", not config.shaping.overlong_buffer, "shaping.overlong_buffer = 0"),
     ]
     found = []

@@ -466,6 +466,13 @@ class Tracking(Section):
     )
     project: str = Field(default="rlcli", description="Project name in the tracker.")
     save_samples: bool = Field(default=True, description="Write every step's samples to parquet in the run folder.")
+    token_samples: int = Field(
+        default=8,
+        ge=0,
+        le=4096,
+        description="Samples a step whose tokens are also written, with log-probs, entropy and advantage of each; "
+        "0: none. Needs tracking.save_samples.",
+    )
 
 
 class RunConfig(Section):

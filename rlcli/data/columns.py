@@ -50,11 +50,11 @@ class Samples(Sequence[Sample]):
     """N samples. Indexing returns a `Sample`; code that needs all of them reads the columns.
 
     prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by,
-    ended, tool_calls, failed_calls, branches: int64 `[N]`, as `Sample` has them. truncated: bool `[N]`, whether it was
-    cut at the limit. turn_rewards, turn_states: float64 and int64 `[N, K]`, K at least the most turns of a
-    conversation; NaN and 0 behind a sample's last turn, and where it is no conversation. Of the verdicts, score and
-    latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text `[N]`, of which an
-    answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such part.
+    ended, tool_calls, failed_calls, branches, saved_step, saved_group: int64 `[N]`, as `Sample` has them. truncated:
+    bool `[N]`, whether it was cut at the limit. turn_rewards, turn_states: float64 and int64 `[N, K]`, K at least the
+    most turns of a conversation; NaN and 0 behind a sample's last turn, and where it is no conversation. Of the
+    verdicts, score and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text
+    `[N]`, of which an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such part.
 
     >>> few = Samples.of(Sample(7, i, 0, i, 5, 6, "stop", Verdict(float(i), Outcome.OK), 1) for i in range(3))
     >>> len(few), few.score.tolist(), few[2].verdict.score, few[1:].row.tolist()
@@ -77,6 +77,8 @@ class Samples(Sequence[Sample]):
     tool_calls: np.ndarray
     failed_calls: np.ndarray
     branches: np.ndarray
+    saved_step: np.ndarray
+    saved_group: np.ndarray
     turn_rewards: np.ndarray
     turn_states: np.ndarray
     truncated: np.ndarray

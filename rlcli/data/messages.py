@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlcli.data.columns import Samples
+from rlcli.data.step_files import Recording
 from rlcli.types import Prompt, Verdict
 
 Role = Literal["policy", "critic", "process_reward", "engine"]
@@ -82,7 +83,7 @@ class Collected:
     whose environment answered something else when it heard them again. version: of the weights that generated.
 
     part_weights: of the named parts of the reward, if the advantage reads them. sources: the dataset name of each
-    group, in runs with several.
+    group, in runs with several. prompt_ids: of each group, in a step's samples.
     """
 
     samples: Samples
@@ -105,6 +106,7 @@ class Collected:
     version: int = 0
     part_weights: Mapping[str, float] = field(default_factory=dict)
     sources: Sequence[str] = ()
+    prompt_ids: Sequence[str] = ()
 
     @property
     def seconds(self) -> float:
@@ -133,8 +135,9 @@ class MiniWork:
 class StepWork:
     """A step's samples, as all ranks receive them alike. columns: data of each of its N samples, by name: arrays
     `[N, …]`; `shard` and `row` are where its trajectory is stored. seed: for all random draws on this step's samples.
-    shards: references to the generated shards. one_prompt: the samples of a group begin with the same prompt. Which
-    samples a rank trains on is sent to it apart, as indexes.
+    shards: references to the generated shards. one_prompt: the samples of a group begin with the same prompt.
+    recording: what is recorded of the step for viewers, if anything. Which samples a rank trains on is sent to it
+    apart, as indexes.
 
     Each rank needs some of the shards, and receives all of them in this one object: a reference in the arguments of a
     call costs the controller more than the whole list costs a rank, and each of R ranks reads most of R shards.
@@ -145,6 +148,7 @@ class StepWork:
     seed: int
     shards: list[Any]
     one_prompt: bool = True
+    recording: Recording | None = None
 
 
 @dataclass(frozen=True)

@@ -56,15 +56,17 @@ def sample_row(
     ended: str | None = None,
     messages: Sequence[Mapping[str, Any]] = (),
     turn_rewards: Sequence[float] = (),
+    group: int | None = None,
 ) -> dict[str, Any]:
     """One row. Values unknown for a served model's response (its log-probs, the tokens of its prompt) are None.
 
     sample: index within the prompt's group; -1 is the greedy response. response_tokens, log_probs: of the tokens that
-    the policy drew, in all its `turns`. response: its last turn. Of a conversation, ended: why; messages: all of them,
-    written as JSON; turn_rewards: what the environment gave for each turn. version, newest_version: how many weight
-    syncs the engine had seen at the first and at the last of them. The perplexity is exp(-mean log-prob). left_out: why
-    this response by itself is excluded from the loss and from its group's statistics (timeout, crash, truncated);
-    empty, and so None in the row, if it is not.
+    the policy drew, in all its `turns`. response: its last turn. messages: of a conversation; else those of the prompt
+    and the response are written, as JSON. Of a conversation, ended: why; turn_rewards: what the environment gave for
+    each turn. version, newest_version: how many weight syncs the engine had seen at the first and at the last of them.
+    The perplexity is exp(-mean log-prob). left_out: why this response by itself is excluded from the loss and from its
+    group's statistics (timeout, crash, truncated); empty, and so None in the row, if it is not. group: number of the
+    group among those that the step generated, or of the prompt in an evaluation.
     """
     import math
 
@@ -91,9 +93,21 @@ def sample_row(
         "perplexity": log_probs and math.exp(-log_probs.mean),
         "left_out": left_out or None,
         "ended": ended,
-        "messages": json.dumps(list(messages), ensure_ascii=False) if messages else None,
+        "messages": json.dumps(
+            list(messages) or [*prompt.messages, {"role": "assistant", "content": response}], ensure_ascii=False
+        ),
         "turn_rewards": list(turn_rewards) or None,
+        "group": group,
     }
+
+
+def is_conversation(row: Mapping[str, Any]) -> bool:
+    """Whether a row is of a conversation with an environment or an agent. (Every row has messages.)
+
+    >>> is_conversation({"turns": 1, "ended": None}), is_conversation({"turns": 1, "ended": "done"})
+    (False, True)
+    """
+    return (row.get("turns") or 1) > 1 or row.get("ended") is not None
 
 
 @cache
@@ -129,6 +143,7 @@ def schema() -> Any:
             ("ended", text),
             ("messages", text),
             ("turn_rewards", pa.list_(number)),
+            ("group", whole),
         ]
     )
 

@@ -45,7 +45,7 @@ class PartialGroup:
 class Group:
     """The samples of one prompt. shards: references to their tokens, indexed by `Sample.shard`. baseline: verdict on
     the greedy response, if any. step: in which it was started. open: None if the group is complete. source: the name
-    of its dataset, in runs with several."""
+    of its dataset, in runs with several. prompt_id: of its prompt; empty if an older checkpoint does not have it."""
 
     samples: Samples
     shards: Sequence[Any]
@@ -53,6 +53,7 @@ class Group:
     step: int
     open: PartialGroup | None = None
     source: str = ""
+    prompt_id: str = ""
 
     @property
     def begun(self) -> list[int]:
@@ -119,7 +120,8 @@ def batch_of(groups: Sequence[Group]) -> Collected:
     )
     baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
     sources = [group.source for group in groups]
-    return Collected(samples, shards, generate_s=0.0, verify_s=0.0, baselines=baselines, sources=sources)
+    ids = [group.prompt_id for group in groups]
+    return Collected(samples, shards, 0.0, 0.0, baselines=baselines, sources=sources, prompt_ids=ids)
 
 
 def by_prompt(samples: Samples) -> list[Samples]:
@@ -146,6 +148,7 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
                 "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
                 "open": open,
                 "source": group.source,
+                "prompt_id": group.prompt_id,
             }
         )
     return plain, shards
@@ -178,6 +181,7 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
                 group["step"],
                 open and PartialGroup(**{**open, "begun": [replace(one, shard=place[one.shard]) for one in begun]}),
                 group.get("source", ""),
+                group.get("prompt_id", ""),
             )
         )
     return groups

@@ -32,12 +32,13 @@ NONE = Samples.of([])
 
 @dataclass
 class _Rounds:
-    """Totals over the rounds of one step. drawn: how often each prompt. generated: how many samples.
+    """Totals over the rounds of one step. drawn: how often each prompt. groups, generated: how many groups and samples.
     counting, score: how many of them count, and the sum of their scores."""
 
     drawn: Counter[int] = field(default_factory=Counter)
     failures: Failures = field(default_factory=Failures)
     count: int = 0
+    groups: int = 0
     generated: int = 0
     counting: int = 0
     score: float = 0.0
@@ -56,6 +57,7 @@ class _Rounds:
         """prompts: those of this round, indexed by `Sample.prompt`. truncated: as `train.truncated`."""
         counting = rewarded(round.samples, truncated).score[round.samples.excluded(truncated) == 0]
         self.count += 1
+        self.groups += len(prompts)
         self.generated += len(round.samples)
         self.counting += len(counting)
         self.score += math.fsum(counting)
@@ -228,6 +230,7 @@ class RolloutSource:
                 step,
                 _of_round(self.save_as(step), rounds.count + 1),
                 truncated=self.config.train.truncated,
+                first_group=rounds.groups,
             ),
             tensor_parallel=rollout.tensor_parallel,
             slots=rollout.max_concurrent,
@@ -246,7 +249,8 @@ class RolloutSource:
         """A group without any samples yet."""
         first = rounds.drawn[index] * self.config.rollout.samples_per_prompt
         rounds.drawn[index] += 1
-        return Group(NONE, (), None, step, PartialGroup(index, first), set_of(self.prompts.prompts, index))
+        rows = self.prompts.prompts
+        return Group(NONE, (), None, step, PartialGroup(index, first), set_of(rows, index), rows[index].id)
 
     def _sorted_out(
         self, groups: list[Group], collected: Collected, step: int, rounds: _Rounds

@@ -16,6 +16,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, MiniWork, StepWork
 from rlcli.data.packer import Plan, plan_batches
+from rlcli.data.step_files import Recording
 from rlcli.errors import RunFailed
 from rlcli.orchestrator.sample_filter import compares_group, left_out, rewarded
 from rlcli.types import USAGE, Outcome
@@ -33,7 +34,8 @@ class SelectedSamples:
     and `pairs`. active: which have a gradient;
     None: all. reward: shaped mean of all samples of the step that count, selected or not; NaN if none does.
     left_out: why each sample of the step does not count, int8, as from `sample_filter.left_out`. one_prompt: samples of
-    a group begin with the same prompt; those of an agent begin as it likes."""
+    a group begin with the same prompt; those of an agent begin as it likes. places: int64 `[N]`, of these samples among
+    all of the step. shaped: float64, the shaped reward of each of these; NaN if it does not count."""
 
     samples: Samples
     groups: list[int]
@@ -42,11 +44,14 @@ class SelectedSamples:
     active: list[bool] | None
     reward: float
     left_out: Any
-    one_prompt: bool = True
+    one_prompt: bool
+    places: Any
+    shaped: Any
 
 
 def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed: int) -> SelectedSamples:
     """The samples to train on and their columns. seed: for random choices."""
+    import numpy as np
     import torch
 
     rule = config.train.truncated
@@ -81,6 +86,8 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
     if algorithm.selects_pairs:
         chosen["pairs"] = torch.arange(len(indexes)) // 2
     skips = algorithm.skips_zero_advantages
+    counting, shaped = np.flatnonzero(reasons == 0), np.full(len(reasons), np.nan)
+    shaped[counting] = rewards.numpy()
     return SelectedSamples(
         samples=samples.take(indexes.numpy()),
         groups=dense.tolist(),
@@ -90,6 +97,8 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
         reward=float(rewards.mean()),
         left_out=reasons,
         one_prompt=not config.environment.is_command,
+        places=counting[indexes.numpy()],
+        shaped=shaped,
     )
 
 
@@ -176,8 +185,8 @@ def plan_step(chosen: SelectedSamples, config: RunConfig, ranks: int) -> Plan:
     )
 
 
-def step_work(plan: Plan, chosen: SelectedSamples, seed: int) -> Shared:
-    """The StepWork that all ranks share. seed: for random choices."""
+def step_work(plan: Plan, chosen: SelectedSamples, seed: int, recording: Recording | None = None) -> Shared:
+    """The StepWork that all ranks share. seed: for random choices. recording: what they record of the step."""
     right_tokens = chosen.columns["lengths"] * chosen.columns["right"]
     minibatches = [
         MiniWork(
@@ -190,7 +199,7 @@ def step_work(plan: Plan, chosen: SelectedSamples, seed: int) -> Shared:
         for mini in plan.minibatches
     ]
     places = {"shard": chosen.samples.shard, "row": chosen.samples.row}
-    return Shared(StepWork(minibatches, chosen.columns | places, seed, chosen.shards, chosen.one_prompt))
+    return Shared(StepWork(minibatches, chosen.columns | places, seed, chosen.shards, chosen.one_prompt, recording))
 
 
 def _parts(samples: Samples, rewards: Tensor, part_weights: Mapping[str, float]) -> tuple[Tensor, list[float]]:

@@ -22,7 +22,7 @@ class RolloutCall:
     worker's samples are saved, as parquet, with `{rank}` in the name; empty: nowhere. With `{part}` in the name they
     are saved as they finish, each time in a new part. keep_tokens: the tokens will be needed. progress_s: interval of
     a worker's progress reports (see `progress_every`). truncated: as `train.truncated`, to record what is left out;
-    empty: nothing is left out, as in an evaluation."""
+    empty: nothing is left out, as in an evaluation. first_group: number of the step's groups in earlier rounds."""
 
     sampling: Sampling
     seed: int
@@ -32,6 +32,7 @@ class RolloutCall:
     keep_tokens: bool = True
     progress_s: float = PROGRESS_EVERY_S
     truncated: TruncatedRule | Literal[""] = ""
+    first_group: int = 0
 
 
 def progress_every(workers: int) -> float:

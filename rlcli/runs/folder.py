@@ -24,6 +24,8 @@ LOCK = ".lock"
 LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+TIMELINE = "timeline.jsonl"
+"""A line a step: when the controller was in which phase, and each worker in which call."""
 TRACKERS = "trackers.json"
 """The run's id in each tracker."""
 PLACE = ".place"
@@ -32,7 +34,7 @@ PLACE_BYTES = 256
 HINT = "free some space or fix the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
-    *(EVENTS, "exports", "bad-batches", "reward.png", "profile"),
+    *(EVENTS, TIMELINE, "exports", "bad-batches", "reward.png", "profile"),
     *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
 
@@ -40,7 +42,7 @@ LAYOUT = (
 class RunFolder:
     """A folder that this process has locked:
 
-        config.toml  environment.json  metrics.jsonl  events.jsonl  trackers.json
+        config.toml  environment.json  metrics.jsonl  events.jsonl  timeline.jsonl  trackers.json
         samples/step-000001/rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
 
     with RunFolder.create(Path("runs/first")) as folder:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlcli.errors import RunFailed
 from rlcli.files import read_objects, replacing, sync_file, sync_folder, write_synced
-from rlcli.runs.folder import METRICS, finite
+from rlcli.runs.folder import METRICS, TIMELINE, finite
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,22 @@ class RunResult:
 
 
 OF_STEP = re.compile(r"step-(\d+)(\.json$|\.rank-|$)")
+OF_TRAINING = ("advantages.parquet", "tokens-*.parquet", ".advantages.*.tmp", ".tokens-*.tmp")
+"""Files in the folder of a step's samples that are made when the step is trained on."""
+OF_SAMPLING = ("rank-*.parquet", ".rank-*.tmp")
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, oldest first, without truncated ones; empty if it cannot be read."""
     with contextlib.suppress(OSError):
-        return _read_metrics(run)
+        return _read_lines(run / METRICS)
+    return []
+
+
+def timeline_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of timeline.jsonl, oldest first, without truncated ones; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return _read_lines(run / TIMELINE)
     return []
 
 
@@ -55,11 +65,13 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
-    """Truncate the record to the end of `step`: metrics atomically, samples and evaluations of later steps, and
-    evaluations that the metrics do not mention. With -1 nothing is left. Logs and events stay: they record what
-    happened. sampled: a later step whose samples exist already, and stay. Raises RunFailed if that cannot be done."""
+    """Truncate the record to the end of `step`: metrics and timeline atomically, samples and evaluations of later
+    steps, and evaluations that the metrics do not mention. With -1 nothing is left. Logs and events stay: they record
+    what happened. sampled: a later step whose samples exist already, and stay; what was recorded when it was trained on
+    does not. Raises RunFailed if that cannot be done."""
     with _changing(run):
-        _write_metrics(run, [line for line in _read_metrics(run) if line["step"] <= step])
+        for name in (METRICS, TIMELINE) if (run / TIMELINE).exists() else (METRICS,):
+            _write_lines(run / name, [line for line in _read_lines(run / name) if line["step"] <= step])
         evaluated = evaluated_steps(run)
         for room in ("samples", "evaluations"):
             for of, path in _of_steps(run / room):
@@ -67,6 +79,8 @@ def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
                 last = max(step, sampled) if room == "samples" else step
                 if of > last or (room == "evaluations" and of not in evaluated):
                     _remove(path)
+                elif of > step:
+                    _remove(path, OF_TRAINING)
             for path in (run / room).glob(".step-*.tmp"):  # unfinished writes of a killed run
                 path.unlink()
 
@@ -79,17 +93,19 @@ def evaluated_steps(run: Path) -> set[int]:
 def amend(run: Path, step: int, more: Mapping[str, float]) -> None:
     """Add metrics to the line of `step` in metrics.jsonl, atomically. Raises RunFailed if that cannot be done."""
     with _changing(run):
-        lines = [line | finite(more) if line["step"] == step else line for line in _read_metrics(run)]
-        _write_metrics(run, lines)
+        lines = [line | finite(more) if line["step"] == step else line for line in _read_lines(run / METRICS)]
+        _write_lines(run / METRICS, lines)
 
 
 def sync(run: Path, after: int) -> None:
     """Sync to disk what the controller recorded of the steps after `after`: a machine that goes down must not keep the
-    checkpoint and lose the record. Samples need no sync: workers return them only after writing them to disk. So this
-    takes the same time for any number of workers and steps."""
+    checkpoint and lose the record. Samples need no sync: workers return them only after writing them to disk, as do the
+    background writers of the rest of a step's folder. So this takes the same time for any number of workers and steps.
+    """
     reports = [path for step, path in _of_steps(run / "evaluations") if step > after and path.suffix == ".json"]
-    for path in (run / METRICS, *reports):
-        sync_file(path)
+    for path in (run / METRICS, run / TIMELINE, *reports):
+        if path.exists() or path.name != TIMELINE:
+            sync_file(path)
     for folder in (run, run / "samples", run / "evaluations"):
         sync_folder(folder)
 
@@ -105,24 +121,26 @@ def _changing(run: Path) -> Iterator[None]:
         ) from error
 
 
-def _read_metrics(run: Path) -> list[dict[str, Any]]:
-    """`metrics_of`, but raises OSError if the file exists and cannot be read: it must not count as empty."""
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file with a line a step. Raises OSError if it exists and cannot be read: it must not count as
+    empty."""
     with contextlib.suppress(FileNotFoundError):
-        return [line for line in read_objects(run / METRICS) if "step" in line]
+        return [line for line in read_objects(path) if "step" in line]
     return []
 
 
-def _write_metrics(run: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    with replacing(run / METRICS) as beside:
+def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    with replacing(path) as beside:
         write_synced(beside, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
-def _remove(path: Path) -> None:
-    """Remove a file of a step, or its folder except for files that are not ours."""
+def _remove(path: Path, patterns: Sequence[str] = (*OF_SAMPLING, *OF_TRAINING)) -> None:
+    """Remove a file of a step, or its folder except for files that are not ours. patterns: of those in the folder."""
     if not path.is_dir():
-        return path.unlink()
-    for file in (*path.glob("rank-*.parquet"), *path.glob(".rank-*.tmp")):
-        file.unlink()
+        return path.unlink() if OF_SAMPLING[0] in patterns else None
+    for pattern in patterns:
+        for file in path.glob(pattern):
+            file.unlink()
     with contextlib.suppress(OSError):
         path.rmdir()
 

@@ -17,6 +17,7 @@ from rich.spinner import Spinner
 from rich.table import Column, Table
 from rich.text import Text
 
+from rlcli.data.samples import is_conversation
 from rlcli.redact import printable
 from rlcli.types import UNVERIFIED
 
@@ -52,7 +53,7 @@ class SampleText(NamedTuple):
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> SampleText:
         """Of a saved sample (`rlcli.data.samples.sample_row`)."""
-        messages = json.loads(row["messages"] or "[]")
+        messages = json.loads(row["messages"] or "[]") if is_conversation(row) else ()
         return cls(row["prompt"], row["response"], row["score"], row["outcome"], messages, row["turns"])
 
     def parts(self) -> list[tuple[str, bool]]:

@@ -38,7 +38,8 @@ class Checkpointer:
 
     A failed write costs only that checkpoint: the run continues, and the previous checkpoint is kept.
 
-    critics: the workers of a critic that is placed apart. saved: the last step whose checkpoint was started or resumed
+    critics: the workers of a critic that is placed apart. flush: waits for records of steps that are written in the
+    background. saved: the last step whose checkpoint was started or resumed
     from. newest: the last complete checkpoint.
     """
 
@@ -49,8 +50,9 @@ class Checkpointer:
         workers: WorkerGroup,
         critics: WorkerGroup | None,
         note: Callable[[str], None],
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
-        self.checkpoints, self.folder, self.note = checkpoints, folder, note
+        self.checkpoints, self.folder, self.note, self.flush = checkpoints, folder, note, flush
         self.workers = workers
         self.groups = {POLICY: workers} | ({CRITIC: critics} if critics is not None else {})
         self.saved = 0
@@ -90,6 +92,7 @@ class Checkpointer:
                     return
                 for files in written:
                     pending.files |= files
+            self.flush()
             sync(self.folder.path, self._synced)
             config = (self.folder.path / "config.toml").read_text(encoding="utf-8")
             state = pending.state | {"evaluation": self._evaluations.get(pending.step)}

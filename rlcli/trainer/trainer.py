@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rlcli.algorithms.build import build_algorithm
 from rlcli.cluster.process.memory import largest
+from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients, Collected, step_seed
 from rlcli.data.packer import Plan
@@ -45,9 +46,11 @@ from rlcli.trainer.metrics import (
     timed,
     update_metrics,
 )
+from rlcli.trainer.step_records import StepRecords
 from rlcli.trainer.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
 from rlcli.trainer.warnings import Warnings
 from rlcli.workers.pools import Groups
+from rlcli.workers.step_recorder import StepReport
 
 PROBE_TOKENS = 64
 CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "fp8": 1.0}
@@ -102,7 +105,10 @@ class Trainer:
         self.engines = Engines(groups.policy, groups.engines, view.note)
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
-        self.checkpointer = Checkpointer(checkpoints, folder, groups.policy, groups.critic, view.note)
+        self.records = StepRecords(folder, config, view.note)
+        self.checkpointer = Checkpointer(
+            checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush
+        )
         self.warnings = Warnings(
             self.algorithm.mismatch_warning,
             config.rollout.top_p,
@@ -162,6 +168,7 @@ class Trainer:
             self.phase("checkpoint", self.done)
             self.checkpointer.begin(self.done, *self.state_dict())
         self.checkpointer.finish()
+        self.records.flush()
         stopped = self.done < self.config.train.steps or self.evaluation_due()
         if not stopped:
             check_trained(self.folder.path)
@@ -173,6 +180,7 @@ class Trainer:
         earlier checkpoint is committed only once the metrics of its step are on disk."""
         every = self.config.checkpoint.every
         self.since = time.perf_counter()
+        self.records.phase("record")
         self.done = number
         self.rewards.append(metrics["reward/mean"])
         texts = self.texts()
@@ -184,14 +192,20 @@ class Trainer:
         if not self.stop.requested and self.evaluation_due():
             with timed("evaluate", metrics):
                 metrics |= self.evaluate()
-        self.since += metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
+        beyond = metrics.get("time/checkpoint_s", 0.0) + metrics.get("time/evaluate_s", 0.0)
+        self.since += beyond
+        self.records.phase("record")
+        if beyond:
+            self.records.add_spans({name: group.busy_spans() for name, group in self.groups().items()})
         self.trackers.log(number, metrics)
+        self.records.end(number)
         self.view.step(metrics)
         self.view.samples(texts)
 
     def step(self, number: int) -> dict[str, float]:
         """One step: generate and verify, select and plan, compute advantages, update, sync the new weights."""
         clock = Clock(lambda name: self.phase(name, number), self.since)
+        self.records.begin()
         seed = step_seed(self.config.train.seed, number)
         with clock.phase("generate"):
             batch = self.prefetcher.take(number)
@@ -204,7 +218,7 @@ class Trainer:
             self.guard.counted(number, chosen.left_out)
         with clock.phase("load"):
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
-            self.workers.load(bins, step_work(plan, chosen, seed))
+            self.workers.load(bins, step_work(plan, chosen, seed, self.records.recording(number, batch, chosen)))
             self.critic.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):
@@ -223,7 +237,11 @@ class Trainer:
             self.prefetcher.wait()
         with clock.phase("sync"):
             canary = self.sync_weights()
-        measured = self.measure(batch, chosen, plan, updates) | lr | canary | self.memory()
+        self.records.phase("measure")
+        reports: dict[str, list[StepReport]] = {name: group.step_report() for name, group in self.groups().items()}
+        self.records.trained(number, batch, chosen, reports)
+        peaks = largest(report.memory for ranks in reports.values() for report in ranks)
+        measured = self.measure(batch, chosen, plan, updates) | lr | canary | peaks
         self.warnings.check_sync(number, measured)
         return measured | time_metrics(clock, batch, plan)
 
@@ -299,11 +317,12 @@ class Trainer:
             )
         return sync_metrics(synced)
 
-    def memory(self) -> dict[str, float]:
-        """Peak memory of each phase since the last sync. All workers are idle after a sync: one that generated would
-        answer only after that."""
-        groups = {id(group): group for group in (self.workers, self.critic.workers, self.engines.workers)}
-        return largest(peaks for group in groups.values() for peaks in group.memory())
+    def groups(self) -> dict[str, WorkerGroup]:
+        """Each group of workers once, by what the timeline calls its members. All are idle after a sync: one that
+        generated would answer only after that."""
+        named = {"worker": self.workers, "critic": self.critic.workers, "engine": self.engines.workers}
+        first = {id(group): name for name, group in reversed(named.items())}
+        return {name: group for name, group in named.items() if first[id(group)] == name}
 
     def evaluation_due(self) -> bool:
         """Whether the current weights are to be evaluated and have not been yet."""
@@ -391,6 +410,7 @@ class Trainer:
         """Continue from the last checkpoint, with the next prompts; if there is none yet, from the current weights,
         since the bad update was skipped."""
         self.phase("restore", self.done)
+        self.records.flush()  # before the files of later steps are removed
         self.checkpointer.poll(wait=True)
         self.prefetcher.wait()
         checkpoint = self.checkpointer.checkpoints.newest(self.view.note)
@@ -418,6 +438,7 @@ class Trainer:
     def phase(self, name: str, step: int) -> None:
         """Report the current phase: to the view, in the run folder and to the listeners."""
         self.view.phase(name)
+        self.records.phase(name)
         self.folder.at(step, name)
         for listener in self.listeners:
             listener(name, step)

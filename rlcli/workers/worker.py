@@ -13,7 +13,7 @@ from typing import Any
 
 from rlcli.cluster import watchdog
 from rlcli.cluster.dispatch import dispatch
-from rlcli.cluster.process import memory, profiling, startup
+from rlcli.cluster.process import busy, memory, profiling, startup
 from rlcli.data.messages import Coefficients, Collected, Progress, PromptTask, StepWork
 from rlcli.data.packer import Bin
 from rlcli.data.prompts import chat_template
@@ -36,6 +36,7 @@ from rlcli.workers.roles.work_queue import NO_QUEUE, Queue
 from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.state_writer import Files, StateWriter, read_waiting, write_waiting
+from rlcli.workers.step_recorder import StepRecorder, StepReport
 
 COLLECTIVE_MARGIN_S = 120.0
 """Extra time that a rank waits for others beyond the watchdog, which names the rank at fault."""
@@ -55,6 +56,7 @@ class Worker(WeightSync):
         self.rollout_role: RolloutRole | None = None
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
+        self.recorder = StepRecorder(rank, lambda: self.config.model.path)
         if spec is not None:
             self.begin(spec)
 
@@ -152,6 +154,7 @@ class Worker(WeightSync):
         load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
         if "policy" in roles:
             self.policy = PolicyRole(self.config, self.device, load)
+            self.policy.on_outputs = self.recorder.saw_outputs
         watchdog.progress()
         if "critic" in roles:
             self.critic = CriticRole(self.config, load)
@@ -204,6 +207,7 @@ class Worker(WeightSync):
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
         """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
         self.batch = TrainBatch(bins, step, self.device)
+        self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)
 
     @dispatch()
     def drop_batch(self) -> None:
@@ -237,6 +241,8 @@ class Worker(WeightSync):
         fill_advantages(algorithm, self._batch, ranks, kl_coef)
         if algorithm.token_selector is not None:
             fill_selected(algorithm, self._batch, ranks)
+        if not algorithm.advantages_before_tokens:
+            self.recorder.saw_advantages(self._batch)
 
     @dispatch(collect="sum")
     def update(self, minibatch: int, coefficients: Coefficients) -> dict[str, float]:
@@ -312,7 +318,9 @@ class Worker(WeightSync):
         """Files that this rank wrote in the last `save_state`, name (below the folder's parent) → `{"size",
         "sha256"}`; None while it still writes. RunFailed if writing failed, on any rank: the next one may succeed.
         """
-        return self.writer.files(wait)
+        if wait:
+            self.recorder.flush()  # the record of the checkpoint's step is part of what a machine must not lose
+        return self.writer.files(wait) if self.recorder.idle else None
 
     @dispatch()
     def load_state(self, folder: str) -> None:
@@ -320,6 +328,7 @@ class Worker(WeightSync):
         models. A rank that did not exist then keeps the random state of its seed."""
         from rlcli.model.io.state import load_own, set_rng_state
 
+        self.recorder.flush()  # before the files of later steps are removed
         self.offload.to_device("policy", "policy.optimizer", "critic", "critic.optimizer")
         for name, model in self._trained().items():
             model.load_state(Path(folder), name)
@@ -353,9 +362,16 @@ class Worker(WeightSync):
         return found
 
     @dispatch()
-    def memory(self) -> memory.Peaks:
-        """Peak memory of each phase since the last call (see `rlcli.cluster.process.memory`)."""
-        return memory.collect()
+    def step_report(self) -> StepReport:
+        """What this worker measured and recorded of a step, once it is over and the device is idle. Peak memory is of
+        each phase since the last call (see `rlcli.cluster.process.memory`)."""
+        peaks, (advantages, problem) = memory.collect(), self.recorder.finish()
+        return StepReport(peaks, busy.collect(), advantages, problem)
+
+    @dispatch()
+    def busy_spans(self) -> list[busy.Span]:
+        """The calls since they were collected last."""
+        return busy.collect()
 
     def close(self) -> None:
         """Close what this process holds, in order: engine, scoring processes, process group, watchdog."""

@@ -191,7 +191,7 @@ def _conversations(target: Path, steps: Any) -> list[dict[str, Any]]:
     there is any."""
     import json
 
-    from rlcli.data.samples import sample_files
+    from rlcli.data.samples import is_conversation, sample_files
     from rlcli.evaluation.store import prompt_order, read_samples
 
     found = []
@@ -199,7 +199,7 @@ def _conversations(target: Path, steps: Any) -> list[dict[str, Any]]:
         rows = [
             row for file in sample_files(target / "evaluations", int(step)) for row in read_samples(file).to_pylist()
         ]
-        found.append({row["prompt_id"]: row for row in rows if row["messages"]})
+        found.append({row["prompt_id"]: row for row in rows if is_conversation(row)})
     if not found:
         return []
     both = sorted(found[0].keys() & found[1].keys(), key=prompt_order)

@@ -133,4 +133,5 @@ def _row(prompt: Prompt, one: _Answered) -> dict[str, Any]:
         prompt_tokens=None,
         response_tokens=one.result.completion_tokens,
         finish_reason=one.result.finish_reason,
+        group=one.prompt,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.packer import Bin
+from rlcli.data.trajectories import Trajectory
 from rlcli.files import replacing
 from rlcli.workers.roles.integrity import RowCheck
 
@@ -46,7 +47,8 @@ class MicroBatch:
 
 class TrainBatch:
     """minibatches: [minibatch] → its micro-batches on this rank; works: their denominators; policy_works: the policy's,
-    without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank."""
+    without what its correction rejects. columns: `[N, …]` of each of the step's samples, the same on every rank.
+    recorded: the trajectories of those whose tokens are recorded, by their place."""
 
     def __init__(self, bins: Sequence[Sequence[Bin]], step: StepWork, device: torch.device) -> None:
         """Fetch only the shards that hold this rank's rows, and pack the rows. bins: [minibatch][micro-batch] → this
@@ -65,6 +67,7 @@ class TrainBatch:
         self.columns: dict[str, Tensor] = {
             name: torch.tensor(values, device=device) for name, values in step.columns.items()
         }
+        self.recorded: dict[int, Trajectory] = {}
         rows = RowCheck(step.columns, one_prompt=step.one_prompt)
         self.minibatches = [[self._pack(bin, step, shards, rows) for bin in micros] for micros in bins]
         if "advantages" in self.columns:  # computed from the rewards alone
@@ -156,6 +159,8 @@ class TrainBatch:
         if "turn_rewards" in step.columns:
             turns = np.concatenate([np.zeros(0, np.int64), *(row.turn_of_drawn for row in rows)])
             tokens["turn"] = torch.tensor(turns, device=self.device)
+        wanted = {one.place for one in step.recording.samples} if step.recording is not None else frozenset()
+        self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
         if rows:
             check.check(packed, samples, lengths, tokens["rollout_log_probs"], rows)
         return MicroBatch(packed, samples, lengths, not rows, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class PolicyRole:
-    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch."""
+    """Computes log-probs for a batch's tokens, and updates the policy on it, minibatch by minibatch. on_outputs: called
+    with what the forward pass of an update gives for a micro-batch."""
 
     def __init__(self, config: RunConfig, device: torch.device, load: Loader) -> None:
         from rlcli.algorithms.build import build_algorithm, pulls_by_advantage
@@ -37,6 +39,7 @@ class PolicyRole:
         # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
         needs_copy = self.algorithm.needs_reference and lora is None
         self.reference = load("policy", config.model.path, trained=False) if needs_copy else None
+        self.on_outputs: Callable[[MicroBatch, TokenOutputs], None] = lambda micro, outputs: None
 
     def compute_old_log_probs(self, batch: TrainBatch) -> None:
         for micro in batch:
@@ -53,6 +56,7 @@ class PolicyRole:
         which is global and so divided by the number of ranks."""
 
         def loss(micro: MicroBatch, outputs: TokenOutputs) -> tuple[Tensor, dict[str, Tensor]]:
+            self.on_outputs(micro, outputs)
             return self._objective(batch, index, micro, outputs, coefficients)
 
         forward = {"temperature": self.temperature, "want_entropy": True}

@@ -10,6 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from rlcli.cluster.process.busy import goes_on_as
 from rlcli.cluster.watchdog import progress
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, PartialRollout, Progress, PromptTask, sample_seed
@@ -96,6 +97,7 @@ class RolloutRole:
         if grant.stop:
             round.break_off(self.engine.abort())
         generated = time.monotonic()
+        goes_on_as("verify")
         report = round.report()
         verified = time.monotonic()
         self._texts, self._shard = round.saver.rows, round.shard
@@ -252,10 +254,10 @@ class _Round:
                 self._unrewarded.add(task.prompt)
         else:
             row, seed = self._builder.add(whole) if self.call.keep_tokens else None, self._seed(task, sample)
-            self._pending.append(
-                pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed, held=held)
-            )
-            self.saver.wait_for(self._pending[-1])
+            saved = {"saved_step": self.call.step, "saved_group": self.call.first_group + task.prompt}
+            item = pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed, held=held, **saved)
+            self._pending.append(item)
+            self.saver.wait_for(item)
         self._verdicts[task.prompt].append(scored)
         if len(self._verdicts[task.prompt]) == task.responses:
             self._whole.append(task.prompt)

@@ -53,10 +53,12 @@ def pending(
     shard: int,
     row: int | None,
     seed: int,
+    saved_step: int = 0,
+    saved_group: int = 0,
     held: Held | None = None,
 ) -> PendingSample:
     """Without the tokens: an evaluation generates more of them than fit in a worker's memory. row: of the shard; None:
-    the tokens are not kept. held: of a conversation."""
+    the tokens are not kept. saved_step, saved_group: as in `Sample`. held: of a conversation."""
     assert whole.stop_reason is not None, "the response is not finished"
     versions = [version for version in whole.versions if version is not None]
     unverified = Sample(
@@ -79,6 +81,8 @@ def pending(
         turn_rewards=held.turn_rewards if held else (),
         turn_states=held.turn_states if held else (),
         branches=len(whole.branch_starts),
+        saved_step=saved_step,
+        saved_group=saved_group,
     )
     digest = 0 if row is None else tokens_digest(whole)
     summary = LogProbSummary.of(whole.log_probs)
@@ -114,6 +118,7 @@ def _record(item: PendingSample, rule: TruncatedRule | Literal[""]) -> dict[str,
         ended=ENDED[sample.ended],
         messages=item.messages,
         turn_rewards=sample.turn_rewards,
+        group=sample.saved_group,
     )
 
 

@@ -16,6 +16,7 @@ from rlcli.evaluation.responses import Responses
 from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.weight_transfer import Synced
+from rlcli.workers.step_recorder import StepReport
 from tests.trainers import PROMPT, trainer_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -60,8 +61,8 @@ class Workers:
     def sync_weights(self, probe: Any, version: int) -> list[Synced]:
         return [Synced(0.0, 8, 1.0, 1, 0, 1.0, 1)]
 
-    def memory(self) -> list[dict[str, float]]:
-        return [dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)]
+    def step_report(self) -> list[StepReport]:
+        return [StepReport(dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0), [])]
 
 
 def written(advantage: str, folder: Path) -> set[str]:

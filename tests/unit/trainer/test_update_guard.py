@@ -165,6 +165,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
             poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: checkpoint)
         ),
         invariants=Invariants(),
+        records=MagicMock(),
         prefetcher=MagicMock(),
     )
     with pytest.raises(RunFailed, match=r"too many, and the run has gone back to .*step-000000 3 times"):
@@ -183,6 +184,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
         guard=health,
         source=SimpleNamespace(cursor="beyond step 7"),
         invariants=Invariants(),
+        records=MagicMock(),
         prefetcher=MagicMock(),
         view=SimpleNamespace(note=notes.append, start=lambda *at: shown.append(at)),
         checkpointer=SimpleNamespace(
@@ -217,6 +219,7 @@ def test_without_a_checkpoint_a_run_that_would_roll_back_goes_on(folder: RunFold
         view=SimpleNamespace(note=notes.append),
         checkpointer=SimpleNamespace(poll=lambda wait: None, checkpoints=SimpleNamespace(newest=lambda on_note: None)),
         invariants=Invariants(),
+        records=MagicMock(),
         prefetcher=MagicMock(),
         sync_weights=lambda: synced.append(1),
     )

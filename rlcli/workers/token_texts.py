@@ -1,0 +1,58 @@
+"""The text of single tokens, for viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+INCOMPLETE = "\ufffd"
+"""What a tokenizer gives for bytes that are not a whole character."""
+
+
+class TokenTexts:
+    """Texts of tokens by id, remembered. model: the folder or hub id of the tokenizer, which is loaded when the first
+    text is asked for."""
+
+    def __init__(self, model: Callable[[], str]) -> None:
+        self._model = model
+        self._tokenizer: Any = None
+        self._known: dict[int, str] = {}
+        self._anchor: list[int] = []
+
+    def of(self, ids: np.ndarray) -> list[str]:
+        """The text of each token. Where a character is divided between tokens, the first one has it and the others are
+        empty."""
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self._model())
+            # Some tokenizers drop the space of a first token.
+            self._anchor = self._tokenizer.encode("a", add_special_tokens=False)[-1:]
+        numbers = ids.tolist()
+        for number in set(numbers) - self._known.keys():
+            self._known[number] = self._after_anchor([number])
+        texts = [self._known[number] for number in numbers]
+        return self._completed(numbers, texts) if any(INCOMPLETE in text for text in texts) else texts
+
+    def _completed(self, ids: list[int], texts: list[str]) -> list[str]:
+        found: list[str] = []
+        for broken, run in groupby(range(len(ids)), key=lambda at: INCOMPLETE in texts[at]):
+            places = list(run)
+            if broken:
+                whole = self._after_anchor([ids[at] for at in places])
+                found += [whole, *[""] * (len(places) - 1)]
+            else:
+                found += [texts[at] for at in places]
+        return found
+
+    def _after_anchor(self, ids: list[int]) -> str:
+        before, both = self._decoded(self._anchor), self._decoded([*self._anchor, *ids])
+        return both[len(before) :] if both.startswith(before) else self._decoded(ids)
+
+    def _decoded(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
