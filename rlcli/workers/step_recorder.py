@@ -62,7 +62,7 @@ class StepRecorder:
         packed = [micro for micros in batch.minibatches for micro in micros]
         for micro, bin in zip(packed, (bin for micros in bins for bin in micros), strict=True):
             ends = step.columns["lengths"][list(bin)].cumsum().tolist()
-            starts = [0, *ends[:-1]]
+            starts = [0, *ends][: len(ends)]
             self._parts[id(micro)] = [part for part in zip(bin, starts, ends, strict=True) if part[0] in self._rows]
         if spare:
             shard, row = step.columns["shard"], step.columns["row"]

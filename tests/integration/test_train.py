@@ -18,6 +18,7 @@ from commands import ENVIRONMENT, SMALL, Cli, start
 
 from rlcli.data.samples import sample_files
 from rlcli.runs.folder import events_of
+from rlcli.runs.records import timeline_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -84,8 +85,10 @@ def test_a_run_leaves_metrics_samples_configuration_logs_and_checkpoints(runs: d
     phases = ("build", "generate", "load", "old_log_probs", "reference", "update", "sync")
     assert all(0.2 < steps[2]["memory/base_gb"] < steps[2][f"memory/{name}_gb"] < 8 for name in phases)
     assert steps[3]["memory/checkpoint_gb"] > steps[3]["memory/base_gb"], "of step 2"
-    for room in ("samples/step-000001", "samples/step-000003", "evaluations/step-000003"):
-        assert {path.name for path in (run / room).iterdir()} == {"rank-0.parquet", "rank-1.parquet"}
+    rooms = ("samples/step-000001", "samples/step-000003", "evaluations/step-000003")
+    names = [{path.name for path in (run / room).iterdir()} for room in rooms]
+    assert names[2] == {"rank-0.parquet", "rank-1.parquet"}
+    assert names[0] == names[1] == names[2] | {"advantages.parquet", "tokens-0.parquet", "tokens-1.parquet"}
     assert "kl_coef = 0.1  # --set" in (run / "config.toml").read_text()
     assert json.loads((run / "environment.json").read_text())["packages"]["ray"]
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank-0.log", "rank-1.log"]
@@ -121,6 +124,50 @@ def test_samples_are_readable_and_all_there(runs: dict[str, Path]) -> None:
     assert {row["outcome"] for row in rows} <= {"ok", "wrong", "no_answer"}
     assert all(1 <= row["response_tokens"] <= 24 for row in rows)
     assert all(row["mean_log_prob"] < 0 for row in rows)
+
+
+def test_what_a_step_trained_on_can_be_read_token_by_token(runs: dict[str, Path]) -> None:
+    import pyarrow.parquet as pq
+
+    for run in runs.values():
+        room = run / "samples" / "step-000002"
+        saved, tokens = (
+            {
+                (row["group"], row["sample"]): row
+                for path in room.glob(name)
+                for row in pq.ParquetFile(path).read().to_pylist()
+            }
+            for name in ("rank-*.parquet", "tokens-*.parquet")
+        )
+        advantages = pq.read_table(room / "advantages.parquet").to_pylist()
+        assert {(row["group"], row["sample"]) for row in advantages} == saved.keys()
+        assert {row["saved_step"] for row in advantages} == {2}
+        assert len(tokens) == 8
+        known = {(row["group"], row["sample"]): row["advantage"] for row in advantages}
+        for key, row in tokens.items():
+            drawn = row["drawn"]
+            assert (row["prompt_id"], sum(drawn)) == (saved[key]["prompt_id"], saved[key]["response_tokens"])
+            assert len(row["text"]) == len(row["ids"]) == len(drawn)
+            text = "".join(one for one, own in zip(row["text"], drawn, strict=True) if own)
+            assert text.startswith(saved[key]["response"])
+            for name in ("engine_log_prob", "trainer_log_prob", "entropy", "advantage", "version"):
+                assert [value is not None for value in row[name]] == drawn
+            assert row["engine_log_prob"][-1] == pytest.approx(row["trainer_log_prob"][-1], abs=1e-4)
+            assert row["advantage"][-1] == pytest.approx(known[key], abs=1e-6)
+
+
+def test_the_timeline_shows_where_each_step_waited(runs: dict[str, Path]) -> None:
+    run = runs["two workers"]
+    first, second, third = timeline_of(run)
+    assert [line["step"] for line in (first, second, third)] == [1, 2, 3]
+    assert first["start"] < second["start"] < third["start"]
+    assert [lane["name"] for lane in second["lanes"]] == ["controller", "worker 0", "worker 1"]
+    for lane in second["lanes"]:
+        names = [name for name, _, _ in lane["spans"]]
+        assert {"generate", "update", "sync", "checkpoint"} <= set(names)
+        assert all(0 <= begin <= end for _, begin, end in lane["spans"])
+        assert lane["spans"] == sorted(lane["spans"], key=lambda span: span[1])
+    assert "evaluate" in {name for name, _, _ in third["lanes"][0]["spans"]}
 
 
 def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path]) -> None:

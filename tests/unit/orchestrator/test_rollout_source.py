@@ -414,6 +414,8 @@ def test_each_round_saves_its_samples_to_a_file_of_its_own(tmp_path: Path) -> No
         "step-000001/rank-0.round-2.parquet",
         "step-000001/rank-0.round-3.parquet",
     ]
+    first = [call.first_group for call in workers.calls]
+    assert first == [0, *np.cumsum([len(tasks) for tasks in workers.rounds[:-1]]).tolist()]
     unsaved = Workers(unequal_where(lambda row: row % 2 == 0))
     source_of(unsaved, keep="unequal").take(1)
     assert [call.save_as for call in unsaved.calls] == ["", "", ""]
@@ -464,7 +466,7 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
     tokens = np.array([7, 8], np.int32)
     tasks = [PromptTask(0, tokens, source, 2, greedy=True), PromptTask(3, tokens, source, 2, first_sample=2)]
-    call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"))
+    call = RolloutCall(Sampling(1.0, 4), 0, "train", 1, str(tmp_path / "rank-{rank}.parquet"), first_group=6)
     *progress, report = role.run(tasks, call)
     assert [request.greedy for request in engine.requests] == [False, False, True, False, False]
     assert isinstance(report, Collected)
@@ -480,6 +482,8 @@ def test_a_greedy_response_is_scored_but_not_in_samples_shard_or_texts(
     table = pq.read_table(tmp_path / "rank-0.parquet")
     assert len(role.texts(9)) == len(table) == 4
     assert table.column("left_out").to_pylist() == [None] * 4
+    assert table.column("group").to_pylist() == [6 + s.prompt for s in report.samples]
+    assert [(s.saved_step, s.saved_group) for s in report.samples] == [(1, 6 + s.prompt) for s in report.samples]
 
 
 def test_the_baseline_of_a_response_cut_off_is_zero_where_its_reward_is() -> None:
