@@ -38,11 +38,12 @@ class RecordedSample:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the workers record of step `step`. path: of their tokens' files, with `{rank}` in it. samples: those whose
-    tokens are recorded."""
+    """What the workers record of step `step`. path: of their tokens' files, with `{rank}` in it. tokenizer: folder or
+    hub id of what gives the tokens' texts. samples: those whose tokens are recorded."""
 
     step: int
     path: str
+    tokenizer: str
     samples: Sequence[RecordedSample]
 
 

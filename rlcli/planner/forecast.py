@@ -22,8 +22,9 @@ from rlcli.planner.solve import (
 )
 from rlcli.planner.timing import PhaseTime, model_flops, step_seconds, times
 
-TOKEN_BYTES, SAMPLE_BYTES = 2.0, 300.0
-"""Size of samples as compressed parquet: text per token, and the other columns per sample."""
+TOKEN_BYTES, SAMPLE_BYTES, RECORDED_TOKEN_BYTES = 4.0, 320.0, 25.0
+"""Size of samples as compressed parquet: text per token, as response and in the messages; the other columns per sample;
+and what is recorded of each token of `tracking.token_samples`."""
 TOKENS, UTILIZATION = "train.tokens_per_microbatch", "rollout.gpu_memory_utilization"
 
 
@@ -128,6 +129,7 @@ def disk(setting: Setting) -> dict[str, float]:
     if config.tracking.save_samples and not config.data.response:
         rollout = config.rollout
         a_step = rollout.prompts_per_step * rollout.samples_per_prompt
-        found["samples"] = steps * a_step * (setting.sample_tokens * TOKEN_BYTES + SAMPLE_BYTES)
+        recorded = min(config.tracking.token_samples, a_step) * setting.sample_tokens * RECORDED_TOKEN_BYTES
+        found["samples"] = steps * (a_step * (setting.sample_tokens * TOKEN_BYTES + SAMPLE_BYTES) + recorded)
     exported = setting.trained_parameters() * 4 if config.lora.rank else setting.policy.parameters * setting.bytes_each
     return found | {"an export": exported}

@@ -79,7 +79,7 @@ class StepRecords:
             )
             for place in best_and_worst(chosen, self._config.tracking.token_samples)
         ]
-        return Recording(step, tokens_path(self._samples, step), samples)
+        return Recording(step, tokens_path(self._samples, step), self._config.model.path, samples)
 
     def trained(
         self, step: int, batch: Collected, chosen: SelectedSamples, reports: Mapping[str, Sequence[StepReport]]
@@ -121,6 +121,8 @@ class StepRecords:
 
 def best_and_worst(chosen: SelectedSamples, count: int) -> list[int]:
     """Places of at most `count` of the selected samples, by the rule above."""
+    if not count:
+        return []
     rewards, groups = chosen.columns["rewards"].tolist(), dict[int, list[int]]()
     seen = set[int]()
     for place, (group, sample) in enumerate(zip(chosen.groups, chosen.places.tolist(), strict=True)):

@@ -6,7 +6,7 @@ controller asks for the worker's report, when the device is idle; they are writt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,11 +42,11 @@ class StepReport:
 
 
 class StepRecorder:
-    """One worker's part. rank: of the worker. model: whose tokenizer gives the tokens' texts."""
+    """One worker's part. rank: of the worker."""
 
-    def __init__(self, rank: int, model: Callable[[], str]) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._texts = TokenTexts(model)
+        self._texts = TokenTexts("")
         self._writer = BackgroundWriter("token records")
         self._drop()
 
@@ -146,6 +146,8 @@ class StepRecorder:
         """Write the file of this rank. idle: samples that no rank forwards, whose tokens are fetched only here."""
         import ray
 
+        if self._texts.model != recording.tokenizer:
+            self._texts = TokenTexts(recording.tokenizer)
         found = [(one, rows[one.place]) for one in recording.samples if one.place in rows]
         found += [(one, ray.get(shard, timeout=FETCH_TIMEOUT_S).row(row)) for one, shard, row in idle]
         table = tokens_table(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ class TokenTexts:
     """Texts of tokens by id, remembered. model: the folder or hub id of the tokenizer, which is loaded when the first
     text is asked for."""
 
-    def __init__(self, model: Callable[[], str]) -> None:
-        self._model = model
+    def __init__(self, model: str) -> None:
+        self.model = model
         self._tokenizer: Any = None
         self._known: dict[int, str] = {}
         self._anchor: list[int] = []
@@ -29,7 +28,7 @@ class TokenTexts:
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self._model())
+            self._tokenizer = AutoTokenizer.from_pretrained(self.model)
             # Some tokenizers drop the space of a first token.
             self._anchor = self._tokenizer.encode("a", add_special_tokens=False)[-1:]
         numbers = ids.tolist()

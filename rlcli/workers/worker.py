@@ -56,7 +56,7 @@ class Worker(WeightSync):
         self.rollout_role: RolloutRole | None = None
         self.batch: TrainBatch | None = None
         self.writer = StateWriter()
-        self.recorder = StepRecorder(rank, lambda: self.config.model.path)
+        self.recorder = StepRecorder(rank)
         if spec is not None:
             self.begin(spec)
 
@@ -377,6 +377,7 @@ class Worker(WeightSync):
         """Close what this process holds, in order: engine, scoring processes, process group, watchdog."""
         import torch.distributed as dist
 
+        self.recorder.flush()
         with contextlib.suppress(Exception):
             if self.engine is not None:
                 self.engine.close()

@@ -69,13 +69,13 @@ class Step:
         chosen = select_batch(collected(), self.algorithm, config, 0)
         active = chosen.active or [True] * 6
         samples = [RecordedSample(place, f"row:{place}", 1, 0, place, active[place]) for place in (0, 3, 5)]
-        recording = Recording(1, str(folder / "tokens-{rank}.parquet"), samples)
+        recording = Recording(1, str(folder / "tokens-{rank}.parquet"), tokenizer, samples)
         plan = plan_step(chosen, config, ranks)
         self.work = step_work(plan, chosen, 0, recording).value
         self.folder, self.ranks = folder, range(ranks)
         self.bins = [plan.of_rank(rank) for rank in self.ranks]
         self.batches = [TrainBatch(bins, self.work, torch.device("cpu")) for bins in self.bins]
-        self.recorders = [StepRecorder(rank, lambda: tokenizer) for rank in self.ranks]
+        self.recorders = [StepRecorder(rank) for rank in self.ranks]
 
     def begin(self) -> None:
         for rank, recorder in enumerate(self.recorders):
@@ -160,7 +160,7 @@ def test_a_file_that_cannot_be_written_is_a_problem_and_no_error(tmp_path: Path,
 
 
 def test_texts_of_tokens_join_to_the_text_whole_characters_first(tokenizer: str) -> None:
-    texts, encode = TokenTexts(lambda: tokenizer), PreTrainedTokenizerFast.from_pretrained(tokenizer).encode
+    texts, encode = TokenTexts(tokenizer), PreTrainedTokenizerFast.from_pretrained(tokenizer).encode
     assert texts.of(np.array(encode(" a b"))) == [" ", "a", " ", "b"]
     assert texts.of(np.array(encode("aé€b"))) == ["a", "é€", "", "", "", "", "b"]
     assert texts.of(np.array(encode("€")[:2])) == ["\ufffd", ""]
