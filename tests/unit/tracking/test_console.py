@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -151,6 +152,17 @@ def test_a_conversation_is_shown_whole_with_what_was_not_drawn_dimmed(live: View
     assert dimmed == ["user: 2+2?", "assistant: an example", "user: 3+3?", "tool: six"]
     assert 'assistant: {"name": "add", "arguments": {"a": 1}}' in text
     assert "assistant: Easy.\nIt is six." in text
+
+
+def test_a_saved_sample_is_a_conversation_only_if_it_was_one() -> None:
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    row = {"prompt": "2+2?", "response": "4", "score": 1.0, "outcome": "ok", "messages": json.dumps(messages)}
+    assert SampleText.of(row | {"turns": 1, "ended": None}).parts() == [("2+2?", False), ("4", True)]
+    held = SampleText.of(row | {"turns": 1, "ended": "done"})
+    assert held.parts() == [("user: 2+2?", False), ("assistant: 4", True)]
+    assert SampleText.of(row | {"turns": 2, "ended": None}).messages == messages
+    older = row | {"messages": None, "turns": 1}
+    assert SampleText.of(older).parts() == [("2+2?", False), ("4", True)]
 
 
 def test_no_samples_are_shown_unasked() -> None:
