@@ -39,9 +39,14 @@ Lane = list[tuple[str, float, float]]
 
 
 class StepRecords:
-    """Records the steps of one run. note: receives a note if something cannot be written.
+    """Records the steps of one run. note: receives one note if something cannot be written.
 
-    phase: the controller begins a phase; "" if it begins none. groups: the workers by the name of their lanes.
+    records.begin()
+    records.phase("generate")      # ends the phase before
+    work = records.recording(step, batch, chosen)     # sent to the workers with their rows
+    records.trained(step, batch, chosen, reports)     # what they report
+    records.end(step)
+    records.flush()                # before a checkpoint is committed
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig, note: Callable[[str], None]) -> None:
@@ -58,7 +63,7 @@ class StepRecords:
         self._start, self._phase, self._lanes = time.time(), ("", 0.0), {}
 
     def phase(self, name: str) -> None:
-        """The controller begins a phase, which ends the last one."""
+        """The controller begins a phase, which ends the last one; "": it begins none."""
         (last, since), now = self._phase, time.time()
         if last and now - since >= SHORTEST_S:
             self._lanes.setdefault(CONTROLLER, []).append((last, since, now))
