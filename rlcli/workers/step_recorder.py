@@ -44,6 +44,13 @@ class StepReport:
 class StepRecorder:
     """One worker's part. rank: of the worker."""
 
+    _recording: Recording | None
+    _rows: dict[int, Trajectory]
+    _idle: list[tuple[RecordedSample, Any, int]]
+    _parts: dict[int, list[tuple[int, int, int]]]
+    _seen: dict[tuple[int, str], Tensor]
+    _means: tuple[Tensor, Tensor] | None
+
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._texts = TokenTexts("")
@@ -116,12 +123,8 @@ class StepRecorder:
         self._writer.flush()
 
     def _drop(self) -> None:
-        self._recording: Recording | None = None
-        self._rows: dict[int, Trajectory] = {}
-        self._idle: list[tuple[RecordedSample, Any, int]] = []
-        self._parts: dict[int, list[tuple[int, int, int]]] = {}
-        self._seen: dict[tuple[int, str], Tensor] = {}
-        self._means: tuple[Tensor, Tensor] | None = None
+        self._recording, self._means = None, None
+        self._rows, self._idle, self._parts, self._seen = {}, [], {}, {}
 
     def _values(self) -> dict[int, TokenValues]:
         """What was seen, on the host: one transfer for all of it."""
