@@ -39,12 +39,14 @@ FLAGS = {
 class Resolved:
     """A configuration and the origin of each value.
 
-    origins: dotted key → `default`, `recipe grpo`, `flag --steps` or `--set`.
+    origins: dotted key → `default`, `recipe grpo`, `flag --steps` or `--set`. notes: values that were changed to fit
+    others.
     """
 
     config: RunConfig
     origins: dict[str, str]
     recipe: Recipe
+    notes: tuple[str, ...] = ()
 
     def values(self) -> dict[str, Any]:
         """Dotted key → value, for every key of the schema."""
@@ -61,8 +63,10 @@ def resolve(recipe: str, flags: Mapping[str, object] | None = None, sets: Sequen
     16
     """
     loaded, values, origins = layered(recipe, flags, sets)
+    notes = _shorten_warmup(values, origins)
     config = _validate(values, origins)
-    return Resolved(config, {name: "default" for name, key in keys().items() if key.kind != "object"} | origins, loaded)
+    origins = {name: "default" for name, key in keys().items() if key.kind != "object"} | origins
+    return Resolved(config, origins, loaded, tuple(notes))
 
 
 def layered(
@@ -83,6 +87,29 @@ def layered(
         if find(key) is None:
             raise unknown_key(key, origins[key])
     return loaded, values, origins
+
+
+def _shorten_warmup(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Shorten a recipe's warm-up to fit a number of steps that the user gave, and note it: a trial run of a few steps
+    must not need a second option. At least half of the steps train the policy after the critic's warm-up. A warm-up
+    that the user gave is left for the rules to refuse."""
+    steps, notes = values.get("train.steps"), []
+    if not isinstance(steps, int) or not is_given(origins.get("train.steps", "")):
+        return []
+    for key, limit, shorter in (
+        ("train.warmup_steps", steps, steps),
+        ("critic.warmup_steps", steps - 1, steps // 2),
+    ):
+        warmup = values.get(key, 0)
+        if steps > 0 and isinstance(warmup, int) and warmup > limit and not is_given(origins[key]):
+            notes.append(f"{key} = {shorter}: shortened from {warmup} ({origins[key]}) for train.steps = {steps}")
+            values[key], origins[key] = shorter, f"shortened for {origins['train.steps']}"
+    return notes
+
+
+def is_given(origin: str) -> bool:
+    """Whether the user set the value on the command line."""
+    return origin.startswith(("--set", "flag"))
 
 
 def dump_toml(resolved: Resolved) -> str:

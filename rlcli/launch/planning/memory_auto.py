@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlcli.cluster.ray_session import cluster_address, resolve_device
-from rlcli.config.load import Resolved, layered, resolve
+from rlcli.config.load import Resolved, is_given, layered, resolve
 from rlcli.config.schema import RunConfig, Train
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
@@ -51,7 +51,10 @@ def planned(
     else:
         device = own_device(resolve(recipe, flags, sets).config)
     kind = "cpu" if device.is_cpu else "cuda"
-    config = resolve(recipe, {**flags, "cluster.device": kind}, sets).config
+    resolved = resolve(recipe, {**flags, "cluster.device": kind}, sets)
+    config = resolved.config
+    for note in resolved.notes:
+        on_note(note)
     check_device(config, kind)
     for key, path in (("model.path", config.model.path), ("critic.path", config.critic.path)):
         if path and not Path(path).is_dir():
@@ -80,7 +83,7 @@ def _workers(recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus
     are set than exist."""
     _, values, origins = layered(recipe, flags, sets)  # rules between keys need the number computed here
     beside = sum(each for pool in ("critic", "rollout") if isinstance(each := values.get(f"{pool}.workers", 0), int))
-    if _set_by_user(origins.get("cluster.workers", "")):
+    if is_given(origins.get("cluster.workers", "")):
         asked = values["cluster.workers"]
         if count > 1 and isinstance(asked, int) and asked + beside > count:
             raise ConfigError(
@@ -122,7 +125,7 @@ def resolve_auto(recipe: str, flags: Mapping[str, object], sets: Sequence[str]) 
     """Like `resolve`, but a micro-batch that is not set and that the rules would refuse as smaller than a sample gets
     the smallest allowed size; `with_auto_memory` replaces it."""
     _, values, origins = layered(recipe, flags, sets)
-    if _set_by_user(origins.get(TOKENS, "")):
+    if is_given(origins.get(TOKENS, "")):
         return resolve(recipe, flags, sets)
     config = resolve(recipe, {**flags, TOKENS: ANY_LENGTH}, sets).config
     least = smallest_microbatch(config)
@@ -139,7 +142,7 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     device = own_device(config)
     tokens = len(prepared.prompts.flat) / len(prepared.prompts)
     setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
-    wanted = {key for key in NAMES if not _set_by_user(resolved.origins[key])}
+    wanted = {key for key in NAMES if not is_given(resolved.origins[key])}
     chosen = largest_of(setting, wanted)
     rows = [(NAMES[key], f"{key} = {resolved.values()[key]}, as set") for key in NAMES if key not in wanted]
     sections: dict[str, dict[str, Any]] = {}
@@ -156,10 +159,6 @@ def with_auto_memory(resolved: Resolved, prepared: Prepared) -> tuple[Resolved, 
     origins = resolved.origins | dict.fromkeys(chosen, AUTO)
     resolved = replace(resolved, config=resolved.config.changed(**sections), origins=origins)
     return resolved, replace(prepared, config=config.changed(**sections)), rows
-
-
-def _set_by_user(origin: str) -> bool:
-    return origin.startswith(("--set", "flag"))
 
 
 def _first_fix(found: Forecast) -> str:

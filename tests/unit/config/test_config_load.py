@@ -240,3 +240,45 @@ def test_the_warning_of_a_renamed_key_is_one_line(tmp_path: Path) -> None:
         "warning: the key algorithm.mismatch_alarm (--set) is now called algorithm.mismatch_warning; the next release "
         "refuses the old name\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "key", "warmup"),
+    [
+        ("sft", {"train.steps": 3}, "train.warmup_steps", 3),
+        ("quickstart", {"train.steps": 6}, "train.warmup_steps", 6),
+        ("vapo", {"train.steps": 50}, "critic.warmup_steps", 25),
+        ("vapo", {"train.steps": 1}, "critic.warmup_steps", 0),
+    ],
+)
+def test_fewer_steps_than_a_recipes_warmup_shorten_it(
+    recipe: str, given: dict[str, int], key: str, warmup: int
+) -> None:
+    resolved = resolve(recipe, given)
+    assert resolved.values()[key] == warmup
+    steps = given["train.steps"]
+    assert [f"{key} = {warmup}: shortened from" in note for note in resolved.notes].count(True) == 1
+    assert all(note.endswith(f"for train.steps = {steps}") for note in resolved.notes)
+    assert resolved.origins[key] == "shortened for flag --steps"
+    assert resolve(recipe, {}, [f"train.steps={steps}"]).values()[key] == warmup
+
+
+def test_enough_steps_leave_the_warmup_alone() -> None:
+    resolved = resolve("sft", {"train.steps": 10})
+    assert (resolved.config.train.warmup_steps, resolved.notes) == (10, ())
+
+
+def test_a_warmup_that_is_given_is_refused_and_not_shortened(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.warmup_steps = 5 is more than train\.steps = 3"):
+        resolve("sft", {"train.steps": 3}, ["train.warmup_steps=5"])
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text("[recipe]\nname = 'mine'\nbase = 'sft'\n[train]\nsteps = 3\nwarmup_steps = 5\n")
+    with pytest.raises(ConfigError, match=r"train\.warmup_steps = 5 is more than train\.steps = 3"):
+        resolve(str(recipe))
+
+
+def test_a_shortened_warmup_is_kept_with_the_run(tmp_path: Path) -> None:
+    stored = tmp_path / "config.toml"
+    stored.write_text(dump_toml(resolve("sft", {"train.steps": 3})))
+    again = resolve(str(stored))
+    assert (again.config.train.warmup_steps, again.notes) == (3, ())

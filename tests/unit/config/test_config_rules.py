@@ -16,7 +16,7 @@ WRONG = [
     ("dapo", ["rollout.max_response_tokens=512"], "overlong_buffer = 1024 is longer than a response"),
     ("grpo", ["data.response=text"], "start from the recipe sft"),
     ("sft", ["rollout.temperature=0.7"], "temperature = 0.7: the likelihood of given responses"),
-    ("vapo", ["train.steps=50"], "critic.warmup_steps = 50 leaves none of train.steps = 50"),
+    ("vapo", ["train.steps=50", "critic.warmup_steps=50"], "critic.warmup_steps = 50 leaves none of train.steps = 50"),
     ("grpo", ["rollout.prompts_per_step=1000000"], "= 8000000 samples in a step are more than 1000000"),
     ("grpo", ["train.minibatches=5"], "32 / 5 = 6.4 is not whole; give a divisor of 32"),
     ("grpo", ["evaluation.samples=4"], "gives the same response 4 times"),
