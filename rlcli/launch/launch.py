@@ -246,13 +246,13 @@ def _trackers(
 def _draw(target: Path, result: RunResult, view: View) -> None:
     """Write reward.png to the run folder."""
     at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
-    steps = [step for step, reward in enumerate(result.rewards, 1) if math.isfinite(reward)]
+    steps = [step for step, value in enumerate(result.course, 1) if math.isfinite(value)]
     if not steps:
         return
-    rewards = [result.rewards[step - 1] for step in steps]
+    values = [result.course[step - 1] for step in steps]
     intervals = {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()}
     try:
-        reward_curve_png(target / "reward.png", steps, rewards, intervals)
+        reward_curve_png(target / "reward.png", steps, values, intervals, result.measure)
     except OSError as error:  # only a plot of recorded data
         view.note(f"{target / 'reward.png'} cannot be written: {error.strerror}")
 

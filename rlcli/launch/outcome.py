@@ -6,23 +6,26 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcli.runs.records import RunResult, evaluations_of, rewards_of
+from rlcli.runs.measure import LOSS, measure_of
+from rlcli.runs.records import RunResult, course_of, evaluations_of
 
 if TYPE_CHECKING:
     from rlcli.launch.resume import Resumption
 
 
 def outcome_of(target: Path, result: RunResult) -> dict[str, Any]:
-    """The result of a run in the folder `target`, as plain values."""
-    found = [reward if math.isfinite(reward) else None for reward in result.rewards]
+    """The result of a run in the folder `target`, as plain values: its rewards or, if the dataset gives the responses,
+    its losses."""
+    found = [value if math.isfinite(value) else None for value in result.course]
+    name, several = ("loss", "losses") if result.measure == LOSS else ("reward", "rewards")
     return {
         "out": str(target),
         "steps": result.steps,
         "stopped": result.stopped,
         "checkpoint": result.checkpoint,
-        "reward_first": found[0] if found else None,
-        "reward_last": found[-1] if found else None,
-        "rewards": found,
+        f"{name}_first": found[0] if found else None,
+        f"{name}_last": found[-1] if found else None,
+        several: found,
         "evaluations": dict(result.evaluations),
     }
 
@@ -31,4 +34,6 @@ def finished(resumed: Resumption) -> dict[str, Any]:
     """The same for a run that is already finished."""
     run, checkpoint = resumed.run, resumed.checkpoint
     assert checkpoint is not None, "a run without a checkpoint has steps to do"
-    return outcome_of(run, RunResult(checkpoint.step, rewards_of(run), evaluations_of(run), str(checkpoint.path)))
+    measure = measure_of(resumed.resolved.config.model_dump())
+    course = course_of(run, measure)
+    return outcome_of(run, RunResult(checkpoint.step, measure, course, evaluations_of(run), str(checkpoint.path)))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rlcli.errors import ConfigError
 from rlcli.runs.folder import EVENTS, LOCK, METRICS, events_of
+from rlcli.runs.measure import LOSS, REWARD, measure_of
 from rlcli.runs.records import evaluations_of, metrics_of
 
 State = Literal["alive", "finished", "stopped", "failed", "killed"]
@@ -23,7 +24,8 @@ MOST = 1e15
 
 @dataclass(frozen=True)
 class Run:
-    """Summary of one run. step: done so far, of `steps`. reward: mean of the last one. evaluated, pass_at_1: step and
+    """Summary of one run. step: done so far, of `steps`. reward: mean of the last one; None if the dataset gives the
+    responses: then `loss` shows whether it learns. evaluated, pass_at_1: step and
     outcome of the last evaluation. checkpoint: step of the newest. time: of the last event, in seconds since 1970;
     None if unknown."""
 
@@ -34,6 +36,7 @@ class Run:
     step: int
     steps: int
     reward: float | None
+    loss: float | None
     evaluated: int | None
     pass_at_1: float | None
     checkpoint: int | None
@@ -52,6 +55,8 @@ def run_at(folder: Path) -> Run:
     metrics = [line for line in metrics_of(folder) if number(line.get("step"))]
     evaluations, events = evaluations_of(folder), events_of(folder)
     evaluated = max(evaluations, default=None)
+    measure = measure_of(config)
+    last = number(metrics[-1].get(measure.key)) if metrics else None
     return Run(
         name=folder.name,
         path=str(folder),
@@ -59,7 +64,8 @@ def run_at(folder: Path) -> Run:
         state=state_of(folder),
         step=metrics[-1]["step"] if metrics else 0,
         steps=int(number(config.get("train", {}).get("steps")) or 0),
-        reward=number(metrics[-1].get("reward/mean")) if metrics else None,
+        reward=last if measure == REWARD else None,
+        loss=last if measure == LOSS else None,
         evaluated=evaluated,
         pass_at_1=None if evaluated is None else _pass_at_1(evaluations[evaluated]),
         checkpoint=max(checkpoints_of(folder), default=None),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,17 @@ from typing import Any
 from rlcli.errors import RunFailed
 from rlcli.files import read_objects, replacing, sync_file, sync_folder, write_synced
 from rlcli.runs.folder import METRICS, TIMELINE, finite
+from rlcli.runs.measure import REWARD, Measure
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, from its first step on. steps: how many were done. rewards: mean of each. evaluations: step
-    → report, as in its file. checkpoint: the newest. stopped: it was asked to end early."""
+    """The result of a run, from its first step on. steps: how many were done. course: the measure at each. evaluations:
+    step → report, as in its file. checkpoint: the newest. stopped: it was asked to end early."""
 
     steps: int
-    rewards: list[float]
+    measure: Measure
+    course: list[float]
     evaluations: dict[int, dict[str, Any]]
     checkpoint: str
     stopped: bool = False
@@ -48,10 +49,9 @@ def timeline_of(run: Path) -> list[dict[str, Any]]:
     return []
 
 
-def rewards_of(run: Path) -> list[float]:
-    """The mean reward of each step, oldest first; NaN for a step in which no sample counted."""
-    means = [line.get("reward/mean") for line in metrics_of(run) if line["step"]]
-    return [math.nan if mean is None else mean for mean in means]
+def course_of(run: Path, measure: Measure = REWARD) -> list[float]:
+    """The measure at each step, oldest first; NaN for a step that has none, since no sample counted."""
+    return [measure.of(line) for line in metrics_of(run) if line["step"]]
 
 
 def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:

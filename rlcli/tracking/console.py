@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from math import nan
 from typing import IO, Any, NamedTuple, TextIO, cast
 
 from rich.console import Console, Group, RenderableType
@@ -19,9 +19,11 @@ from rich.text import Text
 
 from rlcli.data.samples import is_conversation
 from rlcli.redact import printable
-from rlcli.types import UNVERIFIED
+from rlcli.runs.measure import REWARD, Measure
+from rlcli.tracking.plots import reward_curve_text
+from rlcli.tracking.text.figures import RECENT_STEPS, duration, figures, phase_shares, sparkline
+from rlcli.tracking.text.messages import message_text, messages_of, shortened
 
-BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_STEPS = 40
 ETA_STEPS = 20
 SILENCE_S = 30.0
@@ -29,14 +31,13 @@ SETTLED_S = 5.0
 """Seconds after which a phase's pace is used to estimate the time left."""
 SAMPLE_CHARACTERS = 1500
 TITLE_CHARACTERS = 32
-FIGURES = {
-    "throughput/rollout_tokens_per_s": "generate {:,.0f} tok/s",
-    "throughput/update_tokens_per_s": "update {:,.0f} tok/s",
-    "update/grad_norm": "grad {:.2g}",
-    "update/kl": "kl {:.2g}",
-    "canary/max_abs_diff": "canary {:.2g}",
-}
-"""Metric → its text in a step's line."""
+ANNOUNCED = ("load model", "wait for the server")
+"""Phases that plain output prints: they may take minutes before the first step."""
+CURVE_WIDTH, CURVE_HEIGHT, CURVE_ROOM = 72, 6, 20
+"""Size of the curve in characters, and the lines of a terminal that has room for it; others get one row of blocks."""
+CURVE_STEPS = 2000
+"""Most steps in the curve, the last ones: it is drawn four times a second."""
+SHOWN_WARNINGS = 2
 
 
 class SampleText(NamedTuple):
@@ -52,16 +53,18 @@ class SampleText(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> SampleText:
-        """Of a saved sample (`rlcli.data.samples.sample_row`)."""
-        messages = json.loads(row["messages"] or "[]") if is_conversation(row) else ()
-        return cls(row["prompt"], row["response"], row["score"], row["outcome"], messages, row["turns"])
+        """Of a saved sample (`rlcli.data.samples.sample_row`), also one of an older version or a damaged file."""
+        prompt, response, outcome = (row.get(name) or "" for name in ("prompt", "response", "outcome"))
+        score = row.get("score")
+        messages = messages_of(row) if is_conversation(row) else ()
+        return cls(prompt, response, nan if score is None else score, outcome, messages, row.get("turns") or 1)
 
     def parts(self) -> list[tuple[str, bool]]:
         """Its texts in order, and whether the policy drew each."""
         if not self.messages:
             return [(self.prompt, False), (self.response, True)]
-        answers = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
-        drawn = set(answers[-self.turns :])
+        answers = [place for place, message in enumerate(self.messages) if message.get("role") == "assistant"]
+        drawn = set(answers[-self.turns :] if self.turns > 0 else ())
         return [(message_text(message), place in drawn) for place, message in enumerate(self.messages)]
 
 
@@ -74,6 +77,7 @@ class View:
             view.phase("generate")
             view.progress(12, 64)
             view.step({"reward/mean": 0.25, "time/step_s": 3.0})
+            view.warning("warning no_gradient: …")
             view.samples([SampleText("2+2?", "4", 1.0, "ok")])
 
     All text is printed as plain text: no markup, no control characters. console, clock: for tests.
@@ -86,13 +90,16 @@ class View:
         self.console = console or Console(stderr=True, file=file, highlight=False)
         self.show_samples = show_samples
         self._clock = clock
-        self._title, self._total, self._done = "", 0, 0
+        self._title, self._total, self._done, self._measure = "", 0, 0, REWARD
         self._ends: deque[float] = deque(maxlen=ETA_STEPS + 1)
         # The drawing thread reads these while the run replaces them: whole values, never changed in place.
-        self._rewards: tuple[float, ...] = ()
+        self._course: tuple[float, ...] = ()
+        self._recent: tuple[Mapping[str, float], ...] = ()
         self._figures: tuple[str, ...] = ()
+        self._warnings: tuple[str, ...] = ()
         self._phase, self._since, self._progress = "", clock(), ""
         self._spoke = clock()
+        self._stepped = False
         self._spinner = Spinner("dots")
         self._live: Live | None = None
 
@@ -118,25 +125,44 @@ class View:
             self._live.stop()
             self._live = None
 
-    def start(self, total_steps: int, title: str, done: int = 0) -> None:
-        """The steps begin, or continue after `done` of them."""
-        self._done = done
+    def start(
+        self,
+        total_steps: int,
+        title: str,
+        done: int = 0,
+        measure: Measure = REWARD,
+        before: Sequence[Mapping[str, float]] = (),
+        ended_s: float = 0.0,
+    ) -> None:
+        """The steps begin, or continue after `done` of them. measure: what the curve shows. before: the metrics of the
+        steps so far; the last of them ended `ended_s` seconds ago."""
+        self._done, self._measure = done, measure
         self._total, self._title = total_steps, _ending(printable(title), TITLE_CHARACTERS)
+        self._course = tuple(measure.of(line) for line in before[-CURVE_STEPS:])
+        self._recent = tuple(before[-RECENT_STEPS:])
+        self._figures = tuple(figures(before[-1], measure)) if before else ()
+        self._ends.clear()
+        if ended_s:
+            self._recall(self._clock() - ended_s)
         if self._live is None:
-            self._print(f"{self._title}: {total_steps} steps")
+            self._print(f"{self._title}: {total_steps} steps" + (f", {done} of them done" if done else ""))
 
-    def phase(self, name: str) -> None:
-        """Set the current phase. Plain output prints it until the first step, which can be minutes away."""
-        self._phase, self._since, self._progress = printable(name), self._clock(), ""
-        if self._live is None and not self._done:
+    def phase(self, name: str, began_s: float = 0.0) -> None:
+        """Set the current phase, which began so many seconds ago. Plain output prints it only before the
+        first step, if it may take minutes or nothing was printed for a while."""
+        self._phase, self._since, self._progress = printable(name), self._clock() - began_s, ""
+        waits = self._phase.startswith(ANNOUNCED) or self._silent()
+        if self._live is None and not self._stepped and waits:
             self._print(f"… {self._phase}")
 
     def progress(self, done: int, total: int) -> None:
-        """Set how many of the phase's responses are done. Plain output prints it occasionally."""
+        """Set how many of the phase's responses are done. Plain output prints it occasionally: in the first step, and
+        in an evaluation, which is outside the steps."""
         spent = self._clock() - self._since
         left = f" · {duration(spent / done * (total - done))} left" if 0 < done < total and spent > SETTLED_S else ""
         self._progress = f"{done}/{total}{left}"
-        if self._live is None and self._clock() - self._spoke > SILENCE_S:
+        waits = not self._stepped or self._phase.startswith("evaluate")
+        if self._live is None and waits and self._silent():
             self._print(f"… {self._phase} {self._progress}")
 
     def step(self, metrics: Mapping[str, float]) -> None:
@@ -146,8 +172,10 @@ class View:
             self._ends.append(now - metrics.get("time/step_s", 0.0))
         self._ends.append(now)
         self._done += 1
-        self._rewards = (*self._rewards, metrics.get("reward/mean", float("nan")))[-SPARK_STEPS:]
-        self._figures = tuple(figures(metrics))
+        self._stepped = True
+        self._course = (*self._course, self._measure.of(metrics))[-CURVE_STEPS:]
+        self._recent = (*self._recent, metrics)[-RECENT_STEPS:]
+        self._figures = tuple(figures(metrics, self._measure))
         if self._live is None:
             took = [f"{metrics['time/step_s']:.1f} s"] if "time/step_s" in metrics else []
             left = [f"{duration(self.eta_s() or 0.0)} left"]
@@ -157,12 +185,17 @@ class View:
         """A line for the reader, kept above the live view."""
         self._print(printable(text))
 
+    def warning(self, text: str) -> None:
+        """A line that says what is wrong with the run; the last ones stay in the live view."""
+        self._warnings = (*self._warnings, f"step {self._done + 1}: {printable(text)}")
+        self._print(printable(text), "yellow")
+
     def samples(self, samples: Sequence[SampleText]) -> None:
         """Print the first `show_samples` of them; what the policy did not draw is dimmed."""
         for sample in samples[: self.show_samples]:
             self._print(f"── step {self._done} · score {sample.score:g} · {printable(sample.outcome)}", "bold")
             for text, drawn in sample.parts():
-                self._print(_shortened(text), "" if drawn else "dim")
+                self._print(shortened(text, SAMPLE_CHARACTERS), "" if drawn else "dim")
 
     def eta_s(self) -> float | None:
         """Seconds left, from the pace of the last steps including the time between them; None before the first."""
@@ -184,14 +217,38 @@ class View:
             )
             lines.append(bar)
         if self._figures:
-            reward, *rest = self._figures
-            lines.append(Text.assemble(reward, " ", (sparkline(self._rewards), "cyan"), no_wrap=True, overflow="crop"))
-            lines.append(Text("  ".join(rest), style="dim"))
+            lines += self._curve(self._course)
+            lines.append(Text("  ".join(self._figures[1:]), style="dim"))
+        if shares := phase_shares(self._recent):
+            lines.append(Text(f"time  {shares}", style="dim", no_wrap=True, overflow="ellipsis"))
+        for text in self._warnings[-SHOWN_WARNINGS:]:
+            lines.append(Text(text, style="yellow", no_wrap=True, overflow="ellipsis"))
         if self._phase or self._progress:
             now = [self._phase, self._progress, duration(self._clock() - self._since)]
             self._spinner.update(text=Text("  ".join(part for part in now if part)))
             lines.append(self._spinner)
         return Group(*lines)
+
+    def _curve(self, course: Sequence[float]) -> list[RenderableType]:
+        """The measure, and its course: as a curve where the terminal has room for it."""
+        size, now = self.console.size, self._figures[0]
+        room = size.height >= CURVE_ROOM and len(course) > 1
+        first = self._done - len(course) + 1
+        drawn = room and reward_curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first)
+        if drawn:
+            return [Text(now), Text(drawn, style="cyan", no_wrap=True, overflow="crop")]
+        sparks = sparkline(course[-SPARK_STEPS:])
+        return [Text.assemble(now, " ", (sparks, "cyan"), no_wrap=True, overflow="crop")]
+
+    def _recall(self, ended: float) -> None:
+        """Set when the last steps ended, from how long each took and when the last one did."""
+        ends = [ended]
+        for line in reversed(self._recent):
+            ends.append(ends[-1] - (line.get("time/step_s") or 0.0))
+        self._ends.extend(reversed(ends))
+
+    def _silent(self) -> bool:
+        return self._clock() - self._spoke > SILENCE_S
 
     def _print(self, text: str, style: str = "") -> None:
         self._spoke = self._clock()
@@ -218,50 +275,6 @@ class SafeStream:
         return getattr(self._file, name)
 
 
-def figures(metrics: Mapping[str, float]) -> list[str]:
-    """The main metrics of a step, the reward first; missing ones are left out."""
-    found = [f"reward {metrics.get('reward/mean', float('nan')):.3f}"]
-    if "response_tokens/mean" in metrics:
-        cut = metrics.get("response_tokens/truncated", 0.0)
-        found.append(f"length {metrics['response_tokens/mean']:.0f}" + (f" ({cut:.0%} cut)" if cut else ""))
-    found += [text.format(metrics[key]) for key, text in FIGURES.items() if key in metrics]
-    failed = {name: metrics.get(f"outcome/{name}", 0.0) for name in UNVERIFIED}
-    return found + [f"verifier {name} {share:.1%}" for name, share in failed.items() if share]
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One block per value, scaled from minimum to maximum; non-finite values are blank.
-
-    >>> sparkline([0.0, 0.5, 1.0])
-    '▁▅█'
-    """
-    finite = [value for value in values if abs(value) < float("inf")]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[int((v - low) * scale + 0.5)] if abs(v) < float("inf") else " " for v in values)
-
-
-def duration(seconds: float) -> str:
-    """
-    >>> duration(75), duration(3700)
-    ('1:15', '1:01:40')
-    """
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
-def message_text(message: Mapping[str, Any]) -> str:
-    """A message of a conversation in one text: who speaks, its reasoning, its text and its calls of tools.
-
-    >>> message_text({"role": "tool", "content": "8"})
-    'tool: 8'
-    """
-    calls = [json.dumps(call.get("function", call), ensure_ascii=False) for call in message.get("tool_calls") or ()]
-    parts = [message.get("reasoning_content") or "", message.get("content") or "", *calls]
-    return f"{message['role']}: " + "\n".join(part for part in parts if part)
-
-
 def _ending(text: str, most: int) -> str:
     """The end of `text`, since most titles are model paths, whose end is more informative.
 
@@ -269,8 +282,3 @@ def _ending(text: str, most: int) -> str:
     '…models/tiny'
     """
     return text if len(text) <= most else "…" + text[1 - most :]
-
-
-def _shortened(text: str) -> str:
-    left_out = len(text) - SAMPLE_CHARACTERS
-    return printable(text[:SAMPLE_CHARACTERS]) + (f"\n… {left_out} characters more" if left_out > 0 else "")

@@ -1,4 +1,4 @@
-"""Draws the reward curve, as a PNG and as text."""
+"""Draws the curve of a run's measure (its reward or its loss), as a PNG and as text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcli.errors import SetupError
 from rlcli.files import replacing
+from rlcli.runs.measure import REWARD, Measure
 
 BLUE, FAINT, RED = "#2563a8", "#a9c3e0", "#c2410c"
 BRAILLE = 0x2800
@@ -22,10 +23,12 @@ def reward_curve_png(
     steps: Sequence[int],
     rewards: Sequence[float],
     evaluations: Mapping[int, tuple[float, float, float]],
+    measure: Measure = REWARD,
 ) -> None:
-    """Write a PNG, atomically: the mean reward of each step, its running mean, and pass@1 on held-out prompts.
+    """Write a PNG, atomically: the mean reward of each step, its running mean, and pass@1 on held-out prompts. A loss
+    has an axis apart from pass@1.
 
-    evaluations: step → (pass@1, low, high). Raises `SetupError` if matplotlib is not installed.
+    evaluations: step → (pass@1, low, high). rewards: of `measure`. Raises `SetupError` if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -36,30 +39,36 @@ def reward_curve_png(
     # A Figure without pyplot: no global state and no display.
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    _draw_rewards(axes, steps, rewards)
+    _draw_rewards(axes, steps, rewards, measure.name)
+    apart = axes.twinx() if evaluations and measure != REWARD else None
     if evaluations:
-        _draw_evaluations(axes, evaluations)
+        _draw_evaluations(axes if apart is None else apart, evaluations)
     axes.set_xlabel("step")
-    axes.set_ylabel("mean reward" + (", pass@1" if evaluations else ""))
+    axes.set_ylabel(measure.in_words + (", pass@1" if evaluations and apart is None else ""))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0.03)
-    if all(0.0 <= value <= 1.0 for value in rewards if isfinite(value)):  # a rate is best shown on its full scale
+    if apart is not None:
+        apart.set_ylim(0.0, 1.02)
+        apart.set_ylabel("pass@1")
+        apart.spines["top"].set_visible(False)
+    elif all(0.0 <= value <= 1.0 for value in rewards if isfinite(value)):  # a rate is best shown on its full scale
         axes.set_ylim(0.0, 1.02)
     axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
+    handles = [one for some in (axes, apart) if some is not None for one in some.get_legend_handles_labels()[0]]
+    (axes if apart is None else apart).legend(handles=handles, frameon=False, loc="best")
     with replacing(path) as beside:
         figure.savefig(beside, format="png")
 
 
-def _draw_rewards(axes: Any, steps: Sequence[int], rewards: Sequence[float]) -> None:
+def _draw_rewards(axes: Any, steps: Sequence[int], rewards: Sequence[float], name: str) -> None:
     window = len(rewards) // 15
     if window > 1:
-        axes.plot(steps, rewards, color=FAINT, linewidth=1.2, label="reward of a step")
+        axes.plot(steps, rewards, color=FAINT, linewidth=1.2, label=f"{name} of a step")
         axes.plot(steps, running_mean(rewards, window), color=BLUE, linewidth=2.2, label=f"mean of {window} steps")
     else:
-        axes.plot(steps, rewards, color=BLUE, linewidth=2.2, marker="o", markersize=4, label="reward of a step")
+        axes.plot(steps, rewards, color=BLUE, linewidth=2.2, marker="o", markersize=4, label=f"{name} of a step")
 
 
 def _draw_evaluations(axes: Any, evaluations: Mapping[int, tuple[float, float, float]]) -> None:
@@ -90,10 +99,10 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     return means
 
 
-def reward_curve_text(rewards: Sequence[float], width: int, height: int) -> str:
+def reward_curve_text(rewards: Sequence[float], width: int, height: int, first: int = 1) -> str:
     """The same curve for a terminal: `height` lines of braille dots, 2 or more, and the axis, `width` characters wide.
 
-    The first reward is step 1's. Non-finite values break the line. Without rewards the text is empty.
+    first: the step of the first reward. Non-finite values break the line. Without rewards the text is empty.
     """
     assert height >= 2, height
     finite = [value for value in rewards if isfinite(value)]
@@ -112,9 +121,9 @@ def reward_curve_text(rewards: Sequence[float], width: int, height: int) -> str:
         label = labels[row] if row % 2 == 0 or row == height - 1 else ""
         cells = "".join(chr(BRAILLE + bits) for bits in dots[row]).replace(chr(BRAILLE), " ")
         lines.append(f"{label:>{margin}} {'┤' if label else '│'}{cells}".rstrip())
-    first, last = "1", f"step {len(rewards)}"
+    begin, end = str(first), f"step {first + len(rewards) - 1}"
     lines.append(" " * margin + " └" + "─" * columns)
-    lines.append(" " * (margin + 2) + first + last.rjust(columns - len(first)))
+    lines.append(" " * (margin + 2) + begin + end.rjust(columns - len(begin)))
     return "\n".join(lines)
 
 

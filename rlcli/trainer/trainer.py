@@ -24,7 +24,8 @@ from rlcli.orchestrator.sample_filter import rewarded
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import RunResult, evaluations_of, rewards_of, rewind
+from rlcli.runs.measure import measure_of
+from rlcli.runs.records import RunResult, course_of, evaluations_of, metrics_of, rewind
 from rlcli.tracking import Trackers
 from rlcli.tracking.console import SampleText, View
 from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
@@ -48,7 +49,7 @@ from rlcli.trainer.metrics import (
 )
 from rlcli.trainer.step_records import StepRecords
 from rlcli.trainer.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
-from rlcli.trainer.warnings import Warnings
+from rlcli.trainer.warnings import NO_UPDATE, Warnings
 from rlcli.workers.pools import Groups
 from rlcli.workers.step_recorder import StepReport
 
@@ -92,7 +93,8 @@ class Trainer:
         self.held_out = held_out
         self.done = self.version = 0
         self.since = time.perf_counter()
-        self.rewards: list[float] = []
+        self.tracked = measure_of(config.model_dump())
+        self.course: list[float] = []
         self.coming: list[SampleText] = []
         self.listeners: list[Callable[[str, int], None]] = []
         self.evaluations: dict[int, dict[str, Any]] = {}
@@ -112,7 +114,7 @@ class Trainer:
         self.warnings = Warnings(
             self.algorithm.mismatch_warning,
             config.rollout.top_p,
-            view.note,
+            view.warning,
             folder.event,
             prompts=config.rollout.prompts_per_step,
             samples=config.rollout.samples_per_prompt,
@@ -153,7 +155,7 @@ class Trainer:
         if checkpoint is not None:
             self.phase("restore", checkpoint.step)
             self.load(checkpoint)
-        self.view.start(self.config.train.steps, self.folder.path.name, self.done)
+        self.show_start()
         self.phase("sync", self.done)
         self.sync_weights()
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
@@ -170,10 +172,13 @@ class Trainer:
         self.checkpointer.finish()
         self.records.flush()
         stopped = self.done < self.config.train.steps or self.evaluation_due()
-        if not stopped:
-            check_trained(self.folder.path)
+        if not stopped and (text := check_trained(self.folder.path, self.config.rollout.samples_per_prompt)):
+            self.view.warning(f"warning {NO_UPDATE}: {text}")
+            self.folder.event("warning", step=self.done, name=NO_UPDATE, text=text)
         self.folder.event("stopped" if stopped else "finished", step=self.done)
-        return RunResult(self.done, self.rewards, self.evaluations, str(self.checkpointer.newest or ""), stopped)
+        return RunResult(
+            self.done, self.tracked, self.course, self.evaluations, str(self.checkpointer.newest or ""), stopped
+        )
 
     def after_step(self, number: int, metrics: dict[str, float]) -> None:
         """After a step: the checkpoint, which is written while the run continues, the evaluation, the records. An
@@ -182,7 +187,7 @@ class Trainer:
         self.since = time.perf_counter()
         self.records.phase("record")
         self.done = number
-        self.rewards.append(metrics["reward/mean"])
+        self.course.append(self.tracked.of(metrics))
         texts = self.texts()
         self.checkpointer.poll()
         if self.stop.requested or number == self.config.train.steps or (every and number % every == 0):
@@ -402,7 +407,7 @@ class Trainer:
         self.done = checkpoint.step
         self.version = state["version"] - 1  # the sync that follows was counted already
         rewind(self.folder.path, checkpoint.step, sampled=self.prefetcher.step)
-        self.rewards = rewards_of(self.folder.path)
+        self.course = course_of(self.folder.path, self.tracked)
         self.evaluations = evaluations_of(self.folder.path)
         self.checkpointer.resumed(checkpoint)
 
@@ -424,7 +429,7 @@ class Trainer:
             self.load(checkpoint)
             self.source.cursor = cursor
             self.guard.restore(in_a_row)
-            self.view.start(self.config.train.steps, self.folder.path.name, self.done)
+            self.show_start()
         self.prefetcher.drop()  # samples of the prompts that are skipped
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
@@ -434,6 +439,11 @@ class Trainer:
         """By how many updates the samples' policy was older than the policy that trained on them, on average."""
         given = bool(self.config.data.response)
         return 0.0 if given else float(self.version - 1 - batch.samples.version.mean())  # the sync has incremented it
+
+    def show_start(self) -> None:
+        """Show where the run begins or continues, with the steps before."""
+        before = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
+        self.view.start(self.config.train.steps, self.folder.path.name, self.done, self.tracked, before)
 
     def phase(self, name: str, step: int) -> None:
         """Report the current phase: to the view, in the run folder and to the listeners."""

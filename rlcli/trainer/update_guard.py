@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,18 @@ from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import EVENTS, RunFolder, events_of
 from rlcli.runs.records import metrics_of
+from rlcli.trainer.warnings import without_signal
 
+LEFT_OUT = {
+    "timeout": "verifications timed out: raise verifier.deadline_s, or check the verifier (rlcli verifiers audit)",
+    "crash": "verifications crashed: see the column detail in samples/, and check the verifier (rlcli verifiers audit)",
+    "truncated": "responses were cut off: raise rollout.max_response_tokens, or set train.truncated = keep",
+    "environment": "the environment failed: see the column detail in samples/, and play it (rlcli env try)",
+    "unparsed": "the judge's replies could not be read: see the column detail in samples/",
+    "baseline": "the verification of greedy responses failed: check the verifier (rlcli verifiers audit)",
+    "alone": "one sample of each group was left: raise rollout.samples_per_prompt",
+}
+"""Why no sample counts (`sample_filter.REASONS`) → what to do."""
 HINT = "lower train.lr or train.max_grad_norm; the last checkpoint is not affected"
 MOST_IN_A_ROW = 3
 """Under any rule, the run stops after so many bad updates of one model in a row."""
@@ -83,7 +95,10 @@ class UpdateGuard:
         by_reason = {name: count for name, count in zip(REASONS, counts, strict=True) if count}
         self.folder.event("step_skipped", step=step, samples=len(reasons), left_out=by_reason)
         why = ", ".join(f"{count} {name}" for name, count in by_reason.items())
-        self.note(f"step {step} is skipped: all {len(reasons)} samples are left out ({why}); the weights are unchanged")
+        self.note(
+            f"step {step} is skipped: all {len(reasons)} samples are left out ({why}); the weights are unchanged; "
+            f"{LEFT_OUT[max(by_reason, key=lambda name: by_reason[name])]}"
+        )
 
     def state(self) -> dict[str, int]:
         """For `restore`, in a checkpoint."""
@@ -106,19 +121,36 @@ class UpdateGuard:
         return f"bad-batches/{name}.rank-0.pt"
 
 
-def check_trained(run: Path) -> None:
+def check_trained(run: Path, samples: int) -> str:
     """Raise `RunFailed` if each step of the run in the folder `run` skipped its updates, as bad or because no sample
-    counted: its last weights are its initial ones."""
+    counted: its last weights are its initial ones. If no step had a learning signal, returns that, and what to do; else
+    an empty text. samples: of a group."""
     steps = {line["step"]: line for line in metrics_of(run) if line["step"]}
     events = events_of(run)
     bad = {event.get("step") for event in events if event.get("event") == "bad_update" and event.get("model") == POLICY}
     none = {event.get("step") for event in events if event.get("event") == "step_skipped"}
-    if steps and not any(line.get("update/count") for line in steps.values()) and steps.keys() <= bad | none:
+    if not steps or any(line.get("update/count") for line in steps.values()):
+        return ""
+    if steps.keys() <= bad | none:
         raise RunFailed(
             f"no update of the run's {len(steps)} steps has changed the policy: in {len(bad & steps.keys())} the "
             f"gradient was bad, in {len(none & steps.keys())} no sample counted",
-            f"see {run / EVENTS} for why; {HINT if bad else 'raise rollout.max_response_tokens or fix the verifier'}",
+            f"see {run / EVENTS} for why; {HINT if bad else _most_left_out(events)}",
         )
+    last = steps[max(steps)]
+    return (
+        f"no update of the run's {len(steps)} steps has changed the policy: the rewards within each group are equal; "
+        f"{without_signal(last, samples)}"
+    )
+
+
+def _most_left_out(events: Sequence[Mapping[str, Any]]) -> str:
+    """What to do about the most frequent reason for which samples were left out."""
+    counts: Counter[str] = Counter()
+    for event in events:
+        if event.get("event") == "step_skipped":
+            counts.update(event.get("left_out") or {})
+    return LEFT_OUT.get(counts.most_common(1)[0][0], "fix the verifier") if counts else "fix the verifier"
 
 
 def check_rollbacks(run: Path, checkpoint: Checkpoint, why: str) -> None:

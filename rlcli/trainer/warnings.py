@@ -149,9 +149,11 @@ class Warnings:
         if equal and not self.rewards_differed:
             return None
         why = f"rewards are equal in {metrics['reward/equal_groups']:.0%} of the groups"
+        hint = without_signal(metrics, self.samples)
         if metrics.get("mismatch/corrected") == 1.0:
             why += ", and algorithm.correction cuts every token"
-        return f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}"
+            hint = "see mismatch/kl, and raise the bound of algorithm.correction or give another one"
+        return f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}; {hint}"
 
     def _mismatch(self, metrics: Metrics) -> str | None:
         """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design."""
@@ -187,7 +189,7 @@ class Warnings:
             return None
         return (
             f"all rewards were {metrics['reward/mean']:.3g} in the last {self.equal_steps} steps; check that the "
-            "verifier fits the data: rlcli verifiers audit"
+            f"verifier fits the data (rlcli verifiers audit); if it does, {without_signal(metrics, self.samples)}"
         )
 
     def _verifier_failures(self, metrics: Metrics) -> str | None:
@@ -270,6 +272,24 @@ class Warnings:
         )
 
 
+def without_signal(metrics: Metrics, samples: int) -> str:
+    """What to do if the `samples` of each group get equal rewards.
+
+    >>> without_signal({"outcome/ok": 0.5}, 4).partition(": ")[0]
+    'each prompt is always or never solved'
+    """
+    more = f"raise rollout.samples_per_prompt = {samples}"
+    right = metrics.get("outcome/ok")
+    if right == 1.0:
+        return "every response is right: train on harder prompts (rlcli prep filter keeps those in between)"
+    if right == 0.0:
+        return (
+            f"no response is right: train on easier prompts (rlcli prep filter), {more}, warm the model up "
+            "(rlcli train sft), or check the verifier (rlcli verifiers audit)"
+        )
+    return f"each prompt is always or never solved: keep those in between (rlcli prep filter), or {more}"
+
+
 _CHECKS: dict[str, Callable[[Warnings, Metrics], str | None]] = {
     "constant_reward": Warnings._constant_reward,
     "no_gradient": Warnings._no_gradient,
@@ -281,5 +301,7 @@ _CHECKS: dict[str, Callable[[Warnings, Metrics], str | None]] = {
     "truncated_rewarded": Warnings._truncated_rewarded,
     "loss_scale": Warnings._loss_scale,
 }
-NAMES = (*_CHECKS, "weights_unchanged")
+NO_UPDATE = "no_update"
+"""The warning at the end of a run none of whose updates had a gradient."""
+NAMES = (*_CHECKS, "weights_unchanged", NO_UPDATE)
 """Names of all warnings, as in docs/checks.md."""

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from rlcli.redact import printable
-from rlcli.tracking.console import SampleText, View, duration, figures, sparkline
+from rlcli.runs.measure import LOSS
+from rlcli.tracking.console import SampleText, View
+from rlcli.tracking.text.figures import duration, figures, phase_shares, sparkline
 
 METRICS = {
     "reward/mean": 0.25,
@@ -56,7 +58,7 @@ def plain(clock: Clock) -> View:
 
 @pytest.fixture
 def live(clock: Clock) -> Iterator[View]:
-    console = Console(file=Terminal(), width=100, force_terminal=True, _environ={"TERM": "xterm"})
+    console = Console(file=Terminal(), width=100, height=40, force_terminal=True, _environ={"TERM": "xterm"})
     with View(1, console, clock) as view:
         yield view
 
@@ -82,7 +84,6 @@ def test_plain_output_is_one_line_a_step(plain: View, clock: Clock) -> None:
     plain.phase("generate")
     assert shown(plain).splitlines() == [
         "grpo: 10 steps",
-        "… generate",
         "step 1/10  reward 0.250  length 123 (12% cut)  generate 12,345 tok/s  update 678 tok/s  grad 0.5  "
         "canary 1.2e-05  2.0 s  0:18 left",
     ]
@@ -116,10 +117,96 @@ def test_plain_output_is_not_silent_for_long(plain: View, clock: Clock) -> None:
         clock.now += 1
         plain.progress(done, 65)
     assert shown(plain).splitlines() == [
-        "… evaluate",
         "… evaluate 31/65 · 0:34 left",
         "… evaluate 62/65 · 0:03 left",
     ]
+
+
+def test_plain_output_says_what_may_take_minutes_and_nothing_else(plain: View, clock: Clock) -> None:
+    for name in ("check model and data", "start Ray", "start workers", "load model"):
+        plain.phase(name)
+        clock.now += 1
+    clock.now += 60
+    plain.phase("sync")  # after a minute of silence
+    plain.start(2, "t")
+    for phase in ("generate", "plan", "update"):
+        plain.phase(phase)
+    clock.now += 31
+    plain.progress(4, 8)  # the first step takes long
+    plain.step(METRICS)
+    clock.now += 100
+    plain.phase("generate")
+    plain.progress(4, 8)  # what later steps take is known
+    assert [line.partition("  ")[0] for line in shown(plain).splitlines()] == [
+        "… load model",
+        "… sync",
+        "t: 2 steps",
+        "… update 4/8 · 0:31 left",
+        "step 1/2",
+    ]
+
+
+def test_a_run_on_given_responses_shows_its_loss(plain: View, live: View) -> None:
+    for view in (plain, live):
+        view.start(2, "sft", measure=LOSS)
+        view.step({"reward/mean": 1.0, "update/policy_loss": 2.5, "time/step_s": 1.0})
+    assert shown(plain).splitlines()[-1].startswith("step 1/2  loss 2.500")
+    assert "loss 2.500" in frame(live)
+    assert "reward" not in shown(plain) + frame(live)
+
+
+def test_the_live_view_shows_shares_of_time_and_the_last_warnings(live: View) -> None:
+    live.start(9, "t")
+    live.step({**METRICS, "time/generate_s": 1.0, "time/update_s": 3.0, "time/verify_wait_s": 0.5})
+    for name in ("mismatch", "no_gradient", "loss_scale"):
+        live.warning(f"warning {name}: \x1b[2J")
+    text = frame(live)
+    assert "time  update 75% · generate 25%\n" in text
+    assert "step 2: warning no_gradient: \\x1b[2J" in text
+    assert "warning loss_scale" in text
+    assert "warning mismatch" not in text  # it has scrolled by
+    assert "warning mismatch" in shown(live)
+
+
+def test_a_small_terminal_gets_blocks_in_place_of_the_curve(clock: Clock) -> None:
+    console = Console(file=io.StringIO(), width=60, height=10)
+    view = View(console=console, clock=clock)
+    view.start(4, "t")
+    for reward in (0.0, 1.0):
+        view.step({**METRICS, "reward/mean": reward})
+    console.print(view.render())
+    assert "reward 1.000 ▁█" in shown(view)
+
+
+def test_a_run_that_continues_shows_the_steps_before(live: View, clock: Clock) -> None:
+    before = [{"reward/mean": step / 10, "time/step_s": 2.0, "time/update_s": 2.0} for step in range(1, 6)]
+    live.start(9, "t", done=5, before=before, ended_s=0.5)
+    assert "reward 0.500" in frame(live)
+    assert live.eta_s() == pytest.approx(4 * 2.0 - 0.5)
+    clock.now += 2
+    live.step({"reward/mean": 0.6, "time/step_s": 2.0})
+    assert "step 6/9" in frame(live)
+    live.start(9, "t", done=2, before=before[:2])  # the run went back to a checkpoint
+    assert "step 2/9" in frame(live)
+    assert "reward 0.200" in frame(live)
+    assert live.eta_s() is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2+2?", "response": "4", "score": None, "outcome": None, "messages": None, "turns": None},
+        {"prompt": "2+2?", "response": "4", "messages": "{broken", "turns": 1},
+        {"prompt": "2+2?", "response": "4", "messages": "[1, 2]"},
+    ],
+)
+def test_a_damaged_or_older_sample_still_shows_its_text(row: dict[str, object]) -> None:
+    assert SampleText.of(row).parts() == [("2+2?", False), ("4", True)]
+
+
+def test_shares_of_time_leave_out_parts_of_phases() -> None:
+    assert phase_shares([]) == ""
+    assert phase_shares([{"time/sync_s": 1.0, "time/check_s": 9.0}, {"time/sync_s": None}]) == "sync 100%"
 
 
 def test_samples_are_shown_as_many_as_asked_and_cut_when_long(plain: View) -> None:
@@ -182,7 +269,7 @@ def test_model_text_can_neither_style_nor_steer_the_terminal(kind: str, request:
     view.close()
     text = shown(view)
     written = r"[red]bold[/] [/nothing] \x1b[2J\x1b]0;title\x07 a\rb \x9b5A \u202etxt \ud800"
-    assert text.count(written) >= 4 or kind == "live"
+    assert text.count(written) >= 3
     assert written in text
     for character in ("\x1b[2J", "\x1b]", "\x07", "\x9b", "\u202e", "\ud800"):
         assert character not in text
@@ -214,7 +301,8 @@ def test_the_live_view_shows_bar_reward_course_speeds_and_phase(live: View, cloc
     assert "grpo on gsm8k" in text
     assert "step 2/4" in text
     assert "left" in text
-    assert "reward 1.000 ▁█" in text
+    assert "reward 1.000\n1.00 ┤" in text
+    assert "step 2" in text[text.index("└") :]
     assert "length 123 (12% cut)  generate 12,345 tok/s  update 678 tok/s" in text
     assert "update  0:00" in text
     live.note("evaluation: 12%")
@@ -273,7 +361,7 @@ def test_the_view_is_plain_without_a_terminal_even_with_forced_colour(
         view.phase("generate")
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "t: 3 steps\n… generate\n"
+    assert captured.err == "t: 3 steps\n"
 
 
 PROGRAM = """

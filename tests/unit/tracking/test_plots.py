@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,10 @@ import matplotlib.image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from rlcli.errors import SetupError
+from rlcli.runs.measure import LOSS
 from rlcli.tracking.plots import reward_curve_png, reward_curve_text, running_mean
 
 RISING = [step / 59 for step in range(60)]
@@ -101,6 +104,26 @@ def test_the_picture_is_a_png_with_the_curve_on_it(
         left, right = (blue[100:600, columns].nonzero()[0].mean() for columns in (slice(100, 300), slice(900, 1100)))
         assert left > right + 150
     assert os.listdir(tmp_path) == ["reward.png"]
+
+
+def test_a_curve_may_begin_at_a_later_step() -> None:
+    assert reward_curve_text([0.1, 0.2, 0.3], 40, 4, first=41).splitlines()[-1].split() == ["41", "step", "43"]
+
+
+def test_a_loss_has_an_axis_apart_from_the_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr("rlcli.tracking.plots.replacing", lambda path: contextlib.nullcontext(path))
+    reward_curve_png(tmp_path / "loss.png", [1, 2, 3], [5.0, 3.0, 2.0], {0: (0.0, 0.0, 0.1), 3: (0.5, 0.4, 0.6)}, LOSS)
+    reward_curve_png(tmp_path / "reward.png", [1, 2, 3], [0.1, 0.2, 0.3], {0: (0.0, 0.0, 0.1)})
+    loss, rates = drawn[0].axes
+    assert (loss.get_ylabel(), rates.get_ylabel()) == ("loss (nats a token)", "pass@1")
+    assert loss.get_ylim()[1] > 5.0
+    assert rates.get_ylim() == (0.0, 1.02)
+    labels = {text.get_text() for text in rates.get_legend().get_texts()}
+    assert labels == {"loss of a step", "held-out pass@1 with 95% interval"}
+    (reward,) = drawn[1].axes
+    assert reward.get_ylabel() == "mean reward, pass@1"
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

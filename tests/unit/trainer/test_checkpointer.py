@@ -21,6 +21,7 @@ from rlcli.files import described
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder, events_of
+from rlcli.runs.measure import REWARD
 from rlcli.runs.records import metrics_of
 from rlcli.trainer.checkpointer import Checkpointer
 from rlcli.trainer.trainer import Trainer
@@ -207,6 +208,7 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         source=SimpleNamespace(prompts=range(4), cursor=PromptCursor(4, 0, shuffle=True)),
         prefetcher=Prefetcher(MagicMock(), 1, 9, lambda: None),
         config=RunConfig(),
+        tracked=REWARD,
         algorithm=algorithm,
         guard=SimpleNamespace(restore=lambda counts: None),
         warnings=SimpleNamespace(restore=lambda state: None),

@@ -16,12 +16,14 @@ from rlcli.data.messages import MiniWork, StepWork
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
+from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.trainer.invariants import Invariants
 from rlcli.trainer.metrics import critic_metrics, update_metrics
 from rlcli.trainer.trainer import Trainer
 from rlcli.trainer.update_guard import (
     CRITIC,
+    LEFT_OUT,
     MOST_ROLLBACKS,
     MOST_SAVED,
     POLICY,
@@ -175,7 +177,7 @@ def test_a_run_that_keeps_going_back_to_one_checkpoint_stops(judged: Any, folder
 def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any, folder: RunFolder) -> None:
     health, notes, _ = judged("rollback")
     health.restore({POLICY: 2})
-    shown: list[Any] = []
+    shown: list[int] = []
     trainer: Any = SimpleNamespace(
         folder=folder,
         done=6,
@@ -186,7 +188,8 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
         invariants=Invariants(),
         records=MagicMock(),
         prefetcher=MagicMock(),
-        view=SimpleNamespace(note=notes.append, start=lambda *at: shown.append(at)),
+        view=SimpleNamespace(note=notes.append),
+        show_start=lambda: shown.append(trainer.done),
         checkpointer=SimpleNamespace(
             poll=lambda wait: None,
             checkpoints=SimpleNamespace(newest=lambda on_note: SimpleNamespace(step=4, path="step-000004")),
@@ -202,7 +205,7 @@ def test_a_rollback_keeps_the_prompt_cursor_and_the_bad_update_count(judged: Any
     Trainer.roll_back(trainer, "a bad update")
     assert (trainer.done, trainer.source.cursor, health.in_a_row[POLICY]) == (4, "beyond step 7", 2)
     assert [call[0] for call in trainer.prefetcher.method_calls] == ["wait", "drop"]
-    assert shown == [(9, "run", 4)], "the steps are counted from there again"
+    assert shown == [4], "the steps are counted from there again"
     assert [event["to"] for event in events_of(folder.path)] == [4]
 
 
@@ -246,11 +249,28 @@ def test_a_run_that_left_out_every_update_fails(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run") as folder:
         for step in (1, 2):
             folder.append_metrics({"step": step, "update/count": 0.0})
-        check_trained(folder.path)  # equal rewards leave nothing to learn, which a warning reports
         folder.event("bad_update", step=1, model="policy")
-        check_trained(folder.path)
-        folder.event("step_skipped", step=2)
+        assert check_trained(folder.path, 4).startswith("no update of the run's 2 steps has changed the policy")
+        folder.event("step_skipped", step=2, left_out={"truncated": 8, "crash": 1})
         with pytest.raises(RunFailed, match=r"no update of the run's 2 steps .*: in 1 .* bad, in 1 no sample counted"):
-            check_trained(folder.path)
+            check_trained(folder.path, 4)
         folder.append_metrics({"step": 3, "update/count": 1.0})
-        check_trained(folder.path)
+        assert check_trained(folder.path, 4) == ""
+
+
+def test_a_run_without_a_signal_ends_with_what_to_do(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run") as folder:
+        assert check_trained(folder.path, 4) == ""  # no step was done
+        folder.append_metrics({"step": 1, "update/count": 0.0, "outcome/ok": 0.0})
+        text = check_trained(folder.path, 4)
+    assert "the rewards within each group are equal; no response is right: train on easier prompts" in text
+    assert "raise rollout.samples_per_prompt = 4" in text
+
+
+def test_a_run_that_left_out_every_sample_names_the_most_frequent_reason(tmp_path: Path) -> None:
+    assert set(LEFT_OUT) == set(REASONS)
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.append_metrics({"step": 1, "update/count": 0.0})
+        folder.event("step_skipped", step=1, left_out={"crash": 1, "truncated": 7})
+        with pytest.raises(RunFailed, match=r"responses were cut off: raise rollout\.max_response_tokens"):
+            check_trained(folder.path, 4)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlcli.model.optim import lr_at
-from rlcli.trainer.warnings import NAMES, REPEAT_EVERY, Warnings
+from rlcli.trainer.warnings import NAMES, REPEAT_EVERY, Warnings, without_signal
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "checks.md"
 
@@ -276,3 +276,24 @@ def test_the_end_of_a_cosine_may_change_nothing() -> None:
 def test_clipping_in_the_first_update_takes_from_the_pull() -> None:
     """GSPO clips at 3e-4, which bfloat16 alone can reach."""
     assert Run().steps(20, **{"update/loss_scale": 0.8, "update/clip_high": 0.05, "update/clip_low": 0.04}) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "hints"),
+    [
+        (0.0, ["easier prompts", "rollout.samples_per_prompt = 4", "rlcli verifiers audit"]),
+        (0.5, ["always or never solved", "rlcli prep filter", "rollout.samples_per_prompt = 4"]),
+        (1.0, ["harder prompts", "rlcli prep filter"]),
+    ],
+)
+def test_a_missing_gradient_says_what_to_do(right: float, hints: list[str]) -> None:
+    text = without_signal({"outcome/ok": right}, 4)
+    assert all(hint in text for hint in hints)
+    said: list[str] = []
+    warnings = Warnings(0.05, 1.0, said.append, lambda *_, **__: None, prompts=8, samples=4, lr=1e-5)
+    warnings.rewards_differed = right != 0.0
+    for step in range(1, 101):
+        warnings.check(step, SOUND | IDLE | {"outcome/ok": right, "reward/equal_groups": 0.9})
+    assert said
+    assert said[0].startswith("warning no_gradient: no gradient for 3 steps: rewards are equal in 90% of the groups")
+    assert text in said[0]
