@@ -35,9 +35,14 @@ COMMANDS = {
         "train.plan:plan",
         "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
     ),
-    "runs": Command(TRAIN, "runs.runs:app", "List runs, show one, resume one."),
+    "runs": Command(TRAIN, "runs.runs:app", "List runs, show one and its samples, watch one, resume one."),
     "eval": Command(
         TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."
+    ),
+    "chat": Command(
+        TRAIN,
+        "chat:chat",
+        "Talk to a model, or to the newest checkpoint of a run, on transformers in this process.",
     ),
     "export": Command(
         TRAIN, "runs.export:export", "Write a checkpoint as a folder for transformers, vLLM and the hub."

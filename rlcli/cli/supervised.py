@@ -58,7 +58,7 @@ def _folder(options: Options) -> Path | None:
 def _of_this_call(options: Options) -> list[str]:
     """The options that are not part of the configuration in the run folder."""
     valued = {"ray_address": "--ray-address", "show_samples": "--show-samples"}
-    flags = {"profile": "--profile", "as_json": "--json"}
+    flags = {"profile": "--profile", "as_json": "--json", "whole_plan": "--plan"}
     kept = [word for name, flag in valued.items() if options.get(name) for word in (flag, str(options[name]))]
     return kept + [flag for name, flag in flags.items() if options.get(name)]
 

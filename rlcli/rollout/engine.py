@@ -187,6 +187,15 @@ class Colocated(Protocol):
         ...
 
 
+@runtime_checkable
+class Streaming(Protocol):
+    """Says what it has drawn of a response that is not finished."""
+
+    def so_far(self, key: int) -> Sequence[int]:
+        """The ids of its tokens so far; empty if it waits or is unknown."""
+        ...
+
+
 class Engine(Generator, WeightReceiver, Protocol):
     """What an entry point of `rlcli.engines` names: a class that is constructed from an `EngineSpec` in each worker,
     after torch.distributed is initialised. Importing its module must be cheap: the controller does so too.

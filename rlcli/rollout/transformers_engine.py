@@ -93,6 +93,9 @@ class TransformersEngine:
         self._waiting = []
         return [_generation(row, None) for row in rows]
 
+    def so_far(self, key: int) -> list[int]:
+        return self._batch.tokens_of(key)
+
     def agree(self, value: T) -> T:
         return value
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli import console
+from rlcli.cli import completion, console
 from rlcli.cli.env.messages import print_message
 from rlcli.cli.env.play import play
 from rlcli.cli.env.task import RowNumber, TaskData, opened
@@ -23,7 +23,12 @@ app = typer.Typer(
     cls=Group, no_args_is_help=True, help="List, show and play the environments that hold conversations with a model."
 )
 
-EnvironmentName = Annotated[str, typer.Argument(help="Name, module:Class, path/to/file.py:Class, or functions there.")]
+EnvironmentName = Annotated[
+    str,
+    typer.Argument(
+        help="Name, module:Class, path/to/file.py:Class, or functions there.", autocompletion=completion.environments
+    ),
+]
 
 
 @app.command("list")

@@ -18,10 +18,11 @@ def play_model(task: Task) -> None:
     """One conversation with `rollout.temperature`, within the limits of `environment.*` and of responses."""
     require("torch", "transformers", "accelerate")
     from rlcli.environments.pool import Environments
+    from rlcli.rollout.chat import local_engine
 
     config = task.config
     tokenizer, stops, opened = _tokenizer(config)
-    engine = _engine(config, stops)
+    engine = local_engine(config.model.path, stops, config.max_length, "env-try")
     with Environments(config, (), tokenizer, stops, opened=opened) as template:
         session, opening = task.reset()
         print_opening(opening)
@@ -48,10 +49,11 @@ def play_agent(config: RunConfig, prompt: Prompt) -> None:
     from rlcli.environments.gateway.pool import AgentPool
     from rlcli.environments.gateway.round import AgentRound
     from rlcli.environments.held import Held
+    from rlcli.rollout.chat import local_engine
 
     tokenizer, stops, opened = _tokenizer(config)
     with AgentPool(config, tokenizer, stops, opened=opened) as agents:
-        engine = _engine(config, stops)
+        engine = local_engine(config.model.path, stops, config.max_length, "env-try")
         round = AgentRound(agents, 0, ordered=True)
         round.open(0, PromptTask(0, np.zeros(0, np.int32), prompt, 1))
         while not isinstance(one := round.poll()[0], Held):
@@ -75,31 +77,6 @@ def _tokenizer(config: RunConfig) -> tuple[Any, tuple[int, ...], bool]:
     tokenizer = chat_template.fix(load_tokenizer(config.model.path), config.data.chat_template_kwargs, None)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     return tokenizer, tuple(stops), chat_template.opens_thinking(tokenizer)
-
-
-def _engine(config: RunConfig, stops: tuple[int, ...]) -> Any:
-    import torch
-
-    from rlcli.rollout.engine import EngineSpec, engine_named
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return engine_named("transformers")(
-        EngineSpec(
-            model=config.model.path,
-            dtype="bfloat16" if device == "cuda" else "float32",
-            device=device,
-            max_length=config.max_length,
-            max_concurrent=1,
-            tensor_parallel=1,
-            lora_rank=0,
-            weights_follow=False,
-            kv_cache_bytes=None,
-            gpu_memory_utilization=config.rollout.gpu_memory_utilization,
-            enforce_eager=True,
-            stop_token_ids=stops,
-            group_id="env-try",
-        )
-    )
 
 
 def _draw(engine: Any, config: RunConfig, tokens: Any, room: int, turn: int) -> Any:

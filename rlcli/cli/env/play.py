@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rlcli.cli import console
+from rlcli.cli import completion, console
 from rlcli.cli.env.messages import STYLES, answer, print_end, print_message, print_opening, print_reply
 from rlcli.cli.env.task import RowNumber, Task, TaskData, chosen, opened
 from rlcli.cli.options import Sets
@@ -20,12 +20,22 @@ BLOCK = '"""'
 
 
 def play(
-    name: Annotated[str, typer.Argument(help="Name, module:Class, path/to/file.py:Class, or functions there.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name, module:Class, path/to/file.py:Class, or functions there.",
+            autocompletion=completion.environments,
+        ),
+    ],
     data: TaskData = None,
     row: RowNumber = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the task; unset: the row's, as in a run.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of a model that plays instead of you, on transformers.")
+        str | None,
+        typer.Option(
+            help="Folder or hub id of a model that plays instead of you, on transformers.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     set: Sets = None,
 ) -> None:

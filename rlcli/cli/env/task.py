@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli import completion
 from rlcli.errors import ConfigError, RlcliError
 
 if TYPE_CHECKING:
@@ -22,7 +23,11 @@ RECIPE = "grpo"
 """The source of values that no option sets."""
 
 TaskData = Annotated[
-    Path | None, typer.Option(help="A parquet file, or a folder with train.parquet; unset: numbered rows, as in a run.")
+    Path | None,
+    typer.Option(
+        help="A parquet file, or a folder with train.parquet; unset: numbered rows, as in a run.",
+        autocompletion=completion.datasets,
+    ),
 ]
 RowNumber = Annotated[int, typer.Option(min=0, help="The row, from 0.")]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlcli.cli import completion
 from rlcli.cli.console import emit_json
 from rlcli.cli.eval.show import show_comparison, show_evaluation
 from rlcli.cli.group import Group
@@ -32,14 +33,16 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="A parquet file, or a folder with test.parquet; repeatable, for several datasets. With --environment "
-            f"it may be left out: {NUMBERED_ROWS} rows that differ in their seed (environment.eval_rows)."
+            f"it may be left out: {NUMBERED_ROWS} rows that differ in their seed (environment.eval_rows).",
+            autocompletion=completion.datasets,
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             help="Folder or hub id of the model, a LoRA adapter, a run or its checkpoint; with --endpoint, its served "
-            "name."
+            "name.",
+            autocompletion=completion.models,
         ),
     ] = None,
     endpoint: Endpoint = None,
@@ -60,11 +63,17 @@ def evaluate(
     seed: Seed = 0,
     verifier: Annotated[
         str,
-        typer.Option(help="Verifier of every row, such as math or some/file.py:function; auto: what the row names."),
+        typer.Option(
+            help="Verifier of every row, such as math or some/file.py:function; auto: what the row names.",
+            autocompletion=completion.verifiers,
+        ),
     ] = "auto",
     environment: Annotated[
         str | None,
-        typer.Option(help="Let the model converse with this environment (rlcli env list), or answer a program."),
+        typer.Option(
+            help="Let the model converse with this environment (rlcli env list), or answer a program.",
+            autocompletion=completion.environments,
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli import console
+from rlcli.cli import completion, console
 from rlcli.cli.group import Group
 from rlcli.cli.prep.filter import filter_prompts
 from rlcli.cli.prep.show import describe_all, show_one
@@ -38,6 +38,13 @@ class Prep(Group):
         args = args if first == "NAME" and second.startswith("-") else ["NAME", *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Datasets beside the subcommands."""
+        from typer._click.shell_completion import CompletionItem
+
+        commands = [item for item in super().shell_complete(ctx, incomplete) if item.value != "NAME"]
+        return commands + [CompletionItem(name) for name in completion.converters(incomplete)]
+
 
 app = typer.Typer(
     cls=Prep,
@@ -60,7 +67,12 @@ app.command("filter")(filter_prompts)
 
 @app.command("NAME")
 def prep(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The dataset; rlcli prep list shows all.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="The dataset; rlcli prep list shows all.", autocompletion=completion.converters
+        ),
+    ],
     out: Annotated[Path | None, of_output(help="Folder to write to (default: data/NAME).")] = None,
     output_format: Annotated[str, of_output("--format", help="verl: for rlcli and verl. trl: flat.")] = "verl",
     source: Annotated[str | None, of_source(help="Hub id, or local folder or file.")] = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli import console
+from rlcli.cli import completion, console
 from rlcli.cli.options import Json, JsonObject
 from rlcli.errors import DataError, RlcliError
 
@@ -45,7 +45,7 @@ def describe_all(as_json: Json = False) -> None:
 
 
 def show_one(
-    name: Annotated[str, typer.Argument(help="A dataset, or a parquet file.")],
+    name: Annotated[str, typer.Argument(help="A dataset, or a parquet file.", autocompletion=completion.converters)],
     as_json: JsonObject = False,
 ) -> None:
     """Show what a dataset is and which options it reads; or a parquet file's columns, origin and first row.

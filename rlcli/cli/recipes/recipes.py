@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli import console
+from rlcli.cli import completion, console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, RecipeName
 from rlcli.errors import ConfigError, RlcliError
@@ -57,7 +57,13 @@ def show(
     recipe: RecipeName,
     resolved: Annotated[bool, typer.Option("--resolved", help="Every key with its value and its origin.")] = False,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value first; implies --resolved.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a value first; implies --resolved.",
+            autocompletion=completion.keys,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -137,7 +143,9 @@ def copy(
 
 @app.command("explain")
 def explain(
-    key: Annotated[str, typer.Argument(help="A key or a section; none: every key.")] = "",
+    key: Annotated[
+        str, typer.Argument(help="A key or a section; none: every key.", autocompletion=completion.key_names)
+    ] = "",
     json: Json = False,
 ) -> None:
     """Explain what a key does, what it accepts and its default; for a named function, list the choices.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rlcli.cli import completion
 from rlcli.cli.console import emit_json, plain, show, table
 from rlcli.cli.options import JsonObject
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A run's folder, or one of its checkpoints.")],
+    source: Annotated[
+        Path, typer.Argument(help="A run's folder, or one of its checkpoints.", autocompletion=completion.runs)
+    ],
     out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
     step: Annotated[
         str, typer.Option(metavar="N|best", help="Which checkpoint of the run: a step, or best (default: the newest).")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rlcli.cli import console
-from rlcli.cli.options import Deadline, JsonReport, Processes
+from rlcli.cli import completion, console
+from rlcli.cli.options import Deadline, JsonReport, Processes, RunName
 from rlcli.errors import ConfigError, DataError, RlcliError
 
 if TYPE_CHECKING:
@@ -20,8 +20,14 @@ if TYPE_CHECKING:
 
 
 def rescore(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name below runs/.")],
-    verifier: Annotated[str, typer.Option(help="Name, file.py:function, expression, or auto: what each row names.")],
+    run: RunName,
+    verifier: Annotated[
+        str,
+        typer.Option(
+            help="Name, file.py:function, expression, or auto: what each row names.",
+            autocompletion=completion.verifiers,
+        ),
+    ],
     steps: Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")] = None,
     evaluations: Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")] = False,
     limit: Annotated[int, typer.Option(min=0, help="The first N samples of each step only; 0: all.")] = 0,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlcli.cli import completion
 from rlcli.cli.console import emit_json, plain, show, stderr, table
 from rlcli.cli.options import Sets, data_sets
 
@@ -26,16 +27,25 @@ COLOURS = ("cyan", "blue", "magenta", "green", "yellow", "red", "bright_cyan", "
 
 def plan(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.", show_default=False)
+        str,
+        typer.Argument(
+            help="A recipe's name (rlcli recipes list) or a path to a .toml file.",
+            show_default=False,
+            autocompletion=completion.recipes,
+        ),
     ] = "",
     model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the model; a folder needs only config.json.")
+        str | None,
+        typer.Option(
+            help="Folder or hub id of the model; a folder needs only config.json.", autocompletion=completion.models
+        ),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH[:WEIGHT]",
             help="A parquet file, or a folder with train.parquet, for prompt lengths; repeatable.",
+            autocompletion=completion.datasets,
         ),
     ] = None,
     gpus: Annotated[

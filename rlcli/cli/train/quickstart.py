@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rlcli.quickstart.warm_start import Lessons
 
 CURVE_WIDTH, CURVE_HEIGHT = 64, 10
-WARMUP_STEPS = 10
 MAX_SEED = (1 << 32) - 1
 
 TaskName = Literal["sums", "tools", "guess"]
@@ -109,12 +108,11 @@ def quickstart(
     target = out or default_out("quickstart")
     flags: dict[str, object] = {
         "train.steps": steps,
-        # A trial run of a few steps consists of warm-up only.
-        "train.warmup_steps": None if steps is None else min(steps, WARMUP_STEPS),
         "train.seed": seed,
         "cluster.workers": workers or min(2, len(os.sched_getaffinity(0))),
     }
-    config = resolve(TASKS[task].recipe, flags).config
+    resolved = resolve(TASKS[task].recipe, flags)
+    config = resolved.config
     check_machine(config)
     RunFolder.check(target)
     report(f"[1/4] data: {TASKS[task].data}")
@@ -124,6 +122,8 @@ def quickstart(
     report(f"      {'cached' if warm.cached else f'took {warm.seconds:.0f} s'}: {warm.path}")
     flags |= {"model.path": str(warm.path)}
     flags |= {"data.path": str(data), "evaluation.data": str(data)} if data else {}
+    for note in resolved.notes:
+        report(f"      {note}")
     report(f"[3/4] reinforcement learning: GRPO on Ray, FSDP2 and {config.rollout.engine}")
     result = _train(TASKS[task].recipe, flags, target)
     result |= {"task": task, "seed": seed, "warm_start_s": warm.seconds, "warm_start_cached": warm.cached}

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Call:
     """What belongs to one call of the command and not to the run. dry_run: check everything, start nothing. profile:
-    profile one step."""
+    profile one step. plan: print the whole plan."""
 
     show_samples: int = 0
     dry_run: bool = False
     as_json: bool = False
     profile: bool = False
+    plan: bool = False
 
 
 def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: bool, auto_memory: bool) -> None:
@@ -44,7 +45,7 @@ def run_training(resolved: Resolved, call: Call, *, out: Path | None, force: boo
         RunFolder.check(target, force)
         # Resolved now and recorded in the run: the newest checkpoint of another run may change.
         resolved = replace(resolved, config=with_model_folders(resolved.config, view.note))
-        outcome = _run(resolved, target, call, view, early, [], force=force, auto_memory=auto_memory)
+        outcome = _run(resolved, target, call, view, early, list(resolved.notes), force=force, auto_memory=auto_memory)
     print_result(outcome, call.as_json)
 
 
@@ -116,6 +117,10 @@ def _run(
         view.phase("try verifiers and weights")
         try_out(prepared, notes.append)
         return {"plan": dict(plan), "notes": notes, "config": resolved.config.model_dump(mode="json")}
+    if not call.plan:
+        from rlcli.launch.planning.summary import summary
+
+        plan = summary(prepared, plan, target, resumed.step if resumed else 0) + chosen
     for line in [f"{what}: {how}" for what, how in plan] + notes:
         view.note(line)
     view.phase("load torch and the engine")  # done by the next import, takes seconds

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples, data_sets, one_or_all
+from rlcli.cli import completion
+from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples, WholePlan, data_sets, one_or_all
 from rlcli.cli.supervised import supervised
 from rlcli.cli.train.run import Call, resume_training, run_training
 from rlcli.errors import ConfigError
@@ -16,37 +17,53 @@ from rlcli.errors import ConfigError
 @supervised
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe's name (rlcli recipes list) or a path to a .toml file.")
+        str | None,
+        typer.Argument(
+            help="A recipe's name (rlcli recipes list) or a path to a .toml file.", autocompletion=completion.recipes
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Folder or hub id of the model.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or hub id of the model.", autocompletion=completion.models)
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATH[:WEIGHT]",
             help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
+            autocompletion=completion.datasets,
         ),
     ] = None,
     eval_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable."
+            help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable.",
+            autocompletion=completion.datasets,
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Resume the run in this folder from its newest checkpoint, in place."),
+        typer.Option(
+            metavar="RUN",
+            help="Resume the run in this folder from its newest checkpoint, in place.",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes, one a device.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")] = None,
     verifier: Annotated[
-        str | None, typer.Option(help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.")
+        str | None,
+        typer.Option(
+            help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.",
+            autocompletion=completion.verifiers,
+        ),
     ] = None,
     environment: Annotated[
         str | None,
         typer.Option(
-            help="Train on conversations with this environment (rlcli env list), a file.py:Class, or 'python agent.py'."
+            help="Train on conversations with this environment (rlcli env list), a file.py:Class, or 'python …'.",
+            autocompletion=completion.environments,
         ),
     ] = None,
     deterministic: Annotated[
@@ -62,6 +79,7 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
     ] = False,
+    whole_plan: WholePlan = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the derived plan and exit.")
     ] = False,
@@ -102,7 +120,7 @@ def train(
         "cluster.workers": workers,
         "cluster.address": ray_address,
     }
-    call = Call(show_samples, dry_run, as_json, profile)
+    call = Call(show_samples, dry_run, as_json, profile, whole_plan)
     if memory not in (None, "auto"):
         raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
     if resume is not None:

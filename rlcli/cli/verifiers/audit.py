@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlcli.cli import console
+from rlcli.cli import completion, console
 from rlcli.cli.options import Deadline, JsonReport, Processes
 from rlcli.errors import ConfigError
 
@@ -28,7 +28,12 @@ LINE_CHARS = 100
 
 def audit_verifier(
     name: Annotated[str, typer.Argument(help="Name, file.py:function, expression, or auto: what each row names.")],
-    data: Annotated[Path, typer.Option(help="A parquet file, or a folder with train.parquet or test.parquet.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="A parquet file, or a folder with train.parquet or test.parquet.", autocompletion=completion.datasets
+        ),
+    ],
     limit: Annotated[int, typer.Option(min=0, help="The first N rows only; 0: all.")] = 0,
     mutations: Annotated[int, typer.Option(min=0, help="Mutations tried per row; 0: all.")] = 12,
     seed: Annotated[int, typer.Option(help="Seed for choosing each row's mutations.")] = 0,

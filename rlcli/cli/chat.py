@@ -1,0 +1,151 @@
+"""`rlcli chat`: talk to a model in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlcli.cli import completion, console
+from rlcli.cli.options import JsonResult, MaxTokens, Seed
+from rlcli.errors import ConfigError, RlcliError
+
+if TYPE_CHECKING:
+    from rlcli.rollout.chat import Chat, Reply
+
+NEW, LEAVE = "/new", "/exit"
+HELP = f"{NEW} begins a new conversation, {LEAVE} or Ctrl-D leaves, Ctrl-C ends an answer"
+
+
+def chat(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL",
+            help="A run, by folder or name; a checkpoint; a model's folder or hub id.",
+            autocompletion=completion.models,
+        ),
+    ],
+    system: Annotated[str, typer.Option(help="The system message.")] = "",
+    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: the likeliest token each time.")] = 0.7,
+    max_tokens: MaxTokens = 1024,
+    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="Ask this one question, print the answer.")] = None,
+    seed: Seed = 0,
+    as_json: JsonResult = False,
+) -> None:
+    """Talk to a model, or to the newest checkpoint of a run, on transformers in this process.
+
+    Each line is a message; questions may come from a pipe, too. With --json only one
+    question is asked, with --prompt.
+
+    Examples:
+
+      rlcli chat grpo-1
+
+      rlcli chat Qwen/Qwen2.5-0.5B-Instruct --system "Answer briefly." --temperature 0
+
+      rlcli chat runs/grpo-1/checkpoints/step-000040 --prompt "2+2=" --json
+    """
+    from rlcli.extras import require
+
+    if as_json and prompt is None:
+        raise ConfigError("--json prints one answer", "give the question with --prompt")
+    if prompt is not None and not prompt.strip():
+        raise ConfigError("--prompt is empty", "give a question")
+    require("torch", "transformers", "accelerate")
+    from rlcli.rollout.chat import Chat
+    from rlcli.rollout.engine import Sampling
+
+    place = model_place(model)
+    found = Chat.load(place, Sampling(temperature, max_tokens), seed=seed, system=system)
+    try:
+        if prompt is not None:
+            _ask_once(found, prompt, as_json)
+        else:
+            _converse(found, system)
+    finally:
+        found.engine.close()
+
+
+def model_place(name: str) -> str:
+    """What `Chat.load` takes for a run, a checkpoint, a model's folder or a hub id: of a run, an export of its newest
+    checkpoint. Raises `RlcliError`."""
+    from rlcli.export.export import model_folder
+    from rlcli.hub import offline_unless_reachable
+    from rlcli.launch.resume import RUNS
+    from rlcli.model.io.config import check_place
+
+    path = Path(name).expanduser()
+    if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
+        path = RUNS / path
+    folder = model_folder(str(path) if path.exists() else name, console.note)
+    if (Path(folder) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{name} is a LoRA adapter, and rlcli chat loads whole models",
+            "merge it first: rlcli export RUN --merge --out my-model",
+        )
+    if not Path(folder).is_dir():
+        offline_unless_reachable(console.note)
+    check_place(folder)
+    return folder
+
+
+def _ask_once(chat: Chat, question: str, as_json: bool) -> None:
+    began = time.monotonic()
+    reply = chat.ask(question, (lambda text: None) if as_json else _write)
+    if as_json:
+        rate = reply.tokens / max(time.monotonic() - began, 1e-9)
+        figures = {"tokens": reply.tokens, "finish_reason": reply.finish_reason, "tokens_per_s": round(rate, 1)}
+        console.emit_json({"prompt": question, "response": reply.text, **figures})
+        return
+    print()
+    _report_cut(reply)
+
+
+def _converse(chat: Chat, system: str) -> None:
+    """Questions from standard input until it ends."""
+    if sys.stdin.isatty():
+        console.note(HELP)
+    while (line := _read_line()) is not None:
+        question = line.strip()
+        if question == LEAVE:
+            return
+        if question == NEW:
+            chat.restart(system)
+            console.note("a new conversation")
+            continue
+        if not question:
+            continue
+        try:
+            reply = chat.ask(question, _write)
+        except RlcliError as error:
+            if not sys.stdin.isatty():
+                raise
+            console.note(str(error))
+            continue
+        print()
+        _report_cut(reply)
+
+
+def _read_line() -> str | None:
+    if sys.stdin.isatty():
+        console.stdout().print("you> ", style="cyan", end="")
+    line = sys.stdin.readline()
+    return line or None
+
+
+def _write(text: str) -> None:
+    """A piece of the answer. What a model writes must not steer the terminal."""
+    from rlcli.redact import printable
+
+    sys.stdout.write(printable(text))
+    sys.stdout.flush()
+
+
+def _report_cut(reply: Reply) -> None:
+    if reply.finish_reason != "stop":
+        why = "interrupted" if reply.finish_reason is None else "cut off at the limit of tokens"
+        console.note(f"({why} after {reply.tokens} tokens)")

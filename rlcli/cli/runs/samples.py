@@ -1,0 +1,119 @@
+"""`rlcli runs samples`: saved samples of a run in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.options import Json, RunName
+from rlcli.errors import ConfigError, DataError
+from rlcli.types import Outcome
+
+SHORT = 600
+"""Characters of each text that are shown without --full."""
+
+
+def samples(
+    run: RunName,
+    steps: Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")] = None,
+    wrong: Annotated[
+        bool, typer.Option("--wrong", help="Only those that are not right, whatever the outcome.")
+    ] = False,
+    outcomes: Annotated[
+        list[str] | None, typer.Option("--outcome", help="Only this outcome, such as no_answer; repeatable.")
+    ] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only scores of at least this.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only scores of at most this.")] = None,
+    prompt: Annotated[str, typer.Option(metavar="ID", help="Only of this prompt, through all steps.")] = "",
+    text: Annotated[str, typer.Option(help="Only those with this text in prompt, response or another message.")] = "",
+    evaluations: Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most so many, of the newest steps.")] = 5,
+    full: Annotated[bool, typer.Option("--full", help=f"Whole texts, not their first {SHORT} characters.")] = False,
+    json: Json = False,
+) -> None:
+    """Show saved samples of a run, the newest first; what the policy did not draw is dimmed.
+
+    Examples:
+
+      rlcli runs samples grpo-1
+
+      rlcli runs samples grpo-1 --wrong --step 40 --limit 20
+
+      rlcli runs samples grpo-1 --prompt rlcli/arithmetic:train:7 --full
+
+      rlcli runs samples grpo-1 --outcome no_answer --text "####" --json
+    """
+    from rlcli.evaluation.browse import Filter, wanted_samples
+    from rlcli.evaluation.rescore import steps_of
+    from rlcli.launch.resume import find_run
+
+    unknown = sorted(set(outcomes or ()) - {str(one) for one in Outcome})
+    if unknown:
+        raise ConfigError(f"--outcome {unknown[0]} is not known", f"give one of {', '.join(Outcome)}")
+    folder = find_run(run)
+    room = folder / ("evaluations" if evaluations else "samples")
+    there = steps_of(room)
+    if not there:
+        raise DataError(f"{room} has no samples", "they are saved with tracking.save_samples = true")
+    if missing := sorted(set(steps or ()) - set(there)):
+        raise DataError(f"{room} has no samples of step {missing[0]}", f"it has steps {there[0]} to {there[-1]}")
+    wanted = Filter(tuple(outcomes or ()), wrong, min_reward, max_reward, prompt, text)
+    found = list(islice(wanted_samples(room, steps or there, wanted, console.note), limit))
+    if json:
+        console.emit_json([_as_dict(row) for row in found])
+        return
+    if not found:
+        console.note(f"no sample of {room} is like that")
+    print_samples(found, None if full else SHORT)
+
+
+def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
+    """Print samples, each text with its first `most` characters; None: all."""
+    from rich.text import Text
+
+    from rlcli.redact import printable
+    from rlcli.tracking.console import SampleText
+    from rlcli.tracking.text.messages import shortened
+
+    terminal = console.stdout()
+    for row in rows:
+        terminal.print(Text(printable(_headline(row)), style="bold"), soft_wrap=True)
+        if row.get("answer") is not None or row.get("ground_truth"):
+            answer = f"answer {row.get('answer')!s}, ground truth {row.get('ground_truth')!s}"
+            terminal.print(Text(shortened(answer, most or len(answer)), style="dim"), soft_wrap=True)
+        sample = SampleText.of(row)
+        names = ("", "") if sample.messages else ("user: ", "assistant: ")
+        for number, (text, drawn) in enumerate(sample.parts()):
+            label = names[number] if not sample.messages else ""
+            whole = label + text
+            terminal.print(Text(shortened(whole, most or len(whole)), style="" if drawn else "dim"), soft_wrap=True)
+        terminal.print()
+
+
+def _headline(row: Mapping[str, Any]) -> str:
+    advantage = row.get("advantage")
+    facts = [
+        f"── step {row['step']}",
+        str(row["prompt_id"]),
+        "greedy" if row["sample"] == -1 else f"sample {row['sample']}",
+        f"score {row['score']:g}" if row["score"] is not None else "no score",
+        str(row["outcome"]),
+        f"advantage {advantage:+.3g}" if advantage is not None else "",
+        f"{row['response_tokens']} tokens" if row["response_tokens"] is not None else "",
+        f"{row['turns']} turns" if (row["turns"] or 1) > 1 else "",
+        str(row["ended"] or row["finish_reason"] or ""),
+        f"left out: {row['left_out']}" if row["left_out"] else "",
+        str(row["detail"] or ""),
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _as_dict(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for JSON: messages as a list, and the parts of the score as an object."""
+    from rlcli.tracking.text.messages import messages_of
+
+    return {**row, "messages": list(messages_of(row)), "parts": dict(row["parts"] or ())}

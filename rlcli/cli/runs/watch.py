@@ -1,0 +1,189 @@
+"""`rlcli runs watch`: the live view of a run that another process trains."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rlcli.cli.options import RunName
+
+if TYPE_CHECKING:
+    from rlcli.tracking.console import View
+
+POLL_S = 0.5
+GONE_S = 5.0
+"""A run whose lock is free for so long, and whose end is not recorded, was killed."""
+RESTART_S = 300.0
+"""The same after the supervisor has announced a restart: it waits, and loading the model takes a while."""
+NOTED = ("failed", "restarted", "resumed", "rolled_back", "stopped", "bad_update", "step_skipped")
+"""Events that are shown with all their fields; a warning and an evaluation have their own text."""
+
+
+def watch(
+    run: RunName,
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics of each step as a line of JSON.")] = False,
+) -> None:
+    """Watch a run that trains in another terminal, until it ends. Ctrl-C leaves the run alone.
+
+    Without a terminal, one line a step. The exit code is 0 if the run has finished or was stopped, else 1.
+
+    Examples:
+
+      rlcli runs watch grpo-1
+
+      rlcli runs watch runs/grpo-1 --json | jq '."reward/mean"'
+    """
+    from rlcli.attempt import INTERRUPTED
+    from rlcli.launch.resume import find_run
+    from rlcli.tracking.console import View
+
+    folder = find_run(run)
+    try:
+        with View() as view:
+            follower = Follower(folder, view, _print_line if json else lambda metrics: None)
+            state = follower.follow()
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    raise typer.Exit(0 if state in ("finished", "stopped") else 1)
+
+
+def _print_line(metrics: Mapping[str, Any]) -> None:
+    print(json.dumps(metrics, ensure_ascii=False), flush=True)
+
+
+class Tail:
+    """The lines that are appended to a file of JSON objects. A line that is not complete is read later, a broken one is
+    left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._inode, self._offset = path, -1, 0
+
+    def new(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Whether the file was replaced since the last call, and its new lines: then all of them."""
+        try:
+            with self._path.open("rb") as file:
+                found = self._path.stat()
+                replaced = found.st_ino != self._inode or found.st_size < self._offset
+                self._inode, self._offset = found.st_ino, 0 if replaced else self._offset
+                file.seek(self._offset)
+                text = file.read()
+        except OSError:
+            return False, []
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return replaced, [line for line in map(_parsed, whole.splitlines()) if line is not None]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+class Follower:
+    """Shows in `view` what the run in `folder` records. on_line: receives the metrics of each step that is new."""
+
+    def __init__(self, folder: Path, view: View, on_line: Callable[[Mapping[str, Any]], None]) -> None:
+        from rlcli.runs.folder import EVENTS, METRICS
+
+        self.folder, self.view, self.on_line = folder, view, on_line
+        self._metrics, self._events = Tail(folder / METRICS), Tail(folder / EVENTS)
+        self._step = 0
+        self._place: dict[str, Any] = {}
+        self._last_event: dict[str, Any] = {}
+
+    def follow(self) -> str:
+        """Follow the run to its end; returns its last state."""
+        from rlcli.runs.listing import run_at, state_of
+
+        self.begin()
+        alive_at = time.monotonic()
+        while True:
+            state = state_of(self.folder)  # before the records: what was written before the end is shown
+            self.look()
+            if state == "alive":
+                alive_at = time.monotonic()
+            elif state in ("finished", "stopped") or time.monotonic() - alive_at > self._patience():
+                break
+            time.sleep(POLL_S)
+        summary = run_at(self.folder)
+        self.view.note(f"{summary.name}: {state} at step {summary.step} of {summary.steps}")
+        return state
+
+    def begin(self) -> None:
+        """Show what the run has recorded so far; its events are known already."""
+        _, events = self._events.new()
+        self._last_event = events[-1] if events else {}
+        _, lines = self._metrics.new()
+        self._start(_steps(lines))
+
+    def look(self) -> None:
+        """Show what is new."""
+        for event in self._events.new()[1]:
+            self._last_event = event
+            self._note(event)
+        replaced, lines = self._metrics.new()
+        lines = _steps(lines)
+        last = lines[-1]["step"] if lines else 0
+        if replaced and last < self._step:  # the run went back to a checkpoint
+            self._start(lines)
+        for line in lines:
+            if line["step"] > self._step:
+                self._step = line["step"]
+                self.view.step(_numbers(line))
+                self.on_line(line)
+        self._show_place()
+
+    def _start(self, lines: list[dict[str, Any]]) -> None:
+        from rlcli.runs.folder import METRICS
+        from rlcli.runs.listing import config_of, number
+        from rlcli.runs.measure import measure_of
+
+        config = config_of(self.folder)
+        steps = int(number(config.get("train", {}).get("steps")) or 0)
+        self._step = lines[-1]["step"] if lines else 0
+        ended_s = max(0.0, time.time() - (self.folder / METRICS).stat().st_mtime) if lines else 0.0
+        before = [_numbers(line) for line in lines]
+        self.view.start(steps, self.folder.name, self._step, measure_of(config), before, ended_s)
+
+    def _show_place(self) -> None:
+        from rlcli.runs.folder import place_of
+        from rlcli.runs.listing import number
+
+        place = place_of(self.folder)
+        if place and (place.get("phase"), place.get("time")) != (self._place.get("phase"), self._place.get("time")):
+            self._place = place
+            began = number(place.get("time"))
+            self.view.phase(str(place.get("phase")), max(0.0, time.time() - began) if began else 0.0)
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        kind = event.get("event")
+        if kind == "warning":
+            self.view.warning(f"warning {event.get('name')}: {event.get('text')}")
+        elif kind == "evaluated":
+            self.view.note(f"evaluation at step {event.get('step')}: {event.get('headline')}")
+        elif kind in NOTED:
+            facts = [f"{name} {value}" for name, value in event.items() if name not in ("time", "event")]
+            self.view.note(f"{kind}: {', '.join(facts)}")
+
+    def _patience(self) -> float:
+        return RESTART_S if self._last_event.get("event") == "restarted" else GONE_S
+
+
+def _steps(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of steps; that of step 0 is the evaluation before them."""
+    from rlcli.runs.listing import number
+
+    return [line for line in lines if number(line.get("step"))]
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    """Without what JSON cannot say: a value that was not finite is null there."""
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}

@@ -1,0 +1,69 @@
+"""The plan of a run in five lines: model, data, batch, what it is estimated to take, and where it goes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rlcli.config.schema import RunConfig
+from rlcli.errors import RlcliError
+from rlcli.launch.preflight import Prepared
+
+Rows = list[tuple[str, str]]
+
+
+def summary(prepared: Prepared, plan: Rows, target: Path, steps_done: int = 0) -> Rows:
+    """Five of the most asked-for facts as (what, how) rows. plan: all rows, as from `derived_plan`. target: the run's
+    folder. steps_done: of a run that continues."""
+    config, rows = prepared.config, dict(plan)
+    workers = config.all_workers
+    return [
+        ("model", f"{rows['model']}, {rows['trained']}, {workers} worker{'s' * (workers != 1)}"),
+        ("data", _data(prepared)),
+        ("batch", _batch(config, len(prepared.prompts))),
+        ("estimate", _estimate(prepared, config.train.steps - steps_done)),
+        ("output", f"{target}; the whole plan: --plan"),
+    ]
+
+
+def _data(prepared: Prepared) -> str:
+    config, prompts = prepared.config, prepared.prompts
+    names = ", ".join(config.data.paths) or f"rows of {config.environment.name}"
+    scored = f"responses given by extra_info.{config.data.response}" if config.data.response else ""
+    scored = scored or f"scored by {', '.join(prepared.verifiers[:3]) or 'the environment'}"
+    left_out = f" ({prompts.too_long} too long)" if prompts.too_long else ""
+    held_out = f"; evaluated on {len(prepared.held_out)}" if prepared.held_out is not None else ""
+    return f"{len(prompts)} prompts of {names}{left_out}, {scored}{held_out}"
+
+
+def _batch(config: RunConfig, prompts: int) -> str:
+    rollout, train = config.rollout, config.train
+    each = f"{rollout.prompts_per_step} prompts × {rollout.samples_per_prompt} samples a step"
+    epochs = train.steps * rollout.prompts_per_step / prompts
+    return f"{each}, responses of up to {rollout.max_response_tokens} tokens; {train.steps} steps, {epochs:.2g} epochs"
+
+
+def _estimate(prepared: Prepared, steps: int) -> str:
+    """Memory, time and disk as `rlcli plan` predicts them; both times assume responses of full length."""
+    from rlcli.launch.planning.memory_auto import own_device
+    from rlcli.planner.device import GIB, with_rates
+    from rlcli.planner.forecast import disk
+    from rlcli.planner.setting import setting_of
+    from rlcli.planner.shape import read_shape
+    from rlcli.planner.solve import all_phases, budget, fits
+    from rlcli.planner.timing import step_seconds, times
+    from rlcli.tracking.text.figures import duration
+
+    config, prompts = prepared.config, prepared.prompts
+    try:
+        device = with_rates(own_device(config), read_shape(config.model.path))
+        tokens = len(prompts.flat) / len(prompts)
+        setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+    except RlcliError as error:
+        return f"unknown: {error.message}"
+    peak = max(phase.total for phase in all_phases(setting))
+    memory = f"at most {peak / GIB:.1f} of {budget(setting) / GIB:.1f} GiB a worker"
+    memory += "" if fits(setting) else ", which does not fit: rlcli plan shows what would"
+    seconds = step_seconds(setting, times(setting))
+    time = f"a step at most {seconds:.3g} s, all {duration(math.ceil(seconds * steps))}" if seconds else "time unknown"
+    return f"memory {memory}; {time}; disk {sum(disk(setting).values()) / 1e9:.2g} GB"
