@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ def warm_start(
     if not cached:
         _writable(path)
         began = time.monotonic()
-        model, tokenizer, loss = _train(lessons, seed, steps, on_progress)
+        model, tokenizer, loss = warmed_up(lessons, seed, steps, on_progress)
         note = {"seconds": round(time.monotonic() - began, 3), "loss": round(loss, 4), "seed": seed}
         _save(model, tokenizer, path, note)
     note = json.loads((path / NOTE).read_text())
@@ -111,19 +111,25 @@ def _key(lessons: Lessons, seed: int, steps: int) -> str:
     return hashlib.sha256(shape.encode()).hexdigest()[:16]
 
 
-def _train(
-    lessons: Lessons, seed: int, steps: int, on_progress: Callable[[int, int], None] | None
+def warmed_up(
+    lessons: Lessons,
+    seed: int,
+    steps: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+    sizes: Mapping[str, int] = SIZES,
 ) -> tuple[Any, Any, float]:
+    """A model of these sizes after supervised learning, its tokenizer, and its loss as in `WarmStart`."""
     import torch
     from transformers import Qwen2ForCausalLM
 
     from rlcli.model.io.tiny import tiny_config
 
+    steps = steps or lessons.steps
     tokenizer, batches_of = lessons.prepare(seed)
     rng = random.Random(seed)
     losses: list[float] = []
     with _own_torch_state(seed):
-        model = Qwen2ForCausalLM(tiny_config(**SIZES, tokenizer=tokenizer)).train()
+        model = Qwen2ForCausalLM(tiny_config(**sizes, tokenizer=tokenizer)).train()
         optimizer = torch.optim.AdamW(
             model.parameters(), betas=RECIPE["betas"], weight_decay=RECIPE["weight_decay"], fused=True
         )

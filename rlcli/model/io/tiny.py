@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +44,19 @@ def make_tiny_model(
     kv_heads: int = 2,
     seed: int = 0,
     force: bool = False,
+    trained: Callable[[], Any] | None = None,
 ) -> Path:
     """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
 
     Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. The same arguments give the same weights,
-    and no global random state is touched.
+    and no global random state is touched. trained: gives a model of these sizes to save instead, once all is checked.
     Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
     did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
     """
     config = tiny_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads)
     out = Path(out)
     _refuse_foreign(out, force)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+    model = trained() if trained else _random(config, seed)
     made = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +69,12 @@ def make_tiny_model(
     except OSError as error:
         raise ModelError(f"--out: cannot write {out}: {error.strerror or error}", "give a writable folder") from error
     return out
+
+
+def _random(config: Qwen2Config, seed: int) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
 
 
 def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
