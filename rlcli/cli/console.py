@@ -50,7 +50,7 @@ def plain(text: str) -> None:
 
 def note(text: str) -> None:
     """A line on standard error."""
-    stderr().print(text, markup=False, highlight=False)
+    stderr().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -18,7 +18,7 @@ from rlcli.errors import ConfigError, RunFailed
 from rlcli.extras import INSTALL, require
 
 PANELS = {
-    "Train": ["train", "eval", "export", "quickstart"],
+    "Train": ["train", "eval", "chat", "export", "quickstart"],
     "Data & rewards": ["prep", "verifiers", "env", "recipes"],
     "Machine": ["doctor", "tiny-model"],
 }
@@ -69,6 +69,11 @@ def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     [
         *(name for names in PANELS.values() for name in names if name not in ("verifiers", "env", "recipes")),
         "eval compare",
+        "runs list",
+        "runs show",
+        "runs samples",
+        "runs watch",
+        "runs resume",
         "prep list",
         "prep show",
         "prep filter",

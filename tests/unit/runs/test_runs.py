@@ -13,6 +13,7 @@ from rlcli.cli.main import main
 from rlcli.config.load import dump_toml, resolve
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.listing import run_at, runs_in, state_of
+from tests.shown_runs import HOSTILE, add_samples, make_run, row
 
 
 @pytest.fixture
@@ -103,3 +104,42 @@ def test_listing_runs_imports_nothing_heavy(runs: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_run_on_given_responses_is_told_by_its_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "sft-1", "sft")
+    run = run_at(tmp_path / "sft-1")
+    assert (run.reward, run.loss) == (None, 1.0)
+    assert main(["runs", "list", str(tmp_path)]) == 0
+    assert "loss 1" in capsys.readouterr().out
+    assert main(["runs", "show", str(tmp_path / "sft-1")]) == 0
+    shown = capsys.readouterr().out
+    assert "loss (nats a token)\n3.00 ┤" in shown
+    assert "reward" not in shown
+
+
+def test_a_run_is_shown_with_its_curve_its_time_and_its_last_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path / "grpo-1")
+    add_samples(folder, 1, [row("1", 0, "early", 0.0)])
+    add_samples(folder, 2, [row("4", 0, "It is 4", 1.0), row("4", 1, "same prompt", 1.0), row("9", 0, HOSTILE, 0.0)])
+    assert main(["runs", "show", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "mean reward\n0.30 ┤" in shown
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["update", "3.00", "75%", "2,000"] in rows
+    assert ["generate", "1.00", "25%", "1,000"] in rows
+    assert "engine and trainer disagree (step 2, name mismatch)" in " ".join(shown.split())
+    assert "assistant: It is 4" in shown
+    assert r"assistant: \x1b[2J" in shown
+    assert "same prompt" not in shown
+    assert "early" not in shown
+    assert main(["runs", "show", str(folder), "--json", "--samples", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["measure"], found["course"]) == ("reward", [0.1, 0.2, 0.3])
+    assert found["phases"] == {
+        "update": {"seconds": 3.0, "tokens_per_s": 2000.0},
+        "generate": {"seconds": 1.0, "tokens_per_s": 1000.0},
+    }
+    assert [one["prompt_id"] for one in found["samples"]] == ["a:train:4"]

@@ -1,0 +1,111 @@
+"""What a shell is offered at the tab key, asked as bash asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcli.cli import completion
+from tests.shown_runs import make_run
+
+HEAVY = ["torch", "ray", "transformers", "vllm", "datasets", "pyarrow", "numpy", "matplotlib"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    make_run(tmp_path / "runs" / "grpo-1")
+    make_run(tmp_path / "runs" / "sft-1", "sft")
+    for folder, file in (("data/sums", "train.parquet"), ("tiny", "config.json")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / file).write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def offered(line: str, place: Path) -> list[str]:
+    """What bash shows for a line with the cursor at its end."""
+    words = line.split(" ")
+    asked = {"_RLCLI_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    code = "from rlcli.cli.main import main; import sys; sys.argv = ['rlcli']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked},
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("rlcli tr", ["train"]),
+        ("rlcli runs s", ["show", "samples"]),
+        ("rlcli train gr", ["grpo", "grpo_passk"]),
+        ("rlcli train grpo --set train.lr", ["train.lr="]),
+        ("rlcli runs show ", ["grpo-1", "sft-1"]),
+        ("rlcli verifiers show mult", ["multiple_choice"]),
+        ("rlcli prep gsm", ["gsm8k"]),
+        ("rlcli env try gue", ["guess_number"]),
+        ("rlcli train grpo --environment calc", ["calculator"]),
+        ("rlcli train grpo --data d", ["data/sums"]),
+    ],
+)
+def test_a_shell_is_offered_what_fits(line: str, some: list[str], place: Path) -> None:
+    found = offered(line, place)
+    assert set(some) <= set(found)
+    start = line.split(" ")[-1]
+    assert all(name.startswith(start) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("complete", "incomplete", "wanted"),
+    [
+        (
+            completion.keys,
+            "train.schedule=",
+            ["train.schedule=constant", "train.schedule=linear", "train.schedule=cosine"],
+        ),
+        (completion.keys, "data.shuffle=t", ["data.shuffle=true"]),
+        (completion.keys, "train.lr=", []),
+        (completion.key_names, "lora.r", ["lora.rank"]),
+        (completion.verifiers, "math + 0.1 * form", ["math + 0.1 * format"]),
+        (completion.runs, "runs/s", ["runs/sft-1"]),
+        (completion.runs, "gr", ["grpo-1"]),
+        (completion.models, "ti", ["tiny"]),
+        (completion.models, "gr", ["grpo-1"]),
+        (completion.datasets, "data/", ["data/sums"]),
+        (completion.converters, "arith", ["arithmetic"]),
+    ],
+)
+def test_candidates_begin_with_what_was_typed(
+    complete: completion.Names, incomplete: str, wanted: list[str], place: Path
+) -> None:
+    assert complete(incomplete) == wanted
+
+
+def test_an_error_offers_nothing() -> None:
+    @completion.completer
+    def broken(incomplete: str) -> list[str]:
+        raise RuntimeError("a broken plugin")
+
+    assert broken("x") == []
+
+
+def test_completion_imports_nothing_heavy(place: Path) -> None:
+    code = (
+        "import json, sys; from rlcli.cli import completion as c; "
+        "[f('') for f in (c.recipes, c.keys, c.runs, c.models)]; "
+        "[f('') for f in (c.verifiers, c.environments, c.converters, c.datasets)]; "
+        f"print(json.dumps([name for name in {HEAVY} if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []

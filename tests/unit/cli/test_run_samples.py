@@ -1,0 +1,134 @@
+"""`rlcli runs samples`: which samples are found, and how they are printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rlcli.cli.main import main
+from tests.shown_runs import HOSTILE, add_samples, make_run, row
+
+TALK = [
+    {"role": "user", "content": "What is 7?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 7}}}]},
+    {"role": "tool", "content": "Seven"},
+    {"role": "assistant", "content": "It is 7"},
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = make_run(tmp_path / "runs" / "first")
+    add_samples(folder, 1, [row("4", 0, "It is 4", 1.0), row("4", 1, "Five? No: 5", 0.0)])
+    add_samples(folder, 2, [row("4", 0, "4", 1.0), row("9", 0, "I refuse", 0.0, "no_answer")], rank=0)
+    add_samples(folder, 2, [row("7", 0, "It is 7", 0.5, "wrong", messages=TALK, turns=2, ended="done")], rank=1)
+    return folder
+
+
+def found(capsys: pytest.CaptureFixture[str], words: str = "") -> list[dict[str, Any]]:
+    assert main(["runs", "samples", "first", "--json", *shlex.split(words)]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("", [(2, "4", 0), (2, "9", 0), (2, "7", 0), (1, "4", 0), (1, "4", 1)]),
+        ("--limit 2", [(2, "4", 0), (2, "9", 0)]),
+        ("--step 1", [(1, "4", 0), (1, "4", 1)]),
+        ("--wrong", [(2, "9", 0), (2, "7", 0), (1, "4", 1)]),
+        ("--outcome no_answer --outcome wrong", [(2, "9", 0), (2, "7", 0), (1, "4", 1)]),
+        ("--wrong --step 1", [(1, "4", 1)]),
+        ("--min-reward 0.5 --max-reward 0.9", [(2, "7", 0)]),
+        ("--prompt a:train:4 --min-reward 1", [(2, "4", 0), (1, "4", 0)]),
+        ("--text REFUSE", [(2, "9", 0)]),
+        ("--text seven", [(2, "7", 0)]),
+        ("--text 'no such text'", []),
+    ],
+)
+def test_samples_are_found_newest_first(
+    words: str, wanted: list[tuple[int, str, int]], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(one["step"], one["ground_truth"], one["sample"]) for one in found(capsys, words)]
+    assert rows == wanted
+
+
+def test_conversations_are_printed_with_roles_calls_and_ends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "samples", "first", "--prompt", "a:train:7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "── step 2 · a:train:7 · sample 0 · score 0.5 · wrong · 7 tokens · 2 turns · done"
+    assert lines[1] == "answer 7, ground truth 7"
+    assert lines[2:6] == [
+        "user: What is 7?",
+        'assistant: {"name": "add", "arguments": {"a": 7}}',
+        "tool: Seven",
+        "assistant: It is 7",
+    ]
+
+
+def test_advantages_are_shown_where_they_are_recorded(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"prompt_id": ["a:train:4", "a:train:9", "a:train:9"], "sample": [0, 0, 0], "advantage": [-0.25, 1.0, 2.0]}
+    pq.write_table(pa.table(rows), run / "samples" / "step-000002" / "advantages.parquet")
+    advantages = {one["prompt_id"]: one["advantage"] for one in found(capsys, "--step 2")}
+    assert advantages == {"a:train:4": -0.25, "a:train:7": None, "a:train:9": None}  # two rows cannot be told apart
+    (run / "samples" / "step-000002" / "advantages.parquet").write_bytes(b"PAR1 half")
+    assert {one["advantage"] for one in found(capsys, "--step 2")} == {None}
+
+
+def test_text_of_a_model_is_harmless_and_shortened(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_samples(run, 3, [row("1", 0, HOSTILE + "x" * 2000, 0.0)])
+    assert main(["runs", "samples", "first", "--step", "3"]) == 0
+    short = capsys.readouterr().out
+    assert "\x1b" not in short
+    assert "\u202e" not in short
+    assert r"\x1b[2J\x1b]0;title\x07[red]<script>\u202e" in short
+    assert "characters more" in short
+    assert main(["runs", "samples", "first", "--step", "3", "--full"]) == 0
+    assert "x" * 2000 in capsys.readouterr().out
+
+
+def test_a_broken_file_hides_only_its_own_samples(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "samples" / "step-000002" / "rank-0.parquet").write_bytes(b"PAR1 half")
+    assert main(["runs", "samples", "first", "--json", "--step", "2"]) == 0
+    captured = capsys.readouterr()
+    assert [one["prompt_id"] for one in json.loads(captured.out)] == ["a:train:7"]
+    assert "rank-0.parquet cannot be read as parquet" in captured.err
+
+
+def test_samples_of_evaluations_are_shown_if_asked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_samples(run, 0, [row("8", -1, "It is 8", 1.0)], room="evaluations")
+    assert main(["runs", "samples", "first", "--evaluations"]) == 0
+    assert "── step 0 · a:train:8 · greedy · score 1 · ok" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("first --outcome bad", "--outcome bad is not known; give one of ok, wrong, no_answer"),
+        ("first --step 7", "has no samples of step 7; it has steps 1 to 2"),
+        ("first --evaluations", "evaluations has no samples; they are saved with tracking.save_samples = true"),
+        ("nowhere", "nowhere is not a run: no such folder; give the folder of a run"),
+        ("first --limit 0", "Invalid value for '--limit'"),
+    ],
+)
+def test_bad_input_is_one_line(words: str, line: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "samples", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert line in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_nothing_found_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "samples", "first", "--text", "no such text"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "is like that" in captured.err
