@@ -50,7 +50,7 @@ def tiny_model(
     made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained)
     how = f"warmed up on {warm} in {facts['seconds']:.0f} s" if warm else "random weights"
     if as_json:
-        console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, "warm": warm, **facts})
+        console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})
     else:
         console.plain(f"{made}: Qwen2, {layers} layers of {hidden}, {how} (seed {seed})")
 
@@ -65,5 +65,5 @@ def _warmed_up(data: Path, seed: int, sizes: Mapping[str, int], facts: dict[str,
         model, _, loss = warmed_up(
             Sums(data), seed, on_progress=lambda done, steps: update("warming up", done, steps), sizes=sizes
         )
-    facts |= {"seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
+    facts |= {"warm": data, "seconds": round(time.monotonic() - began, 1), "loss": round(loss, 4)}
     return model

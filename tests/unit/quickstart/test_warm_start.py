@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 from rlcli_data_prep.arithmetic import CONVERTER
 from transformers import AutoModelForCausalLM
 
+from rlcli.cli.main import main
 from rlcli.data.prompts.schema import write_prompts
 from rlcli.data.prompts.table import read_prompts
 from rlcli.errors import DataError, ModelError
@@ -113,6 +115,23 @@ def test_data_without_worked_solutions_is_refused(tmp_path: Path) -> None:
     write_prompts(tmp_path / "train.parquet", prompts)
     with pytest.raises(DataError, match="no worked solution; make the data with: rlcli prep arithmetic"):
         warm_start(tmp_path / "out", Sums(tmp_path), seed=0, steps=1)
+
+
+def test_a_tiny_model_is_warmed_up_in_the_sizes_asked_for(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Sums, "steps", 2)
+    out = tmp_path / "tiny"
+    words = ["tiny-model", "--out", str(out), "--warm", str(data), "--hidden", "64", "--heads", "2", "--json"]
+    assert main(words) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert (made["warm"], made["hidden"], made["loss"] > 0) == (str(data), 64, True)
+    assert AutoModelForCausalLM.from_pretrained(out).config.hidden_size == 64
+    assert main([*words[:5], "--layers", "1"]) == 0  # it may be made again in its place
+    assert f"warmed up on {data} in" in capsys.readouterr().out
+    assert main(["tiny-model", "--out", str(tmp_path / "other"), "--warm", str(tmp_path / "none")]) == 2
+    assert "no such file or folder" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.exhaustive

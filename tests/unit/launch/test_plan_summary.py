@@ -1,0 +1,66 @@
+"""The plan in five lines, which a run prints before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcli.config.load import resolve
+from rlcli.data.prompts.schema import row, write_rows
+from rlcli.errors import SetupError
+from rlcli.launch.derived_plan import derived_plan
+from rlcli.launch.planning.summary import summary
+from rlcli.launch.preflight import Prepared, prepare
+from rlcli.model.io.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("places")
+    make_tiny_model(folder / "tiny")
+    extra = {"response": "2"}
+    for split, count in (("train", 12), ("test", 5)):
+        questions = [[{"role": "user", "content": f"1+{number}="}] for number in range(count)]
+        rows = [
+            row(data_source="toy", messages=one, verifier="gsm8k", ground_truth="2", extra_info=extra)
+            for one in questions
+        ]
+        write_rows(folder / f"{split}.parquet", rows)
+    return folder
+
+
+def prepared_for(recipe: str, places: Path, *sets: str) -> Prepared:
+    flags = {"model.path": str(places / "tiny"), "data.path": str(places), "evaluation.data": str(places)}
+    sizes = ("data.max_prompt_tokens=32", "rollout.max_response_tokens=16", "rollout.prompts_per_step=4")
+    return prepare(resolve(recipe, flags, ["cluster.device=cpu", "train.steps=6", *sizes, *sets]).config)
+
+
+def test_a_run_prints_five_lines(places: Path) -> None:
+    prepared = prepared_for("grpo", places, "rollout.samples_per_prompt=2")
+    rows = summary(prepared, derived_plan(prepared), Path("runs/grpo-1"))
+    assert [what for what, _ in rows] == ["model", "data", "batch", "estimate", "output"]
+    lines = dict(rows)
+    assert lines["model"].endswith("526k parameters, float32 on cpu, all weights, 1 worker")
+    assert lines["data"] == f"12 prompts of {places}, scored by gsm8k; evaluated on 5"
+    assert lines["batch"] == "4 prompts × 2 samples a step, responses of up to 16 tokens; 6 steps, 2 epochs"
+    assert lines["estimate"].startswith("memory at most ")
+    assert " GiB a worker; a step at most " in lines["estimate"]
+    assert lines["output"] == "runs/grpo-1; the whole plan: --plan"
+
+
+def test_given_responses_are_not_scored(places: Path) -> None:
+    prepared = prepared_for("sft", places)
+    lines = dict(summary(prepared, derived_plan(prepared), Path("runs/sft-1"), steps_done=2))
+    assert "responses given by extra_info.response" in lines["data"]
+    assert "gsm8k" not in lines["data"]
+
+
+def test_an_unknown_device_leaves_the_estimate_out(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(config: object) -> object:
+        raise SetupError("the run's GPUs are in a cluster", "…")
+
+    monkeypatch.setattr("rlcli.launch.planning.memory_auto.own_device", unknown)
+    prepared = prepared_for("grpo", places)
+    lines = dict(summary(prepared, derived_plan(prepared), Path("runs/grpo-1")))
+    assert lines["estimate"] == "unknown: the run's GPUs are in a cluster"
