@@ -111,6 +111,8 @@ class Chat:
         return reply
 
     def _draw(self, request: GenerationRequest, on_text: Callable[[str], None]) -> Generation:
+        import numpy as np
+
         engine, shown = self.engine, ""
 
         def show(tokens: Sequence[int], *, last: bool = False) -> None:
@@ -130,6 +132,8 @@ class Chat:
                     show(engine.so_far(request.key))
         except KeyboardInterrupt:
             done += engine.abort()
+        if not done:  # interrupted as it ended
+            done.append(Generation(request.key, np.zeros(0, np.int32), np.zeros(0, np.float32), None))
         show(done[0].tokens.tolist(), last=True)
         return done[0]
 

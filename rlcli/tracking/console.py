@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from math import nan
 from typing import IO, Any, NamedTuple, TextIO, cast
 
@@ -36,8 +37,11 @@ ANNOUNCED = ("load model", "wait for the server")
 CURVE_WIDTH, CURVE_HEIGHT, CURVE_ROOM = 72, 6, 20
 """Size of the curve in characters, and the lines of a terminal that has room for it; others get one row of blocks."""
 CURVE_STEPS = 2000
-"""Most steps in the curve, the last ones: it is drawn four times a second."""
+"""Most steps in the curve, the last ones."""
 SHOWN_WARNINGS = 2
+
+_curve_text = lru_cache(maxsize=1)(reward_curve_text)
+"""The view is drawn four times a second, and the curve changes once a step."""
 
 
 class SampleText(NamedTuple):
@@ -187,7 +191,7 @@ class View:
 
     def warning(self, text: str) -> None:
         """A line that says what is wrong with the run; the last ones stay in the live view."""
-        self._warnings = (*self._warnings, f"step {self._done + 1}: {printable(text)}")
+        self._warnings = (*self._warnings, f"step {min(self._done + 1, self._total)}: {printable(text)}")
         self._print(printable(text), "yellow")
 
     def samples(self, samples: Sequence[SampleText]) -> None:
@@ -229,12 +233,12 @@ class View:
             lines.append(self._spinner)
         return Group(*lines)
 
-    def _curve(self, course: Sequence[float]) -> list[RenderableType]:
+    def _curve(self, course: tuple[float, ...]) -> list[RenderableType]:
         """The measure, and its course: as a curve where the terminal has room for it."""
         size, now = self.console.size, self._figures[0]
         room = size.height >= CURVE_ROOM and len(course) > 1
         first = self._done - len(course) + 1
-        drawn = room and reward_curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first)
+        drawn = room and _curve_text(course, min(size.width - 1, CURVE_WIDTH), CURVE_HEIGHT, first)
         if drawn:
             return [Text(now), Text(drawn, style="cyan", no_wrap=True, overflow="crop")]
         sparks = sparkline(course[-SPARK_STEPS:])
