@@ -140,5 +140,5 @@ class Chat:
     def _text(self, tokens: Sequence[int]) -> str:
         """Without the token that ends the turn and other control tokens."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
-        text: str = self.tokenizer.decode(kept, skip_special_tokens=True)
+        text: str = self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text

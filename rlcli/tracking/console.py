@@ -189,9 +189,10 @@ class View:
         """A line for the reader, kept above the live view."""
         self._print(printable(text))
 
-    def warning(self, text: str) -> None:
-        """A line that says what is wrong with the run; the last ones stay in the live view."""
-        self._warnings = (*self._warnings, f"step {min(self._done + 1, self._total)}: {printable(text)}")
+    def warning(self, text: str, step: int = 0) -> None:
+        """A line that says what is wrong with the run; the last ones stay in the live view. step: 0: the current one."""
+        step = step or min(self._done + 1, self._total)
+        self._warnings = (*self._warnings, f"step {step}: {printable(text)}")
         self._print(printable(text), "yellow")
 
     def samples(self, samples: Sequence[SampleText]) -> None:

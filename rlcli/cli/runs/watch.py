@@ -164,9 +164,12 @@ class Follower:
             self.view.phase(str(place.get("phase")), max(0.0, time.time() - began) if began else 0.0)
 
     def _note(self, event: Mapping[str, Any]) -> None:
+        from rlcli.runs.listing import number
+
         kind = event.get("event")
         if kind == "warning":
-            self.view.warning(f"warning {event.get('name')}: {event.get('text')}")
+            text = f"warning {event.get('name')}: {event.get('text')}"
+            self.view.warning(text, int(number(event.get("step")) or 0))
         elif kind == "evaluated":
             self.view.note(f"evaluation at step {event.get('step')}: {event.get('headline')}")
         elif kind in NOTED:
