@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,15 +77,19 @@ def model_place(name: str) -> str:
     """What `Chat.load` takes for a run, a checkpoint, a model's folder or a hub id: of a run, an export of its newest
     checkpoint. Raises `RlcliError`."""
     from rlcli.export.export import model_folder
+    from rlcli.export.source import is_run
     from rlcli.hub import offline_unless_reachable
     from rlcli.launch.resume import RUNS
     from rlcli.model.io.config import check_place
+    from rlcli.runs.checkpoint import is_checkpoint
 
     path = Path(name).expanduser()
     if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
         path = RUNS / path
     folder = model_folder(str(path) if path.exists() else name, console.note)
     if (Path(folder) / "adapter_config.json").is_file():
+        if is_run(path) or is_checkpoint(path):
+            return _merged(path)
         raise ConfigError(
             f"{name} is a LoRA adapter, and rlcli chat loads whole models",
             "merge it first: rlcli export RUN --merge --out my-model",
@@ -91,6 +98,22 @@ def model_place(name: str) -> str:
         offline_unless_reachable(console.note)
     check_place(folder)
     return folder
+
+
+def _merged(source: Path) -> str:
+    """The newest checkpoint of a run that trains a LoRA adapter, or a checkpoint, merged into its base's weights: a
+    folder that lasts for this command."""
+    from rlcli.export.export import export
+    from rlcli.export.source import find_origin
+    from rlcli.export.types import Options
+
+    temporary = tempfile.mkdtemp(prefix="rlcli-chat-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    origin, out = find_origin(source, "", console.note), Path(temporary) / "merged"
+    console.note(f"merging the adapter of {origin.name} into its base for this command")
+    options = Options(merge=True, check=False)
+    export(origin, out, options, force=False, on_phase=lambda phase: None, on_note=console.note)
+    return str(out)
 
 
 def _ask_once(chat: Chat, question: str, as_json: bool) -> None:

@@ -99,6 +99,8 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": question}]
         text = chat_template.render(self.tokenizer, messages)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not ids:
+            raise RlcliError("the model's tokenizer makes no token of the conversation", "ask something else")
         if len(ids) >= self.positions:
             raise RlcliError(
                 f"the conversation has {len(ids)} tokens, and the model takes {self.positions}",

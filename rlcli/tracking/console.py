@@ -190,7 +190,8 @@ class View:
         self._print(printable(text))
 
     def warning(self, text: str, step: int = 0) -> None:
-        """A line that says what is wrong with the run; the last ones stay in the live view. step: 0: the current one."""
+        """A line that says what is wrong with the run; the last ones stay in the live view. step: 0 is the
+        current one."""
         step = step or min(self._done + 1, self._total)
         self._warnings = (*self._warnings, f"step {step}: {printable(text)}")
         self._print(printable(text), "yellow")
