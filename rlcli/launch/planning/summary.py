@@ -44,7 +44,7 @@ def _batch(config: RunConfig, prompts: int) -> str:
 
 
 def _estimate(prepared: Prepared, steps: int) -> str:
-    """Memory, time and disk as `rlcli plan` predicts them; both times assume responses of full length."""
+    """Memory, time and disk as `rlcli plan` predicts them, for responses of full length and an idle machine."""
     from rlcli.launch.planning.memory_auto import own_device
     from rlcli.planner.device import GIB, with_rates
     from rlcli.planner.forecast import disk
@@ -65,5 +65,5 @@ def _estimate(prepared: Prepared, steps: int) -> str:
     memory = f"at most {peak / GIB:.1f} of {budget(setting) / GIB:.1f} GiB a worker"
     memory += "" if fits(setting) else ", which does not fit: rlcli plan shows what would"
     seconds = step_seconds(setting, times(setting))
-    time = f"a step at most {seconds:.3g} s, all {duration(math.ceil(seconds * steps))}" if seconds else "time unknown"
+    time = f"a step about {seconds:.2g} s, all {duration(math.ceil(seconds * steps))}" if seconds else "time unknown"
     return f"memory {memory}; {time}; disk {sum(disk(setting).values()) / 1e9:.2g} GB"

@@ -45,7 +45,7 @@ def test_a_run_prints_five_lines(places: Path) -> None:
     assert lines["data"] == f"12 prompts of {places}, scored by gsm8k; evaluated on 5"
     assert lines["batch"] == "4 prompts × 2 samples a step, responses of up to 16 tokens; 6 steps, 2 epochs"
     assert lines["estimate"].startswith("memory at most ")
-    assert " GiB a worker; a step at most " in lines["estimate"]
+    assert " GiB a worker; a step about " in lines["estimate"]
     assert lines["output"] == "runs/grpo-1; the whole plan: --plan"
 
 
