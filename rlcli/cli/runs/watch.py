@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ class Tail:
         """Whether the file was replaced since the last call, and its new lines: then all of them."""
         try:
             with self._path.open("rb") as file:
-                found = self._path.stat()
+                found = os.fstat(file.fileno())
                 replaced = found.st_ino != self._inode or found.st_size < self._offset
                 self._inode, self._offset = found.st_ino, 0 if replaced else self._offset
                 file.seek(self._offset)
