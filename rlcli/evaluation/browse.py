@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.samples import sample_files, schema
+from rlcli.data.samples import sample_files
+from rlcli.data.step_files import ADVANTAGES
 from rlcli.errors import DataError
 from rlcli.evaluation.store import read_samples
 from rlcli.types import Outcome
-
-ADVANTAGES = "advantages.parquet"
-"""Beside the samples of a training step, in runs that record it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def wanted_samples(
     left out.
     """
     for step in sorted(steps, reverse=True):
-        advantages: dict[tuple[Any, ...], float | None] | None = None
+        advantages: Callable[[Mapping[str, Any]], float | None] | None = None
         for file in sample_files(room, step):
             try:
                 table = wanted.of(read_samples(file))
@@ -75,12 +73,12 @@ def wanted_samples(
             if len(table) and advantages is None:
                 advantages = _advantages(room, step)
             for row in table.to_pylist():
-                yield row | {"step": step, "advantage": (advantages or {}).get(_key(row))}
+                yield row | {"step": step, "advantage": advantages(row) if advantages else None}
 
 
-def _advantages(room: Path, step: int) -> dict[tuple[Any, ...], float | None]:
-    """The recorded advantages of a step. Samples of a prompt that occurs twice may not be told apart: they have
-    none."""
+def _advantages(room: Path, step: int) -> Callable[[Mapping[str, Any]], float | None]:
+    """The recorded advantage of a row of a step. Samples that cannot be told apart, of a prompt that occurs twice in a
+    file without groups, have none."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -88,13 +86,10 @@ def _advantages(room: Path, step: int) -> dict[tuple[Any, ...], float | None]:
     try:
         rows = pq.read_table(file).to_pylist()
     except (OSError, pa.ArrowException):  # an older run, or a kill in the middle of a write
-        return {}
+        return lambda row: None
+    names = [name for name in ("prompt_id", "sample", "group") if rows and name in rows[0]]
     found: dict[tuple[Any, ...], float | None] = {}
     for row in rows:
-        key = _key(row)
+        key = tuple(row[name] for name in names)
         found[key] = None if key in found else row.get("advantage")
-    return found
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row.get("prompt_id"), row.get("sample"), row.get("group") if "group" in schema().names else None
+    return lambda row: found.get(tuple(row.get(name) for name in names))

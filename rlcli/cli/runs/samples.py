@@ -77,7 +77,7 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
 
     from rlcli.redact import printable
     from rlcli.tracking.console import SampleText
-    from rlcli.tracking.text.messages import shortened
+    from rlcli.tracking.text.messages import messages_of, shortened
 
     terminal = console.stdout()
     for row in rows:
@@ -86,6 +86,7 @@ def print_samples(rows: Sequence[Mapping[str, Any]], most: int | None) -> None:
             answer = f"answer {row.get('answer')!s}, ground truth {row.get('ground_truth')!s}"
             terminal.print(Text(shortened(answer, most or len(answer)), style="dim"), soft_wrap=True)
         sample = SampleText.of(row)
+        sample = sample._replace(messages=sample.messages or messages_of(row))  # also a system message, and examples
         names = ("", "") if sample.messages else ("user: ", "assistant: ")
         for number, (text, drawn) in enumerate(sample.parts()):
             label = names[number] if not sample.messages else ""
