@@ -182,9 +182,9 @@ class Verifier(Protocol):
     """A function from a request to a verdict; the entry-point group `rlcli.verifiers` publishes it by name.
 
     It runs in a separate process that is killed at a deadline: it may be slow, hang or crash without affecting the run.
-    It never executes or evaluates the model's text. None means that it does not apply to this row. Its keyword-only
-    parameters are options, which a configuration sets as `name(strict=true)`. It may be `async`, and it may take
-    `requests`, many at once, and return as many verdicts.
+    It never executes or evaluates the model's text. A number is a score: right if it is above 0. None means that it
+    does not apply to this row. Its keyword-only parameters are options, which a configuration sets as
+    `name(strict=true)`. It may be `async`, and it may take `requests`, many at once, and return as many verdicts.
 
         def verify(request: VerifyRequest, *, ignore_case: bool = False) -> Verdict:
             answer, truth = request.completion.strip(), request.ground_truth
@@ -196,7 +196,7 @@ class Verifier(Protocol):
     answers with the request's ground truth, for `rlcli verifiers audit`.
     """
 
-    def __call__(self, request: VerifyRequest, /) -> Verdict | None: ...
+    def __call__(self, request: VerifyRequest, /) -> Verdict | float | None: ...
 
 
 @dataclass(frozen=True, slots=True)

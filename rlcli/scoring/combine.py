@@ -30,7 +30,7 @@ def combine(expression: str, weights: Mapping[str, float] | None, verified: Sequ
         return failed
     odd = next((one for one in verified if one is not None and not isinstance(one, Verdict)), None)
     if odd is not None:
-        return TypeError(f"the verifier returned {odd!r:.200}, not a Verdict")
+        return TypeError(f"the verifier returned {odd!r:.200}, not a Verdict or a number")
     there = [(name, one) for name, one in zip(weights or [""], verified, strict=True) if isinstance(one, Verdict)]
     if not there:
         return Verdict(0.0, Outcome.NO_ANSWER, detail=f"no verifier of {expression} applies to this row")

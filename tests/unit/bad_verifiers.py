@@ -135,7 +135,7 @@ _DEEDS = {
     "sys.exit": lambda request: sys.exit(4),
     "segfault": lambda request: ctypes.string_at(0),
     "none": lambda request: None,
-    "number": lambda request: 1.0,
+    "text": lambda request: "1.0",
     "nan": lambda request: Verdict(float("nan"), Outcome.OK),
     "infinite part": lambda request: Verdict(1.0, Outcome.OK, parts={"speed": float("inf")}),
     "long": lambda request: Verdict(1.0, Outcome.OK, parts={str(i): 1.0 for i in range(100_000)}),

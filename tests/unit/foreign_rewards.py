@@ -175,6 +175,30 @@ def half(request: VerifyRequest) -> Verdict:
     return Verdict(0.5, Outcome.WRONG, answer="half", detail="half")
 
 
+def is_truth(request: VerifyRequest) -> bool:
+    return request.completion == request.ground_truth
+
+
+def share_of_digits(request: VerifyRequest) -> float:
+    import numpy as np
+
+    return np.float32(np.mean([letter.isdigit() for letter in request.completion]))  # type: ignore[return-value]
+
+
+def is_truth_to_numpy(request: VerifyRequest) -> bool:
+    import numpy as np
+
+    return np.array(request.completion) == request.ground_truth  # type: ignore[no-any-return]
+
+
+async def length_awaited(request: VerifyRequest) -> float:
+    return -len(request.completion)
+
+
+def lengths(requests: Sequence[VerifyRequest]) -> list[int]:
+    return [len(request.completion) for request in requests]
+
+
 def unreadable(request: VerifyRequest) -> Verdict:
     raise ValueError(f"the ground truth {request.ground_truth!r} is no number")
 

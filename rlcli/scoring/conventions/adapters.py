@@ -2,14 +2,15 @@
 
 | convention     | recognised by a parameter                                   | gives                                 |
 |----------------|-------------------------------------------------------------|---------------------------------------|
-| ours           | the first, and no other positional one without a default    | a `Verdict`, or None: not this row    |
+| ours           | the first, and no other positional one without a default    | a `Verdict` or a number; None: not    |
+|                |                                                             | this row                              |
 | ours, in batch | the same, named `requests`                                  | a list of these                       |
 | verl           | `solution_str`                                              | a number, or a dict with `score`      |
 | TRL            | `completions`, `completion_ids` or `prompts`                | a list of numbers; None: not this row |
 | PrimeIntellect | `completion`, `answer`, `prompt`, `state`, `info` or `task` | a number                              |
 
-Each may be `async`. Parameters beyond those of the convention are options (for TRL those that have a default). A score
-from another framework is OK above 0 and WRONG otherwise. An object with `funcs` and `weights` is a weighted sum of
+Each may be `async`. Parameters beyond those of the convention are options (for TRL those that have a default). A number
+is a score, OK above 0 and WRONG otherwise. An object with `funcs` and `weights` is a weighted sum of
 rubric functions.
 
 TRL and Prime Intellect pass a completion as text or as chat messages, depending on the dataset. Ours are texts; a
@@ -21,11 +22,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from rlcli.scoring.combine import Verified
 from rlcli.scoring.conventions.calls import NAMED, Loaded, Parameters, gathered, is_async, lacking_of, one_each, run
-from rlcli.scoring.conventions.foreign import PRIME, TRL, VERL, prime, rubric, trl, trl_inputs, verl
+from rlcli.scoring.conventions.foreign import PRIME, TRL, VERL, prime, rubric, trl, trl_inputs, verdict_of, verl
 from rlcli.types import VerifyRequest
 
 CONVENTIONS = (
@@ -89,7 +91,11 @@ def options_of(function: Callable[..., Any]) -> tuple[dict[str, inspect.Paramete
 
 def _native(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     if is_async(function):
-        return gathered(lambda request: function(request, **options), many=True)
+
+        async def one(request: VerifyRequest) -> Verified:
+            return _verified(await function(request, **options))
+
+        return gathered(one, many=True)
 
     def verify(requests: Sequence[VerifyRequest]) -> list[Verified]:
         return [_attempt(function, request, options) for request in requests]
@@ -97,16 +103,23 @@ def _native(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     return Loaded(verify, many=False)
 
 
-def _attempt(function: Callable[..., Verified], request: VerifyRequest, options: Mapping[str, Any]) -> Verified:
+def _attempt(function: Callable[..., Any], request: VerifyRequest, options: Mapping[str, Any]) -> Verified:
     try:
-        return function(request, **options)
+        return _verified(function(request, **options))
     except BaseException as error:  # including SystemExit and KeyboardInterrupt: any exception is a crash
         return error
+
+
+def _verified(result: Any) -> Verified:
+    """A number, also numpy's, as a verdict; anything else as it is."""
+    is_numpys = type(result).__module__ == "numpy" and getattr(result, "ndim", 1) == 0
+    return verdict_of(result) if isinstance(result, Real) or is_numpys else result
 
 
 def _native_batch(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
     def verify(requests: Sequence[VerifyRequest]) -> Sequence[Verified]:
         result = function(list(requests), **options)
-        return one_each(run(result) if inspect.isawaitable(result) else result, requests)
+        results = one_each(run(result) if inspect.isawaitable(result) else result, requests)
+        return [_verified(one) for one in results]
 
     return Loaded(verify, many=True)

@@ -49,9 +49,9 @@ def _of_verl(result: Any) -> Verdict:
     """`acc` states whether the response is right, `pred` is the answer, other numbers are parts. As verl does, use the
     first item of a tuple."""
     if isinstance(result, list | tuple) and result:
-        return _verdict(result[0])
+        return verdict_of(result[0])
     if not isinstance(result, Mapping):
-        return _verdict(result)
+        return verdict_of(result)
     if "score" not in result:
         raise TypeError(f"it returned a dict without 'score': {dict(result)!r:.200}")
     score = _number(result["score"])
@@ -85,7 +85,7 @@ def trl(function: Callable[..., Any], options: Mapping[str, Any]) -> Loaded:
             return await awaited(function(**wanted(columns | given)))
 
         scores = one_each(await _in_either_shape(call, messages_first), requests)
-        return [None if score is None else _verdict(score) for score in scores]
+        return [None if score is None else verdict_of(score) for score in scores]
 
     return Loaded(lambda requests: run(batch(requests)), many=True)
 
@@ -123,7 +123,7 @@ def prime(function: Callable[..., Any], options: Mapping[str, Any], others: Mapp
             state = {**given, **ended}
             return await awaited(function(**wanted({**(others or {}), **given, "state": state}), **options))
 
-        return _verdict(await _in_either_shape(call, messages_first))
+        return verdict_of(await _in_either_shape(call, messages_first))
 
     return gathered(one, many=is_async(function))
 
@@ -191,7 +191,8 @@ async def _in_either_shape(call: Callable[[bool], Awaitable[Any]], messages_firs
             raise TypeError("; ".join(tries)) from error
 
 
-def _verdict(score: Any) -> Verdict:
+def verdict_of(score: Any) -> Verdict:
+    """The verdict with a number as its score: right if it is above 0. Raises `TypeError` for anything else."""
     value = _number(score)
     return Verdict(value, Outcome.OK if value > 0 else Outcome.WRONG)
 

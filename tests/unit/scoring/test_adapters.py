@@ -130,6 +130,23 @@ def test_what_fits_no_convention_is_refused_with_those_that_there_are(
         ask(pool, function)
 
 
+@pytest.mark.parametrize(
+    ("function", "completion", "verdict"),
+    [
+        ("is_truth", "42", (1.0, Outcome.OK)),
+        ("is_truth", "41", (0.0, Outcome.WRONG)),
+        ("is_truth_to_numpy", "42", (1.0, Outcome.OK)),
+        ("share_of_digits", "a4b2", (0.5, Outcome.OK)),
+        ("length_awaited", "abc", (-3.0, Outcome.WRONG)),
+        ("lengths", "abc", (3.0, Outcome.OK)),
+    ],
+)
+def test_a_number_of_our_own_functions_is_a_score(
+    pool: ScoringPool, function: str, completion: str, verdict: tuple[float, Outcome]
+) -> None:
+    assert said(ask(pool, function, completion)) == verdict
+
+
 def test_options_reach_the_verifier_as_it_annotates_them(pool: ScoringPool) -> None:
     verdict = ask(
         pool, "native(need=ab, times=2, among=[ab, cd], loud=true)".replace("[ab, cd]", '["ab", "cd"]'), "xabab"
