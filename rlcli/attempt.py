@@ -1,4 +1,5 @@
-"""The environment variables that a supervisor (`rlcli.supervisor.supervise`) passes to one attempt at a run."""
+"""The environment variables that a supervisor (`rlcli.supervisor.supervise`) passes to one attempt at a run, and a
+program (`rlcli.api`) to the command that it has started."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ REPORTED = 76
 """Exit code of an attempt that failed and has printed why, instead of 1: with 1 Ray silently ends a driver that asks a
 dead raylet for something before a sentinel has seen it die."""
 
-_SUPERVISED, _GROUP, _RESTARTS = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS"
+_SUPERVISED, _GROUP, _RESTARTS, _ERROR = "RLCLI_SUPERVISED", "RLCLI_GROUP", "RLCLI_RESTARTS", "RLCLI_ERROR"
 
-_inherited = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS)}
+_inherited = {name: os.environ.pop(name, "") for name in (_SUPERVISED, _GROUP, _RESTARTS, _ERROR)}
 """Removed from the environment: they are for this process, not for another rlcli started within the run, which would
 remove the run's own files."""
 _supervisor = os.getppid()
@@ -26,7 +27,17 @@ _supervisor = os.getppid()
 
 def child_environment(group: str, restarts: int) -> dict[str, str]:
     """The variables for an attempt. group: id in the names of its files outside the run folder. restarts: so far."""
-    return {_SUPERVISED: "1", _GROUP: group, _RESTARTS: str(restarts)}
+    return {_SUPERVISED: "1", _GROUP: group, _RESTARTS: str(restarts)} | error_to(_inherited[_ERROR])
+
+
+def error_to(file: str | Path) -> dict[str, str]:
+    """The variable for a command whose error goes to `file` instead of the terminal; none if `file` is empty."""
+    return {_ERROR: str(file)} if file else {}
+
+
+def error_file() -> Path | None:
+    """Where the program that has started this command reads its error."""
+    return Path(_inherited[_ERROR]) if _inherited[_ERROR] else None
 
 
 def is_supervised() -> bool:

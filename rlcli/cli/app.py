@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import errno
 import io
+import json
 import os
 import sys
 import warnings
@@ -17,7 +18,7 @@ import typer
 from typer import TyperException
 
 from rlcli import __version__
-from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, is_supervised
+from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, error_file, is_supervised
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
@@ -88,12 +89,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 sys.excepthook(type(error), error, error.__traceback__)
                 return 1  # through `leave`, not the interpreter's exit: this error is printed
             raise
-        failure = _user_error(error)
-        _print("error:", *str(failure or _defect(error)).split())
-        return failure.exit_code if failure else 1
+        return _report(error)
     if done == INTERRUPTED and not is_supervised():
         _print("interrupted")
     return done if isinstance(done, int) else 0
+
+
+def _report(error: Exception) -> int:
+    """Print an error, or pass it to the program that has started this command. Returns the exit code."""
+    failure = _user_error(error)
+    if file := error_file():
+        if failure is None:
+            sys.excepthook(type(error), error, error.__traceback__)
+            failure = RunFailed(f"{type(error).__name__}: {error}".rstrip(": "), "its traceback is above")
+        facts = {"kind": type(failure).__name__, "message": failure.message, "hint": failure.hint}
+        file.write_text(redacted(json.dumps(facts)), encoding="utf-8")
+        return failure.exit_code
+    _print("error:", *str(failure or _defect(error)).split())
+    return failure.exit_code if failure else 1
 
 
 def _format_warning(

@@ -117,5 +117,5 @@ def test_contributing_names_files_that_exist() -> None:
 def test_the_page_lists_every_package() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for place in PACKAGE.iterdir():
-        if place.name not in ("__init__.py", "__pycache__", "py.typed"):
+        if place.name not in ("__init__.py", "__init__.pyi", "__pycache__", "py.typed"):
             assert f"`rlcli/{place.name}`" in text

@@ -1,0 +1,81 @@
+"""`rlcli.evaluate`: the command `rlcli eval` as a function."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.run import Run
+
+Place = str | Path
+
+
+def evaluate(
+    model: Place | Run | None = None,
+    data: Place | Sequence[Place] | None = None,
+    *,
+    endpoint: str | None = None,
+    samples: int = 1,
+    temperature: float | None = None,
+    greedy: bool = False,
+    max_tokens: int | None = None,
+    max_prompts: int | None = None,
+    by: str | Sequence[str] | None = None,
+    verifier: str | Callable[..., Any] | None = None,
+    environment: str | None = None,
+    workers: int | None = None,
+    seed: int | None = None,
+    out: Place | None = None,
+    settings: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a model, as `rlcli eval` does, and return its report: what `rlcli eval --json` prints.
+
+        report = rlcli.evaluate("runs/grpo-1", "data/gsm8k", samples=4)
+        report["pass"]["pass@4"]["mean"]
+
+    model: a folder or hub id, a run or its folder. data: a path, or several. Each parameter is the command's option of
+    that name; `rlcli eval -h` describes them. verifier: what the command takes, or a function as for `rlcli.train`.
+    settings: dotted key → value. The samples are kept only with `out`: parquet files there. Raises an `RlcliError` that
+    names the fix.
+    """
+    from rlcli.api.command import call, option, settings_words
+
+    with _expression(verifier, out) as text:
+        given: dict[str, object] = {
+            "model": model.path if isinstance(model, Run) else model,
+            "data": data,
+            "endpoint": endpoint,
+            "samples": samples,
+            "temperature": temperature,
+            "greedy": greedy,
+            "max_tokens": max_tokens,
+            "max_prompts": max_prompts,
+            "by": by,
+            "verifier": text,
+            "environment": environment,
+            "workers": workers,
+            "seed": seed,
+            "out": out,
+            "force": force,
+        }
+        words = [word for name, value in given.items() for word in option(name, value)]
+        return call("eval", [*words, *settings_words(settings)])
+
+
+@contextmanager
+def _expression(verifier: str | Callable[..., Any] | None, out: Place | None) -> Iterator[str | None]:
+    """The verifier as the command takes it; a function is stored with the samples, or for the time of this call."""
+    if not callable(verifier):
+        yield verifier
+        return
+    from rlcli.api.verifier import stored_in_evaluation
+
+    with (
+        tempfile.TemporaryDirectory(prefix="rlcli-eval-") as room,
+        stored_in_evaluation(verifier, Path(out or room)) as text,
+    ):
+        yield text

@@ -1,0 +1,166 @@
+"""`rlcli.Run`: what a run has recorded, as plain Python values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import RlcliError
+
+if TYPE_CHECKING:
+    from rlcli.runs.listing import State
+
+Columns = dict[str, list[Any]]
+"""Name → values: what `pandas.DataFrame` and `polars.DataFrame` take."""
+
+
+class Run:
+    """A run in its folder, alive or not; every call reads what is there now.
+
+        run = rlcli.Run("runs/grpo-1")     # or its name below runs/
+        run.state, run.step, run.steps     # ('alive', 12, 100)
+        pandas.DataFrame(run.metrics())
+
+    path: the folder. Raises `RlcliError` if it is not a run's.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        from rlcli.launch.resume import find_run
+
+        self.path = find_run(folder)
+
+    def __repr__(self) -> str:
+        at = f"{self.state}, step {self.step} of {self.steps}"
+        rewards = [reward for reward in self.metrics().get("reward/mean", []) if reward is not None]
+        return f"Run({str(self.path)!r}): {at}" + (f", reward {rewards[-1]:.3f}" if rewards else "")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def state(self) -> State:
+        """`alive`; else how its last attempt ended: `finished`, `stopped`, `failed`, or `killed` if it recorded no
+        end."""
+        from rlcli.runs.listing import state_of
+
+        return state_of(self.path)
+
+    @property
+    def step(self) -> int:
+        """Steps done so far, of `steps`."""
+        from rlcli.runs.listing import run_at
+
+        return int(run_at(self.path).step)
+
+    @property
+    def steps(self) -> int:
+        from rlcli.runs.listing import run_at
+
+        return run_at(self.path).steps
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The configuration, section → key → value: `run.config["train"]["lr"]`."""
+        from rlcli.runs.listing import config_of
+
+        return config_of(self.path)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the run, oldest first: `event`, `time` in seconds since 1970, and further facts of each."""
+        from rlcli.runs.folder import events_of
+
+        return events_of(self.path)
+
+    @property
+    def evaluations(self) -> dict[int, dict[str, Any]]:
+        """Step → report of each evaluation during the run: `run.evaluations[50]["pass"]["pass@1"]["mean"]`."""
+        from rlcli.runs.records import evaluations_of
+
+        return evaluations_of(self.path)
+
+    def metrics(self) -> Columns:
+        """The metrics of each step as columns (docs/metrics.md), None where a step lacks one. Step 0 is the evaluation
+        before training."""
+        from rlcli.runs.records import metrics_of
+
+        return _columns([_with_nonfinite(line) for line in metrics_of(self.path)])
+
+    def samples(self, step: int | None = None, *, evaluation: bool = False) -> Columns:
+        """The samples of a step as columns, one row a response; of the last step that has any by default.
+
+        `messages` are the messages of a conversation, `parts` the named parts of its reward. evaluation: those of the
+        evaluation after that step. Raises `RlcliError` if there are none.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from rlcli.data.samples import sample_files
+
+        room = self.path / ("evaluations" if evaluation else "samples")
+        last = next(_steps_with_samples(room), 0) if step is None else step
+        files = sample_files(room, last)
+        if not files:
+            there = _ranges(sorted(_steps_with_samples(room)))
+            what = f"{self.path} has no samples of " + ("an evaluation after " if evaluation else "") + f"step {last}"
+            raise RlcliError(what, f"there are those of step {there}" if there else "no step has any")
+        try:
+            table = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
+        except (OSError, pa.ArrowException) as error:
+            raise RlcliError(
+                f"the samples of step {last} in {room} cannot be read: {error}", "see another step"
+            ) from None
+        return {name: [_plain(name, value) for value in table[name].to_pylist()] for name in table.column_names}
+
+
+def _with_nonfinite(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of metrics with NaN and infinities, which JSON lacks, in their places."""
+    odd = line.get("nonfinite")
+    values = {name: float(text) for name, text in odd.items()} if isinstance(odd, dict) else {}
+    return {name: value for name, value in (line | values).items() if name != "nonfinite"}
+
+
+def _columns(lines: list[dict[str, Any]]) -> Columns:
+    """The lines' values by name; a column with a float has floats only."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    found = {name: [line.get(name) for line in lines] for name in names}
+    for name, values in found.items():
+        if any(isinstance(value, float) for value in values):
+            found[name] = [float(value) if isinstance(value, int) else value for value in values]
+    return found
+
+
+def _steps_with_samples(room: Path) -> Iterator[int]:
+    """The steps that have files of samples, latest first."""
+    from rlcli.data.samples import sample_files
+    from rlcli.runs.records import OF_STEP
+
+    steps = {int(named[1]) for path in room.glob("step-*") if (named := OF_STEP.match(path.name))}
+    return (step for step in sorted(steps, reverse=True) if sample_files(room, step))
+
+
+def _ranges(steps: list[int]) -> str:
+    """
+    >>> _ranges([1, 2, 3, 7])
+    '1 to 3, 7'
+    """
+    spans: list[list[int]] = []
+    for step in steps:
+        if spans and step == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], step]
+        else:
+            spans.append([step, step])
+    return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in spans)
+
+
+def _plain(column: str, value: Any) -> Any:
+    if column == "parts":
+        return dict(value or [])
+    if column == "messages" and value:
+        with suppress(ValueError):
+            return json.loads(value)
+    return value

@@ -1,0 +1,110 @@
+"""`rlcli.train`: the command `rlcli train` as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from rlcli.api.run import Run
+from rlcli.errors import ConfigError
+
+Place = str | Path
+Data = Place | Mapping[Place, float] | Sequence[Place]
+
+
+def train(
+    recipe: str | Path | None = None,
+    *,
+    model: Place | Run | None = None,
+    data: Data | None = None,
+    eval_data: Place | Sequence[Place] | None = None,
+    verifier: str | Callable[..., Any] | None = None,
+    environment: str | None = None,
+    out: Place | None = None,
+    resume: Place | Run | None = None,
+    steps: int | None = None,
+    workers: int | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    deterministic: bool = False,
+    memory: str | None = None,
+    ray_address: str | None = None,
+    show_samples: int = 0,
+    profile: bool = False,
+    force: bool = False,
+) -> Run:
+    """Train a model by reinforcement learning with verifiable rewards, as `rlcli train` does, and return the run.
+
+        run = rlcli.train("grpo", model="tiny", data="sums", steps=20, settings={"train.lr": 1e-4})
+
+    Each parameter is the command's option of that name; `rlcli train -h` describes them. data: a path, several, or path
+    → weight. verifier: what the command takes, or a function from a request to a `Verdict`, a number, True or False;
+    its source is stored in the run's folder, so it may use only its own names, builtins and imported modules. settings:
+    dotted key → value, for any key of the configuration.
+
+    The command runs as a child process and prints its progress here. Ctrl-C stops the run after its current step, and
+    then raises KeyboardInterrupt; `rlcli.train(resume=…)` continues. Raises an `RlcliError` that names the fix:
+    `RunFailed` for a run that failed after it had started.
+    """
+    from rlcli.api.command import call, option, settings_words
+
+    words = [*([str(recipe)] if recipe is not None else []), *_data(data), *settings_words(settings)]
+    given: dict[str, object] = {
+        "model": _path(model),
+        "eval_data": eval_data,
+        "environment": environment,
+        "resume": _path(resume),
+        "steps": steps,
+        "workers": workers,
+        "seed": seed,
+        "deterministic": deterministic,
+        "memory": memory,
+        "ray_address": ray_address,
+        "show_samples": show_samples or None,
+        "profile": profile,
+        "force": force,
+    }
+    if callable(verifier) and resume is not None:
+        raise ConfigError(f"resume = {resume}: the run has its verifier", "leave verifier out")
+    if callable(verifier) and out is None:
+        out = _free_folder(recipe)
+    with _expression(verifier, out, force) as text:
+        given |= {"out": out, "verifier": text}
+        result = call("train", [*words, *(word for name, value in given.items() for word in option(name, value))])
+    return Run(result["out"])
+
+
+def _expression(
+    verifier: str | Callable[..., Any] | None, out: Place | None, force: bool
+) -> AbstractContextManager[str | None]:
+    """The verifier as the command takes it; a function is stored in the run's folder `out`."""
+    if not callable(verifier):
+        return nullcontext(verifier)
+    from rlcli.api.verifier import stored_in_run
+
+    assert out is not None, "the folder of a stored function is known"
+    return stored_in_run(verifier, Path(out), force)
+
+
+def _free_folder(recipe: str | Path | None) -> Path:
+    """The folder that the command chooses for a run."""
+    from rlcli.config.recipes import load
+    from rlcli.runs.folder import default_out
+
+    if recipe is None:
+        raise ConfigError("no recipe is given", "name one: rlcli recipes list shows them")
+    return default_out(load(str(recipe)).header.name)
+
+
+def _data(data: Data | None) -> list[str]:
+    from rlcli.api.command import option
+
+    if isinstance(data, Mapping):
+        return option("data", [f"{path}:{weight:g}" for path, weight in data.items()])
+    return option("data", data)
+
+
+def _path(place: Place | Run | None) -> Place | None:
+    return place.path if isinstance(place, Run) else place
