@@ -193,8 +193,11 @@ def train_in_folder(
         view.phase(name)
         folder.at(step, name)
 
-    with _folder(resolved, prepared, target, resumed, force=force) as folder:
-        with _trackers(resolved.config, folder, view, resumed) as trackers, noting_failure(folder.path):
+    with (
+        _folder(resolved, prepared, target, resumed, force=force) as folder,
+        _trackers(resolved.config, folder, view, resumed) as trackers,
+    ):
+        with noting_failure(folder.path):
             folder.event("resumed" if checkpoint else "started", step=step, of=resolved.config.train.steps)
             lost = exit_when_cluster_lost(folder.path)
             with (
@@ -207,7 +210,8 @@ def train_in_folder(
                 trainer.listeners.append(StartReport(folder, list(groups.by_name.values())).phase)
                 with _profile(trainer, groups, checkpoint) if profile else nullcontext():
                     result = trainer.run(checkpoint)
-        _draw(target, result, view)
+        if _draw(target, result, view):
+            trackers.picture("reward", folder.path / "reward.png")
     return outcome_of(target, result)
 
 
@@ -243,18 +247,20 @@ def _trackers(
     return open_trackers(tracking.trackers, folder, tracking.project, plain, view.note, resumed_at)
 
 
-def _draw(target: Path, result: RunResult, view: View) -> None:
-    """Write reward.png to the run folder."""
+def _draw(target: Path, result: RunResult, view: View) -> bool:
+    """Write reward.png to the run folder. Returns whether it is there."""
     at_one = {step: report["pass"]["pass@1"] for step, report in result.evaluations.items()}
     steps = [step for step, value in enumerate(result.course, 1) if math.isfinite(value)]
     if not steps:
-        return
+        return False
     values = [result.course[step - 1] for step in steps]
     intervals = {step: (e["mean"], e["low"], e["high"]) for step, e in at_one.items()}
     try:
         reward_curve_png(target / "reward.png", steps, values, intervals, result.measure)
     except OSError as error:  # only a plot of recorded data
         view.note(f"{target / 'reward.png'} cannot be written: {error.strerror}")
+        return False
+    return True
 
 
 def _profile(trainer: Trainer, groups: Groups, checkpoint: Checkpoint | None) -> StepProfile:

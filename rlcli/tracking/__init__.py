@@ -1,4 +1,4 @@
-"""Sends a run's metrics to metrics.jsonl and to optional trackers, each in a separate process."""
+"""Sends a run's metrics to metrics.jsonl, and with some samples to optional trackers, each in a separate process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ConfigError
@@ -21,6 +22,9 @@ FINISH_S = 60.0
 """Seconds that all trackers together have to send the rest when the run ends."""
 FAILED_S = 10.0
 """The same for a run that fails, or must exit at once."""
+
+SAMPLES_EVERY = 10
+"""Trackers get samples of the first step, of every step that this divides, and of every evaluation."""
 
 
 class Trackers:
@@ -45,6 +49,11 @@ class Trackers:
         amend(self._folder.path, step, metrics)
         self._send(step, metrics)
 
+    def picture(self, name: str, file: Path) -> None:
+        """Send a PNG of the run folder, once it is complete."""
+        for process in self._processes:
+            process.picture(name, file)
+
     def close(self, failed: bool = False) -> None:
         """Let the trackers send the rest, for at most FINISH_S. failed: mark the run as failed, and wait less. May be
         called again."""
@@ -63,8 +72,11 @@ class Trackers:
         self.close(failed=kind is not None)
 
     def _send(self, step: int, metrics: Mapping[str, float]) -> None:
+        evaluated = any(name.startswith("eval/") for name in metrics)
         for process in self._processes:
             process.log(step, metrics)
+            if evaluated or step == 1 or step % SAMPLES_EVERY == 0:
+                process.samples(step, evaluated)
         self._report()
 
     def _report(self) -> None:

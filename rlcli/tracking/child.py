@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,6 +47,7 @@ class _Server:
     def __init__(self, target: str) -> None:
         self._target = target
         self._tracker: Tracker | None = None
+        self._folder = Path()
         self.closed = False
 
     def answer(self, request: dict[str, Any]) -> dict[str, str]:
@@ -53,22 +55,42 @@ class _Server:
         try:
             if kind == "start":
                 return self._start(**facts)
-            if kind == "log":
-                return self._log(**facts)
-            return self._close(**facts)
+            deeds: dict[str, Callable[..., dict[str, str]]]
+            deeds = {"log": self._log, "samples": self._samples, "picture": self._picture, "close": self._close}
+            return deeds[kind](**facts)
         except Exception as error:
             traceback.print_exc()
             return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
 
     def _start(self, folder: str, **facts: Any) -> dict[str, str]:
         kind: type[Tracker] = EntryPoint("tracker", self._target, "rlcli.trackers").load()
-        self._tracker = kind(TrackedRun(Path(folder), **facts))
+        self._folder = Path(folder)
+        self._tracker = kind(TrackedRun(self._folder, **facts))
         return {"id": self._tracker.id}
 
     def _log(self, step: int, metrics: dict[str, float]) -> dict[str, str]:
         assert self._tracker is not None
         self._tracker.log(step, metrics)
         return {}
+
+    def _samples(self, step: int, evaluated: bool) -> dict[str, str]:
+        if receive := self._optional("samples"):
+            from rlcli.tracking.samples import tracked_samples
+
+            for name in ("samples", "evaluations") if evaluated else ("samples",):
+                if found := tracked_samples(self._folder / name, step):
+                    receive(step, "eval/samples" if name == "evaluations" else name, found)
+        return {}
+
+    def _picture(self, name: str, file: str) -> dict[str, str]:
+        if receive := self._optional("picture"):
+            receive(name, Path(file))
+        return {}
+
+    def _optional(self, name: str) -> Callable[..., None] | None:
+        """A method that a tracker need not have; None if it has not."""
+        own: Callable[..., None] | None = getattr(self._tracker, name, None)
+        return None if own is None or getattr(own, "__func__", own) is getattr(Tracker, name) else own
 
     def _close(self, failed: bool) -> dict[str, str]:
         self.closed = True

@@ -55,6 +55,18 @@ class TrackerProcess:
         else:
             self._requests.put({"log": {"step": step, "metrics": dict(metrics)}})
 
+    def samples(self, step: int, evaluated: bool) -> None:
+        """Let it read and send some samples of a step from the run folder. evaluated: those of its evaluation too."""
+        self._request({"samples": {"step": step, "evaluated": evaluated}})
+
+    def picture(self, name: str, file: Path) -> None:
+        self._request({"picture": {"name": name, "file": str(file)}})
+
+    def _request(self, request: dict[str, Any]) -> None:
+        """Something that it may lack: dropped if it is far behind."""
+        if not self._off and self._requests.qsize() < BEHIND:
+            self._requests.put(request)
+
     def finish(self, failed: bool) -> None:
         """Ask it to send the rest."""
         self._requests.put({"close": {"failed": failed}})
@@ -129,9 +141,8 @@ class TrackerProcess:
         elif "error" in reply and "start" in request:
             self._turn_off(f"for this run: {reply['error']}")
         elif "error" in reply:
-            what = f"step {request['log']['step']}" if "log" in request else "the end"
             if not self._complained:
-                self._notes.append(f"{self.name} failed at {what}: {reply['error']}")
+                self._notes.append(f"{self.name} failed at {_what(request)}: {reply['error']}")
             self._complained = True
         elif "log" in request:
             self._stored += 1
@@ -155,6 +166,16 @@ class TrackerProcess:
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def _what(request: Mapping[str, Any]) -> str:
+    """
+    >>> _what({"log": {"step": 3}}), _what({"samples": {"step": 3}}), _what({"close": {"failed": False}})
+    ('step 3', 'the samples of step 3', 'the end')
+    """
+    ((kind, facts),) = request.items()
+    of_step = {"log": "step", "samples": "the samples of step"}
+    return f"{of_step[kind]} {facts['step']}" if kind in of_step else {"picture": "the picture"}.get(kind, "the end")
 
 
 def _plain(value: Any) -> Any:

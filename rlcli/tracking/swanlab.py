@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from rlcli.tracking.tracker import TrackedRun, Tracker, require, require_key
+from rlcli.tracking.tracker import TrackedRun, TrackedSample, Tracker, require, require_key
 
 
 class SwanLab(Tracker):
@@ -30,9 +31,22 @@ class SwanLab(Tracker):
             **({"id": run.id, "resume": "allow"} if run.id else {}),
         )
         self.id: str = self._run.id
+        self._step: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = step
         self._run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, name: str, samples: Sequence[TrackedSample]) -> None:
+        import swanlab
+
+        texts = [swanlab.Text(sample.conversation, caption=sample.title) for sample in samples]
+        self._run.log({name: texts}, step=step)
+
+    def picture(self, name: str, file: Path) -> None:
+        import swanlab
+
+        self._run.log({name: swanlab.Image(str(file))}, step=self._step)
 
     def close(self, failed: bool) -> None:
         self._run.finish(*(("crashed", "the run failed") if failed else ()))

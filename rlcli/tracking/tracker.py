@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +32,29 @@ class TrackedRun:
         return self.folder.name
 
 
+@dataclass(frozen=True)
+class TrackedSample:
+    """One response for people to read. sample: its number among those to its prompt. messages: the conversation, each
+    with `role` and `content`; long ones are cut. response_tokens: None if unknown."""
+
+    prompt_id: str
+    sample: int
+    score: float
+    outcome: str
+    answer: str
+    response_tokens: int | None
+    messages: Sequence[Mapping[str, str]]
+
+    @property
+    def conversation(self) -> str:
+        """The messages as one text."""
+        return "\n\n".join(f"{one['role']}: {one['content']}" for one in self.messages)
+
+    @property
+    def title(self) -> str:
+        return f"score {self.score:g}, {self.outcome}, {self.prompt_id} #{self.sample}"
+
+
 class Tracker(Protocol):
     """Receives each step's metrics. It is made and called in a separate process, so it may raise, print, block or die,
     and the run continues. A class that the entry-point group `rlcli.trackers` names:
@@ -45,7 +68,8 @@ class Tracker(Protocol):
 
             def close(self, failed: bool) -> None: ...
 
-    Its module imports its library within the methods: a run that uses another tracker may lack it.
+    `samples` and `picture` are optional. Its module imports its library within the methods: a run that uses another
+    tracker may lack it.
 
     id: the run's id in the tracker, for resuming after an interruption; empty if it needs none.
     """
@@ -61,6 +85,13 @@ class Tracker(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """steps ascend, but for those that a resumed run repeats; metrics may be NaN or infinite."""
+
+    def samples(self, step: int, name: str, samples: Sequence[TrackedSample]) -> None:
+        """Some samples of a step whose metrics were logged before. name: `samples`, or `eval/samples` for those of an
+        evaluation."""
+
+    def picture(self, name: str, file: Path) -> None:
+        """A PNG at the end of the run. name: `reward`, the curve."""
 
     def close(self, failed: bool) -> None:
         """Send the rest. failed: the run failed."""

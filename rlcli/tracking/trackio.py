@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from rlcli.tracking.tracker import TrackedRun, Tracker, require
+from rlcli.tracking.tracker import TrackedRun, TrackedSample, Tracker, require
 
 
 class Trackio(Tracker):
@@ -27,9 +28,26 @@ class Trackio(Tracker):
             embed=False,
         )
         self.id: str = self._run.name
+        self._step: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = step
         self._run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, name: str, samples: Sequence[TrackedSample]) -> None:
+        import trackio
+
+        facts = ("prompt_id", "sample", "score", "outcome", "answer", "response_tokens")
+        traces = [
+            trackio.Trace([dict(one) for one in sample.messages], {fact: getattr(sample, fact) for fact in facts})
+            for sample in samples
+        ]
+        self._run.log({name: traces}, step=step)
+
+    def picture(self, name: str, file: Path) -> None:
+        import trackio
+
+        self._run.log({name: trackio.Image(str(file))}, step=self._step)
 
     def close(self, failed: bool) -> None:
         self._run.finish()

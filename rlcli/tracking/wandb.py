@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from rlcli.tracking.tracker import TrackedRun, Tracker, require, require_key
+from rlcli.tracking.tracker import TrackedRun, TrackedSample, Tracker, require, require_key
+
+COLUMNS = ("prompt_id", "sample", "score", "outcome", "answer", "response_tokens", "conversation")
 
 
 class Wandb(Tracker):
@@ -32,9 +35,22 @@ class Wandb(Tracker):
             settings=wandb.Settings(silent=True, console="off", finish_timeout=60),
         )
         self.id: str = self._run.id
+        self._step: int | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._step = step
         self._run.log(dict(metrics), step=step)
+
+    def samples(self, step: int, name: str, samples: Sequence[TrackedSample]) -> None:
+        import wandb
+
+        rows = [[step, *(getattr(one, column) for column in COLUMNS)] for one in samples]
+        self._run.log({name: wandb.Table(columns=["step", *COLUMNS], data=rows)}, step=step)
+
+    def picture(self, name: str, file: Path) -> None:
+        import wandb
+
+        self._run.log({name: wandb.Image(str(file))}, step=self._step)
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

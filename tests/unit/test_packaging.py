@@ -50,6 +50,10 @@ def test_the_wheel_holds_nothing_but_the_five_packages_and_the_licence(wheel: Pa
     assert any(name.endswith("licenses/LICENSE") for name in packed)
 
 
+def test_the_wheel_holds_the_types_of_the_python_functions(wheel: Path) -> None:
+    assert "rlcli/__init__.pyi" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_the_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcli import tracking
@@ -28,7 +29,7 @@ from rlcli.registry import Registry
 from rlcli.runs.folder import RunFolder
 from rlcli.tracking import open_trackers, process
 from rlcli.tracking import tracker as tracker_module
-from tests.tracker_conformance import STEPS, conforms, log_steps
+from tests.tracker_conformance import STEPS, conforms, log_steps, write_step
 
 CONFIG = {"train": {"lr": 1e-6, "steps": 2}, "tracking": {"trackers": ["x"]}}
 
@@ -75,6 +76,26 @@ def test_tensorboard_reads_back_the_log_and_a_resume_replaces_steps(folder: RunF
     assert rewards() == [(1, 0.5), (2, 0.875), (3, 1.0)]
     log_steps("tensorboard", folder, CONFIG, [(0, {"reward/mean": 0.125})], resumed_at=-1)
     assert rewards() == [(0, 0.125)]
+
+
+def test_tensorboard_shows_samples_as_text_and_the_curve_as_an_image(folder: RunFolder) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.text.text_plugin import text_array_to_html
+
+    log_steps("tensorboard", folder, CONFIG, STEPS)
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert events.SummaryMetadata("samples").plugin_data.plugin_name == "text"
+    assert [event.step for event in events.Tensors("samples")] == [1, 2]
+    first = events.Tensors("eval/samples")[0].tensor_proto.string_val
+    assert len(first) == 2
+    shown = text_array_to_html(np.array(first), enable_markdown=True)
+    assert "<strong>score 0, wrong, sums:train:1 #1</strong>" in shown
+    assert "assistant: # Let me see" in shown
+    assert "What is *6* &lt;b&gt;·&lt;/b&gt; 7?" in shown
+    (image,) = events.Images("reward")
+    assert image.encoded_image_string == (folder.path / "reward.png").read_bytes()
+    assert (image.width, image.height) == (1200, 675)
 
 
 def stored_records(data: bytes) -> Iterator[bytes]:
@@ -125,6 +146,13 @@ def test_wandb_offline_stores_the_run_in_its_folder_and_resumes_its_id(
     assert {"train", "tracking"} <= before[2]
     assert before[3] == [(1, 0.5), (2, 0.75)]
     assert after[3] == [(3, 1.0)]
+    (run, _) = sorted((folder.path / "wandb").glob("offline-run-*"))
+    for room in (run / "files" / "media" / "table", run / "files" / "media" / "table" / "eval"):
+        table = json.loads(next(room.glob("samples_1_*.table.json")).read_text())
+        found = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        assert [(row["step"], row["score"], row["outcome"]) for row in found] == [(1, 0.0, "wrong"), (1, 1.0, "ok")]
+        assert "\n\ntool: 42\n\nassistant: It is 41." in found[0]["conversation"]
+    assert len([*(run / "files" / "media" / "images").glob("reward_2_*.png")]) == 1
 
 
 def running(name: str) -> list[Any]:
@@ -178,6 +206,11 @@ def test_mlflow_keeps_one_run_over_a_resume_in_a_database_of_the_folder(
         assert dict(stored.execute("select key, value from params").fetchall()) == {
             name: str(value) for name, value in flatten(CONFIG).items()
         }
+    (artifacts,) = (folder.path / "mlflow" / "artifacts").glob("*/artifacts")
+    assert sorted(path.name for path in (artifacts / "samples").iterdir()) == ["step-000001.txt", "step-000002.txt"]
+    text = (artifacts / "eval" / "samples" / "step-000001.txt").read_text()
+    assert text.startswith("score 0, wrong, sums:train:1 #1\n\nuser: What is *6*")
+    assert (artifacts / "reward.png").read_bytes() == (folder.path / "reward.png").read_bytes()
 
 
 @pytest.mark.long
@@ -194,8 +227,13 @@ def test_swanlab_local_stores_the_run_in_its_folder_and_resumes_its_id(
     for place in sorted((folder.path / "swanlab").glob(f"run-*-{first}")):
         assert re.search(r"lr: 1.0e-06", (place / "files" / "config.yaml").read_text())
         logs = [[json.loads(line) for line in log.read_text().splitlines()] for log in place.glob("logs/*/*.log")]
-        stored.append(sorted((line["index"], line["data"]) for log in logs for line in log))
+        numbers = [line for log in logs for line in log if isinstance(line["data"], float)]
+        stored.append(sorted((line["index"], line["data"]) for line in numbers))
     assert repr(stored) == "[[(1, 0.25), (1, 0.5), (2, nan), (2, 0.75)], [(3, 1.0)]]"
+    (run, _) = sorted((folder.path / "swanlab").glob(f"run-*-{first}"))
+    texts = [path.read_text() for path in sorted((run / "media" / "text").glob("002-*.txt"))]
+    assert sorted(text.count("assistant: ") for text in texts) == [1, 2]
+    assert len([*(run / "media" / "image").glob("002-*.png")]) == 1
 
 
 @pytest.mark.long
@@ -208,13 +246,19 @@ def test_trackio_keeps_one_run_over_a_resume_in_its_database(
     with sqlite3.connect(folder.path / "trackio" / "arith.db") as stored:
         rows = stored.execute("select run_id, run_name, step, metrics from metrics order by step").fetchall()
         ((config,),) = stored.execute("select config from configs").fetchall()
+        traces = stored.execute("select key, messages, metadata from traces where step = 2 order by key, id").fetchall()
     assert len({row[0] for row in rows}) == 1
-    assert [(name, step, json.loads(values)["reward/mean"]) for _, name, step, values in rows] == [
+    logged = [(name, step, json.loads(values)) for _, name, step, values in rows]
+    assert [(name, step, values["reward/mean"]) for name, step, values in logged if "reward/mean" in values] == [
         ("grpo-1", 1, 0.5),
         ("grpo-1", 2, 0.75),
         ("grpo-1", 3, 1.0),
     ]
     assert json.loads(config)["train"]["lr"] == 1e-6
+    assert [key for key, *_ in traces] == ["eval/samples"] * 2 + ["samples"] * 2
+    assert [json.loads(metadata)["score"] for *_, metadata in traces] == [0.0, 1.0] * 2
+    assert [one["role"] for one in json.loads(traces[0][1])] == ["user", "assistant", "tool", "assistant"]
+    assert len([*(folder.path / "trackio" / "media" / "arith" / "grpo-1" / "2").glob("*.png")]) == 1
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
@@ -273,7 +317,7 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(tracking, "REGISTRY", Registry("tracker", "rlcli.trackers"))
 
-    def make(name: str, init: str = "pass", log: str = "pass", close: str = "pass") -> str:
+    def make(name: str, init: str = "pass", log: str = "pass", close: str = "pass", more: str = "") -> str:
         (tmp_path / f"{name}.py").write_text(
             "import os, sys, time, signal, pathlib\n"
             "from rlcli.tracking.tracker import Tracker\n"
@@ -282,6 +326,7 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
             f"    def __init__(self, run): self.run = run; self.seen = []; {init}\n"
             f"    def log(self, step, metrics): self.seen.append(step); {log}\n"
             f"    def close(self, failed): {close}\n"
+            f"{more}"
         )
         tracking.REGISTRY.add(name, f"{name}:Made")
         return name
@@ -289,6 +334,16 @@ def tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     return make
 
 
+KEEP = """
+    def samples(self, step, name, samples):
+        import json
+        assert [one.score for one in samples] == [0.0, 1.0], samples
+        self.given = [*getattr(self, 'given', []), [step, name]]
+        (self.run.folder / 'samples.json').write_text(json.dumps(self.given))
+    def picture(self, name, file):
+        import json
+        (self.run.folder / 'samples.json').write_text(json.dumps([*self.given, [name, file.read_text()]]))
+"""
 WRITE = "(self.run.folder / 'seen').write_text(repr((self.seen, failed)))"
 
 
@@ -312,6 +367,59 @@ def test_a_tracker_that_raises_is_reported_once_and_called_again(
     assert seen(folder) == "([1, 2, 3], False)"
     assert len(metrics_lines(folder)) == 3
     assert "Traceback" in (folder.logs / "tracker-first.log").read_text()
+
+
+def test_samples_come_with_the_first_step_every_tenth_and_evaluations(
+    folder: RunFolder, warnings: list[str], tracker: Made
+) -> None:
+    name = tracker("reader", close=WRITE, more=KEEP)
+    trackers = open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
+    for step in range(22):
+        write_step(folder, step)
+        trackers.log(step, {"reward/mean": 0.5} | ({"eval/pass@1": 0.5} if step in (0, 7) else {}))
+    trackers.amend(21, {"eval/pass@1": 0.5})
+    (folder.path / "reward.png").write_bytes(b"PNG")
+    trackers.picture("reward", folder.path / "reward.png")
+    trackers.close()
+    assert warnings == []
+    assert json.loads((folder.path / "samples.json").read_text()) == [
+        *([step, name] for step in (0,) for name in ("samples", "eval/samples")),
+        [1, "samples"],
+        *([7, name] for name in ("samples", "eval/samples")),
+        [10, "samples"],
+        [20, "samples"],
+        *([21, name] for name in ("samples", "eval/samples")),
+        ["reward", "PNG"],
+    ]
+
+
+def test_a_tracker_that_fails_on_samples_keeps_its_metrics(
+    folder: RunFolder, warnings: list[str], tracker: Made
+) -> None:
+    more = "    def samples(self, step, name, samples): raise OSError('no tables')\n"
+    trackers = open_trackers([tracker("bad", close=WRITE, more=more)], folder, "rlcli", CONFIG, warnings.append)
+    write_step(folder, 1)
+    for step in (1, 2):
+        trackers.log(step, {"reward/mean": 0.5})
+    trackers.close()
+    assert warnings == ["bad failed at the samples of step 1: OSError: no tables"]
+    assert seen(folder) == "([1, 2], False)"
+
+
+def test_a_tracker_without_samples_and_pictures_is_not_asked(
+    folder: RunFolder, warnings: list[str], tracker: Made, tmp_path: Path
+) -> None:
+    """A plugin of before: it need not even inherit from `Tracker`."""
+    name = tracker("older", close=WRITE)
+    module = tmp_path / "older.py"
+    module.write_text(module.read_text().replace("class Made(Tracker):", "class Made:\n    check = Tracker.check"))
+    trackers = open_trackers([name], folder, "rlcli", CONFIG, warnings.append)
+    write_step(folder, 1)
+    trackers.log(1, {"reward/mean": 0.5})
+    trackers.picture("reward", folder.path / "reward.png")
+    trackers.close()
+    assert warnings == []
+    assert seen(folder) == "([1], False)"
 
 
 @pytest.mark.parametrize(
