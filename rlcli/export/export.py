@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,10 +26,20 @@ RECORD = "rlcli_export.json"
 """The record file in every exported folder: which checkpoint, how it was exported, and what was verified."""
 
 
-def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase: Notify, on_note: Notify) -> Export:
+def export(
+    origin: Origin,
+    out: Path,
+    options: Options,
+    *,
+    force: bool,
+    on_phase: Notify,
+    on_note: Notify,
+    report: Callable[[Path, Path], None] | None = None,
+) -> Export:
     """Write the checkpoint's model to the folder `out`, which appears complete and verified, or not at all.
 
-    force: replace an existing export. RlcliError if `out` exists, or holds a source of this export, or if the
+    force: replace an existing export. report: writes a report of a run's folder to another folder; it is given one
+    without what names this machine. RlcliError if `out` exists, or holds a source of this export, or if the
     checkpoint holds no such model; RunFailed if it cannot be written, or if a check fails.
     """
     check_out(out, force)
@@ -38,7 +48,8 @@ def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase
         offline_unless_reachable(on_note)
     from transformers.utils import logging
 
-    from rlcli.export.model_card import write_card
+    from rlcli.export.model_card import REPORT, write_card
+    from rlcli.export.public_run import public_run
     from rlcli.export.verify import prove, write
 
     logging.disable_progress_bar()
@@ -48,6 +59,10 @@ def export(origin: Origin, out: Path, options: Options, *, force: bool, on_phase
         if options.check:
             on_phase("compare with the base model and with the trainer's log-probs")
             written = prove(origin, written, folder)
+        if report is not None and origin.run is not None:
+            on_phase("write the report")
+            with public_run(origin.run) as run:
+                report(run, folder / REPORT)
         write_card(origin, written, folder)
         (folder / RECORD).write_text(json.dumps(_record(written), indent=2) + "\n", encoding="utf-8")
     return written

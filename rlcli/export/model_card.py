@@ -23,6 +23,8 @@ PRIVATE = (*PATHS, "cluster.address", "verifier.sandbox")
 """Settings that hold paths or addresses of the training machine."""
 WHOLE_PATH = re.compile(r"(?<![\w:/.])~?/(?:[^\s'\",|/]+/)+(?=[^\s'\",|/])")
 """The folders of an absolute path, or one from home, anywhere: in a verifier, an argument, a setting."""
+REPORT = "report"
+"""The folder of the run's report in an export."""
 LOADING = {
     "model": """from transformers import pipeline
 
@@ -53,6 +55,7 @@ def write_card(origin: Origin, written: Export, folder: Path) -> None:
         _data(origin.resolved.config),
         _evaluation(origin),
         _proofs(written),
+        _report(folder),
     ]
     body = WHOLE_PATH.sub("", "\n\n".join(section for section in sections if section))
     data = _metadata(origin.resolved.config, written, licence)
@@ -223,6 +226,15 @@ def _proofs(written: Export) -> str:
     if written.log_probs:
         lines.append(f"log-probs by transformers in float32 are {written.log_probs}")
     return "## Checks of this export\n\n" + ("\n".join(f"- {line}" for line in lines) or "It was not checked.")
+
+
+def _report(folder: Path) -> str:
+    if not (folder / REPORT / "index.html").is_file():
+        return ""
+    return (
+        f"## Report of the run\n\nDownload the folder `{REPORT}` and open `{REPORT}/index.html`: curves, samples with "
+        "their verdicts, tokens and times. It needs no server and no network."
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
