@@ -77,7 +77,7 @@ def test_samples_are_columns_of_all_ranks(folder: Path) -> None:
     last = run.samples()
     assert last == run.samples(2)
     assert last["step"] == [2, 2]
-    assert last["messages"] == [MESSAGES, None]
+    assert last["messages"] == [MESSAGES, MESSAGES]
     assert last["parts"] == [{}, {"gsm8k": 1.0}]
     assert pandas.DataFrame(last)["score"].mean() == 0.5
     assert run.samples(0, evaluation=True)["score"] == [0.25]
