@@ -1,0 +1,267 @@
+"""Reads the folder of a run, alive or dead: in pieces and in columns, and whatever of it can be read.
+
+    run = RunData(Path("runs/gsm8k"))
+    run.refresh()                                  # again whenever news of a live run are wanted
+    run.metrics.points("reward/mean")              # [(1, 0.25), (2, 0.5), …]
+    table = run.table(12, ["prompt_id", "score"])  # a pyarrow.Table of these columns alone
+    run.notes                                      # what could not be read
+
+Nothing is written into the folder and no lock is held, so a run in progress does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rlcli.errors import RlcliError
+from rlcli.files import read_object
+from rlcli.report.lines import JsonLines, Metrics
+from rlcli.runs.folder import EVENTS, METRICS
+from rlcli.runs.listing import config_of, state_of
+
+Kind = Literal["samples", "evaluations"]
+TIMELINE, ADVANTAGES = "timeline.jsonl", "advantages.parquet"
+_OF_STEP = re.compile(r"step-(\d+)(\.json|\.rank-.*\.parquet)?")
+_NUMBERS = re.compile(r"\d+")
+MOST_NOTES = 50
+Key = tuple[str, int, int]
+"""Identifies a sample within its step: prompt_id, group (0 if the prompt occurs once in the step), sample."""
+
+
+class RunData:
+    """A run's folder. Files are read when they are asked for; `refresh` looks for news of a live run."""
+
+    def __init__(self, folder: Path) -> None:
+        """RlcliError if there is no folder, or nothing in it that a run writes."""
+        self.folder = folder
+        self.name = folder.resolve().name
+        self.metrics = Metrics(folder / METRICS)
+        self.events: list[dict[str, Any]] = []
+        self.timeline: list[dict[str, Any]] = []
+        self._events = JsonLines(folder / EVENTS, self.events.append, self.events.clear)
+        self._timeline = JsonLines(folder / TIMELINE, self.timeline.append, self.timeline.clear)
+        self._notes: dict[str, None] = {}
+        self._rooms: dict[Kind, _Room] = {kind: _Room(folder / kind) for kind in ("samples", "evaluations")}
+        if not folder.is_dir():
+            raise RlcliError(
+                f"{folder} is not a run: no such folder", "give the folder of a run; rlcli runs list shows them"
+            )
+        if not any((folder / name).exists() for name in ("config.toml", METRICS, EVENTS, "samples", "evaluations")):
+            raise RlcliError(
+                f"{folder} is not a run: it has neither config.toml nor {METRICS}",
+                "give the folder of a run; rlcli runs list shows them",
+            )
+
+    def refresh(self) -> bool:
+        """Read what the run has added to its records; whether there was anything new."""
+        news = [lines.refresh() for lines in (self.metrics.lines, self._events, self._timeline)]
+        news += [room.refresh() for room in self._rooms.values()]
+        return any(news)
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be read so far, one line each."""
+        lines = [note for lines in (self.metrics.lines, self._events, self._timeline) for note in lines.notes()]
+        broken = [f"{room.path.name} cannot be read: {room.error}" for room in self._rooms.values() if room.error]
+        return [*lines, *broken, *self._notes]
+
+    @property
+    def state(self) -> str:
+        """alive, finished, stopped, failed or killed."""
+        return state_of(self.folder)
+
+    def config(self) -> dict[str, Any]:
+        """The sections of config.toml, not validated; empty, with a note, if it cannot be read."""
+        try:
+            tomllib.loads(self.config_text())
+        except (ValueError, RecursionError) as error:
+            self.note(f"config.toml cannot be read: it is not TOML: {error}")
+        return config_of(self.folder)
+
+    def config_text(self) -> str:
+        """config.toml as it is; empty, with a note, if it cannot be read."""
+        try:
+            return (self.folder / "config.toml").read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            self.note(f"config.toml cannot be read: {getattr(error, 'strerror', None) or 'it is not text in UTF-8'}")
+            return ""
+
+    def environment(self) -> dict[str, Any]:
+        """environment.json: versions, machine, command; empty if it cannot be read."""
+        return read_object(self.folder / "environment.json")
+
+    def evaluations(self) -> dict[int, dict[str, Any]]:
+        """Step → report of each evaluation."""
+        found = {}
+        for step, path in sorted(self._rooms["evaluations"].reports.items()):
+            report = read_object(path)
+            if report:
+                found[step] = report
+            else:
+                self.note(f"evaluations/{path.name} cannot be read")
+        return found
+
+    def steps(self, kind: Kind = "samples") -> list[int]:
+        """The steps that have files of samples, ascending."""
+        return self._rooms[kind].steps
+
+    def files(self, step: int, pattern: str = "rank-", kind: Kind = "samples") -> list[Path]:
+        """The parquet files of a step whose names begin with `pattern`, by number."""
+        return self._rooms[kind].files(step, pattern)
+
+    def table(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> Any:
+        """The samples of a step as a pyarrow.Table of `columns`, in the order of ranks. Columns that an older rlcli did
+        not write are null; files that cannot be read are left out with a note."""
+        import pyarrow as pa
+
+        from rlcli.data.samples import schema
+
+        known = schema()
+        fields = [_field(known, name) for name in columns]
+        tables = [self._columns(path, fields) for path in self.files(step, kind=kind)]
+        return pa.concat_tables([pa.schema(fields).empty_table(), *(one for one in tables if one is not None)])
+
+    def rows(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> list[dict[str, Any]]:
+        """`table` as dicts; `parts` as a dict."""
+        rows: list[dict[str, Any]] = self.table(step, columns, kind).to_pylist()
+        for row in rows:
+            if "parts" in row:
+                row["parts"] = dict(row["parts"] or ())
+        return rows
+
+    def advantages(self, step: int) -> dict[Key, dict[str, Any]]:
+        """The advantage, shaped reward and reason for being left out, by sample; empty if the step lacks the file."""
+        found: dict[Key, dict[str, Any]] = {}
+        for path in self.files(step, ADVANTAGES):
+            for row in self._read(path):
+                found[key_of(row)] = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
+        return found
+
+    def tokens(self, step: int) -> list[dict[str, Any]]:
+        """The token columns of the samples for which the run has kept them."""
+        return [row for path in self.files(step, "tokens-") for row in self._read(path)]
+
+    def token_keys(self, step: int) -> set[Key]:
+        """The samples of the step that have token columns, without reading the tokens."""
+        paths = self.files(step, "tokens-")
+        return {key_of(row) for path in paths for row in self._read(path, ["prompt_id", "group", "sample"])}
+
+    def note(self, text: str) -> None:
+        """Add a note, once."""
+        if len(self._notes) < MOST_NOTES:
+            self._notes[text] = None
+
+    def _columns(self, path: Path, fields: Sequence[Any]) -> Any:
+        import pyarrow as pa
+
+        found = self._open(path, [field.name for field in fields])
+        if found is None:
+            return None
+        arrays = []
+        for field in fields:
+            try:
+                held = found.column(field.name) if field.name in found.column_names else None
+                arrays.append(pa.nulls(len(found), field.type) if held is None else held.cast(field.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                self.note(f"{self._relative(path)}: column {field.name} has another type and is left out")
+                arrays.append(pa.nulls(len(found), field.type))
+        return pa.table(arrays, schema=pa.schema(fields))
+
+    def _read(self, path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        found = self._open(path, columns)
+        return [] if found is None else found.to_pylist()
+
+    def _open(self, path: Path, columns: Sequence[str] | None) -> Any:
+        """The columns of a file that exist, None with a note if it cannot be read."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(path, memory_map=True) as file:
+                held = file.schema_arrow.names
+                wanted = None if columns is None else [name for name in columns if name in held]
+                if wanted == []:  # ParquetFile.read([]) gives a table without rows
+                    return pa.table({"_": pa.nulls(file.metadata.num_rows)})
+                return file.read(wanted, use_threads=False)
+        except (OSError, pa.ArrowException, ValueError) as error:
+            why = getattr(error, "strerror", None) or "it is damaged or incomplete"
+            self.note(f"{self._relative(path)} cannot be read: {why}")
+            return None
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+
+class _Room:
+    """The folder `samples` or `evaluations`: which steps it has, with one scan for all, and the files of each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.steps: list[int] = []
+        self.reports: dict[int, Path] = {}
+        self.error = ""
+        self._folders: dict[int, Path] = {}
+        self._flat: dict[int, list[Path]] = {}
+        self._seen = -1
+
+    def refresh(self) -> bool:
+        try:
+            seen = self.path.stat().st_mtime_ns
+            if seen == self._seen:
+                return False
+            with os.scandir(self.path) as entries:
+                self._scan([entry.name for entry in entries])
+            self._seen, self.error = seen, ""
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        return True
+
+    def files(self, step: int, pattern: str) -> list[Path]:
+        folder = self._folders.get(step)
+        flat = [path for path in self._flat.get(step, ()) if f".{pattern}" in path.name]
+        if folder is None:
+            return flat
+        try:
+            names = [name for name in os.listdir(folder) if name.startswith(pattern) and name.endswith(".parquet")]
+        except OSError:
+            return flat
+        return [*(folder / name for name in sorted(names, key=_by_number)), *flat]
+
+    def _scan(self, names: Iterable[str]) -> None:
+        self._folders, self._flat, self.reports = {}, {}, {}
+        for name in names:
+            if not (found := _OF_STEP.fullmatch(name)):
+                continue
+            step, path = int(found[1]), self.path / name
+            if found[2] is None:
+                self._folders[step] = path
+            elif found[2] == ".json":
+                self.reports[step] = path
+            else:
+                self._flat.setdefault(step, []).append(path)
+        for paths in self._flat.values():
+            paths.sort(key=lambda path: _by_number(path.name))
+        self.steps = sorted(self._folders.keys() | self._flat.keys())
+
+
+def key_of(row: dict[str, Any]) -> Key:
+    """The key of a row of samples, advantages or tokens."""
+    return str(row.get("prompt_id")), int(row.get("group") or 0), int(row.get("sample") or 0)
+
+
+def _by_number(name: str) -> list[int]:
+    return [int(number) for number in _NUMBERS.findall(name)]
+
+
+def _field(known: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    index = known.get_field_index(name)
+    return known.field(index) if index >= 0 else pa.field(name, pa.int64())
