@@ -36,6 +36,16 @@ COMMANDS = {
         "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
     ),
     "runs": Command(TRAIN, "runs.runs:app", "List runs, show one and its samples, watch one, resume one."),
+    "view": Command(
+        TRAIN,
+        "report.view:view",
+        "Show in a browser what a run does: curves, samples, tokens, time. Follows a run in progress. Ctrl-C ends it.",
+    ),
+    "report": Command(
+        TRAIN,
+        "report.report:report",
+        "Write pages that show what a run did: curves, samples, tokens, time. They open from disk, without a server.",
+    ),
     "eval": Command(
         TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."
     ),

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 MISSING = math.nan
+_STEP = re.compile(rb'"step": ?(\d{1,15})')
 BLOCK = 1 << 24
 """Bytes read at once."""
 
 
-class JsonLines:
-    """Calls `take` with every new object of a file, and `reset` when the file was replaced or truncated.
+class GrowingFile:
+    """Calls `take` with every new complete line of a file and its offset, and `reset` when the file was replaced or
+    truncated.
 
-    skipped: lines that are not JSON objects. cut: whether the last line is incomplete: the run was killed while it
-    wrote the line, or is writing it now.
+    take: False for a line that is damaged; `skipped` counts them. cut: whether the last line is incomplete: the run was
+    killed while it wrote the line, or is writing it now.
     """
 
-    def __init__(self, path: Path, take: Callable[[dict[str, Any]], None], reset: Callable[[], None]) -> None:
+    def __init__(self, path: Path, take: Callable[[bytes, int], bool], reset: Callable[[], None]) -> None:
         self.path = path
         self.skipped, self.cut, self.error = 0, False, ""
         self._take, self._reset = take, reset
@@ -52,12 +55,10 @@ class JsonLines:
 
     def notes(self) -> list[str]:
         """What could not be read, one line each."""
-        name = self.path.name
+        name, are = self.path.name, "line is" if self.skipped == 1 else "lines are"
         found = [f"{name} cannot be read: {self.error}"] if self.error else []
         if self.skipped:
-            found.append(
-                f"{name}: {self.skipped} {'line is' if self.skipped == 1 else 'lines are'} damaged and left out"
-            )
+            found.append(f"{name}: {self.skipped} {are} damaged and left out")
         return [*found, *([f"{name}: the last line is incomplete and left out"] if self.cut else [])]
 
     def _begin(self, inode: int) -> None:
@@ -72,22 +73,55 @@ class JsonLines:
             while block := file.read(BLOCK):
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
-                    self._line(line)
+                    if line.strip() and not self._take(line, self._end):
+                        self.skipped += 1
                     self._end += len(line) + 1
-        # A complete object without a line feed is read once the line feed is there: it may still grow.
+        # Even if it is a complete object: the run may still be writing the line.
         self.cut = bool(rest.strip())
 
-    def _line(self, line: bytes) -> None:
-        if not line.strip():
-            return
+
+class Records:
+    """The objects of a file of JSON lines, in `found`."""
+
+    def __init__(self, path: Path) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.file = GrowingFile(path, self._take, self.found.clear)
+
+    def _take(self, line: bytes, offset: int) -> bool:
+        found = parsed(line)
+        if found is not None:
+            self.found.append(found)
+        return found is not None
+
+
+class Timeline:
+    """timeline.jsonl: only the places of its lines are kept, since a line has every span of every worker."""
+
+    def __init__(self, path: Path) -> None:
+        self._places: dict[int, tuple[int, int]] = {}
+        self.file = GrowingFile(path, self._take, self._places.clear)
+
+    def steps(self) -> list[int]:
+        """The steps that have a line, ascending."""
+        return sorted(self._places)
+
+    def line(self, step: int) -> dict[str, Any] | None:
+        """The line of a step; None if there is none, or it is damaged."""
+        if (place := self._places.get(step)) is None:
+            return None
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            self._take(found)
-        else:
-            self.skipped += 1
+            with self.file.path.open("rb") as file:
+                file.seek(place[0])
+                return parsed(file.read(place[1]))
+        except OSError:
+            return None
+
+    def _take(self, line: bytes, offset: int) -> bool:
+        found = _STEP.search(line[:200])
+        step = int(found[1]) if found and line.rstrip().endswith(b"}") else None
+        if step is not None:
+            self._places[step] = (offset, len(line))
+        return step is not None
 
 
 class Metrics:
@@ -96,7 +130,7 @@ class Metrics:
     def __init__(self, path: Path) -> None:
         self.steps: list[int] = []
         self._columns: dict[str, array[float]] = {}
-        self.lines = JsonLines(path, self._take, self._clear)
+        self.file = GrowingFile(path, self._take, self._clear)
 
     def names(self) -> list[str]:
         """The metrics that occur, sorted."""
@@ -118,14 +152,14 @@ class Metrics:
         """The newest value of a metric."""
         return next((value for value in reversed(self.column(name)) if value is not None), None)
 
-    def _take(self, line: dict[str, Any]) -> None:
-        step = line.pop("step", None)
-        if not isinstance(step, int) or isinstance(step, bool):
-            self.lines.skipped += 1
-            return
+    def _take(self, line: bytes, offset: int) -> bool:
+        found = parsed(line)
+        step = found.pop("step", None) if found else None
+        if found is None or not isinstance(step, int) or isinstance(step, bool):
+            return False
         row = len(self.steps)
         self.steps.append(step)
-        for name, value in line.items():
+        for name, value in found.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 column = self._columns.get(name)
                 if column is None:
@@ -133,10 +167,20 @@ class Metrics:
                 if len(column) < row:
                     column.extend([MISSING] * (row - len(column)))
                 column.append(_double(value))
+        return True
 
     def _clear(self) -> None:
         self.steps.clear()
         self._columns.clear()
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _double(value: float) -> float:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from rlcli.errors import RlcliError
 from rlcli.files import read_object
-from rlcli.report.lines import JsonLines, Metrics
+from rlcli.report.lines import GrowingFile, Metrics, Records, Timeline
 from rlcli.runs.folder import EVENTS, METRICS
 from rlcli.runs.listing import config_of, state_of
 
@@ -41,10 +41,8 @@ class RunData:
         self.folder = folder
         self.name = folder.resolve().name
         self.metrics = Metrics(folder / METRICS)
-        self.events: list[dict[str, Any]] = []
-        self.timeline: list[dict[str, Any]] = []
-        self._events = JsonLines(folder / EVENTS, self.events.append, self.events.clear)
-        self._timeline = JsonLines(folder / TIMELINE, self.timeline.append, self.timeline.clear)
+        self.timeline = Timeline(folder / TIMELINE)
+        self._events = Records(folder / EVENTS)
         self._notes: dict[str, None] = {}
         self._rooms: dict[Kind, _Room] = {kind: _Room(folder / kind) for kind in ("samples", "evaluations")}
         if not folder.is_dir():
@@ -59,14 +57,19 @@ class RunData:
 
     def refresh(self) -> bool:
         """Read what the run has added to its records; whether there was anything new."""
-        news = [lines.refresh() for lines in (self.metrics.lines, self._events, self._timeline)]
+        news = [file.refresh() for file in self._files()]
         news += [room.refresh() for room in self._rooms.values()]
         return any(news)
 
     @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to the run, oldest first."""
+        return self._events.found
+
+    @property
     def notes(self) -> list[str]:
         """What could not be read so far, one line each."""
-        lines = [note for lines in (self.metrics.lines, self._events, self._timeline) for note in lines.notes()]
+        lines = [note for file in self._files() for note in file.notes()]
         broken = [f"{room.path.name} cannot be read: {room.error}" for room in self._rooms.values() if room.error]
         return [*lines, *broken, *self._notes]
 
@@ -155,6 +158,9 @@ class RunData:
         """Add a note, once."""
         if len(self._notes) < MOST_NOTES:
             self._notes[text] = None
+
+    def _files(self) -> tuple[GrowingFile, ...]:
+        return self.metrics.file, self._events.file, self.timeline.file
 
     def _columns(self, path: Path, fields: Sequence[Any]) -> Any:
         import pyarrow as pa

@@ -29,7 +29,11 @@ def test_a_run_is_read_in_columns(tmp_path: Path) -> None:
     assert run.advantages(1)["sums/0", 0, 0] == {"advantage": 0.75, "reward": 1.0, "left_out": None}
     assert run.token_keys(1) == {("sums/0", 0, 0), ("sums/0", 0, 1)}
     assert run.tokens(1)[0]["drawn"].count(True) > 5
-    assert run.timeline[2]["step"] == 3
+    assert run.timeline.steps() == [1, 2, 3, 4, 5, 6]
+    line = run.timeline.line(3)
+    assert line is not None
+    assert (line["step"], line["lanes"][1]["name"]) == (3, "worker 0")
+    assert run.timeline.line(7) is None
     assert run.notes == []
 
 
@@ -79,7 +83,7 @@ def test_samples_of_an_older_version_lack_only_their_columns(tmp_path: Path) -> 
     run = opened(write_run(tmp_path / "run", steps=2, older=True))
     row = run.rows(1, ["prompt_id", "group", "score", "messages", "turns"])[0]
     assert row == {"prompt_id": "sums/0", "group": None, "score": 1.0, "messages": None, "turns": None}
-    assert (run.advantages(1), run.tokens(1), run.timeline, run.notes) == ({}, [], [], [])
+    assert (run.advantages(1), run.tokens(1), run.timeline.steps(), run.notes) == ({}, [], [], [])
 
 
 def test_samples_in_the_flat_layout_of_older_runs_are_found(tmp_path: Path) -> None:

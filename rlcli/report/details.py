@@ -1,0 +1,155 @@
+"""The samples of a group side by side, and one sample with its conversation and its tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcli.errors import RlcliError
+from rlcli.report.source import Key, Kind, RunData, key_of
+
+EXCERPT = 280
+"""Characters of a prompt or response in a list."""
+MOST_TEXT = 200_000
+"""Characters of one text in an answer; the rest is left out and counted."""
+LISTED = ("score", "outcome", "answer", "response_tokens", "finish_reason", "turns", "left_out", "ground_truth")
+KEYS = ("prompt_id", "group", "sample")
+OF_GROUP = (*KEYS, *LISTED, "prompt", "response", "parts", "detail", "messages")
+OF_SAMPLE = (
+    *OF_GROUP,
+    *("prompt_tokens", "verify_s", "version", "newest_version"),
+    *("mean_log_prob", "min_log_prob", "perplexity", "ended", "turn_rewards"),
+)
+
+
+def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int = 0) -> dict[str, Any]:
+    """The samples of a prompt in a step, with advantages: the prompt's messages once, and of each sample what it
+    `said` after them. RlcliError if there are none."""
+    places = _places(run, kind, step, prompt_id, number)
+    rows = taken(run, kind, step, OF_GROUP, places)
+    if not rows:
+        raise RlcliError(f"step {step} has no samples of the prompt {prompt_id:.100}", "choose another step or prompt")
+    known, tokens = advantages_of(run, kind, step), token_keys(run, kind, step)
+    rows.sort(key=lambda row: row["sample"] or 0)
+    found: dict[str, Any] = {"kind": kind, "step": step, "prompt_id": prompt_id, "group": number}
+    found["ground_truth"] = rows[0]["ground_truth"]
+    for row in rows:
+        row["tokens"] = key_of(row) in tokens
+        add_training(row, known)
+        asked, row["said"] = conversation(row)
+        found.setdefault("messages", asked)
+        for name in ("messages", "prompt", "response"):
+            del row[name]
+    return found | {"rows": rows}
+
+
+def sample(run: RunData, kind: Kind, step: int, key: Key) -> dict[str, Any]:
+    """One sample with all of its columns, the prompt's `messages` and what was `said` after them, its tokens if the run
+    keeps them, and the indexes of all samples of its group. RlcliError if there is none."""
+    places = _places(run, kind, step, key[0], key[1])
+    found = taken(run, kind, step, OF_SAMPLE, places)
+    row = next((row for row in found if key_of(row) == key), None)
+    if row is None:
+        raise RlcliError(f"step {step} has no sample {key[2]} of the prompt {key[0]:.100}", "choose another sample")
+    add_training(row, advantages_of(run, kind, step))
+    row["messages"], row["said"] = conversation(row)
+    del row["prompt"], row["response"]
+    columns = next((one for one in _tokens(run, kind, step) if key_of(one) == key), None)
+    others = sorted(int(one["sample"] or 0) for one in found)
+    return {"kind": kind, "step": step, **row, "samples": others, "token_columns": columns}
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """All messages of a row; of older runs, which did not keep them, the last of the prompt and the response."""
+    found: Any = None
+    if row.get("messages"):
+        try:
+            found = json.loads(row["messages"])
+        except (ValueError, RecursionError):
+            found = None
+    if isinstance(found, list):
+        return [_message(one) for one in found if isinstance(one, dict)]
+    return [
+        {"role": "user", "content": row.get("prompt") or ""},
+        {"role": "assistant", "content": row.get("response") or ""},
+    ]
+
+
+def conversation(row: Mapping[str, Any], most: int = MOST_TEXT) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages of the prompt, and those that followed: the policy drew the last `turns` assistant messages. most:
+    characters of a message."""
+    messages = messages_of(row)
+    spoke = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    turns = max(1, int(row.get("turns") or 1))
+    begin = spoke[-turns:][0] if spoke else len(messages)
+    for message in messages:
+        _cut(message, "content", most)
+    return messages[:begin], messages[begin:]
+
+
+def _message(found: Mapping[str, Any]) -> dict[str, Any]:
+    content = found.get("content")
+    if isinstance(content, list):  # parts, as of the OpenAI format
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "\n".join(part for part in parts if isinstance(part, str))
+    more = {name: found[name] for name in ("name", "tool_calls", "reasoning_content") if found.get(name)}
+    return {"role": str(found.get("role", "")), "content": "" if content is None else str(content), **more}
+
+
+def _places(run: RunData, kind: Kind, step: int, prompt_id: str, number: int) -> list[int]:
+    rows = run.rows(step, ("prompt_id", "group"), kind)
+    return [at for at, row in enumerate(rows) if row["prompt_id"] == prompt_id and (row["group"] or 0) == number]
+
+
+def taken(run: RunData, kind: Kind, step: int, columns: Sequence[str], places: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows at `places` of a step. Rows that are not wanted never become Python objects."""
+    rows: list[dict[str, Any]] = run.table(step, columns, kind).take(list(places)).to_pylist() if places else []
+    for row in rows:
+        row["group"] = row["group"] or 0
+        if "parts" in row:
+            row["parts"] = dict(row["parts"] or ())
+    return rows
+
+
+def advantages_of(run: RunData, kind: Kind, step: int) -> dict[Key, dict[str, Any]]:
+    return run.advantages(step) if kind == "samples" else {}
+
+
+def _tokens(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
+    return run.tokens(step) if kind == "samples" else []
+
+
+def token_keys(run: RunData, kind: Kind, step: int) -> set[Key]:
+    return run.token_keys(step) if kind == "samples" else set()
+
+
+def add_training(row: dict[str, Any], known: Mapping[Key, Mapping[str, Any]]) -> None:
+    """Add what the trainer knows of the sample: advantage, shaped reward, and why it was left out."""
+    found = known.get(key_of(row), {})
+    row["advantage"], row["reward"] = found.get("advantage"), found.get("reward")
+    row["left_out"] = found.get("left_out") or row["left_out"]
+
+
+def excerpt(text: str | None, around: str = "") -> str:
+    """The beginning of a text, or what surrounds the first occurrence of `around`.
+
+    >>> excerpt("a" * 300)[-3:], excerpt("b" * 300 + "Needle", "needle")[-6:]
+    ('aa…', 'Needle')
+    """
+    text = text or ""
+    at = text.lower().find(around.lower()) if around else 0
+    begin = max(0, at - EXCERPT // 3) if at + len(around) > EXCERPT else 0
+    cut = text[begin : begin + EXCERPT]
+    return ("…" if begin else "") + cut + ("…" if begin + EXCERPT < len(text) else "")
+
+
+def short(text: str | None) -> str | None:
+    return None if text is None else excerpt(text)
+
+
+def _cut(row: dict[str, Any], name: str, most: int) -> None:
+    """Shorten a text that no page could show, and count what is missing."""
+    text = row.get(name) or ""
+    if len(text) > most:
+        row[name], row[f"{name}_left_out"] = text[:most], len(text) - most

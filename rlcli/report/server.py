@@ -1,0 +1,122 @@
+"""Serves the pages on loopback, for `rlcli view`."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rlcli.errors import RlcliError, SetupError
+from rlcli.report.api import Api, as_json
+from rlcli.report.page import SERVED, content_policy, page
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+HOST, PORT = "127.0.0.1", 8765
+TRIES = 50
+"""Ports that are tried, from PORT on, if none is given."""
+NAMES = ("127.0.0.1", "localhost", "[::1]")
+"""Names by which a browser may ask. Another name in the Host header means that a foreign page has made its own name
+resolve to this machine; with any port, since it may be forwarded."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+LEAST_COMPRESSED = 1 << 14
+
+
+class Server:
+    """Serves `api` in the running event loop.
+
+    async with Server(api, port=None) as server:
+        print(server.url)
+    """
+
+    def __init__(self, api: Api, port: int | None = None) -> None:
+        self.api, self._port = api, port
+        self.url = ""
+
+    async def __aenter__(self) -> Server:
+        """Listen. SetupError if the given port, or every port that is tried, is in use."""
+        from aiohttp import web
+
+        self._runner = web.AppRunner(application(self.api), access_log=None)
+        await self._runner.setup()
+        try:
+            port = await self._listen()
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        self.url = f"http://{HOST}:{port}/"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _listen(self) -> int:
+        from aiohttp import web
+
+        for port in range(PORT, PORT + TRIES) if self._port is None else (self._port,):
+            site = web.TCPSite(self._runner, HOST, port, shutdown_timeout=1.0)
+            try:
+                await site.start()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and self._port is None:
+                    continue
+                why = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+                raise SetupError(f"--port {port}: {why}", "give another, or none to take a free one") from None
+            address: tuple[str, int] = self._runner.addresses[-1]
+            return address[1]
+        raise SetupError(f"ports {PORT} to {PORT + TRIES - 1} are in use", "give a free one with --port")
+
+
+def application(api: Api) -> web.Application:
+    """The page at `/`, and answers below `/api/`."""
+    from aiohttp import web
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
+        if request.host.rpartition(":")[0 if ":" in request.host.rpartition("]")[2] else 2] not in NAMES:
+            raise web.HTTPForbidden(text="this server answers to localhost alone\n")
+        response = await handler(request)
+        response.headers.update(HEADERS)
+        return response
+
+    async def index(request: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": content_policy(SERVED) + "; frame-ancestors 'none'"}
+        return web.Response(text=page(SERVED), content_type="text/html", headers=headers)
+
+    async def answer(request: web.Request) -> web.Response:
+        status, found = await asyncio.to_thread(answered, api, request.match_info["what"], request.query)
+        response = web.Response(text=found, content_type="application/json", status=status)
+        if len(found) > LEAST_COMPRESSED:
+            response.enable_compression()
+        return response
+
+    made = web.Application(middlewares=[guard])
+    made.add_routes([web.get("/", index), web.get("/api/{what}", answer)])
+    return made
+
+
+def answered(api: Api, what: str, given: Mapping[str, str]) -> tuple[int, str]:
+    """The HTTP status and the JSON of an answer; a user's error as `{"error": …}`."""
+    try:
+        return 200, as_json(api.answer(what, given))
+    except RlcliError as error:
+        return 400, as_json({"error": str(error)})
+
+
+def serve(api: Api, port: int | None, on_start: Callable[[str], None]) -> None:
+    """Serve until interrupted. on_start: receives the URL."""
+
+    async def forever() -> None:
+        async with Server(api, port) as server:
+            on_start(server.url)
+            await asyncio.Event().wait()
+
+    asyncio.run(forever())

@@ -1,0 +1,284 @@
+"""Writes a report: the pages with their data in files that open from disk, without a server and without a network.
+
+A small report is one HTML file. A larger one has its samples in pieces, one a step, which the page loads when it needs
+them. Samples are limited to a size: of a run that has more, evenly spaced steps are kept with the first and the last,
+and of each step whole groups, in the order of its files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import SetupError
+from rlcli.files import remove
+from rlcli.report import details, overview
+from rlcli.report.api import Api, as_json, comparison_of, lanes_of, signals_of
+from rlcli.report.page import FILE, GENERATOR, PIECES, page
+from rlcli.report.source import Kind, RunData, key_of
+
+MIB = 1 << 20
+MOST_BYTES = 50 * MIB
+ONE_FILE = 12 * MIB
+"""Largest data in one HTML file."""
+LEAST_STEPS = 64
+"""Of a run with more samples than fit, a step gets at most this part of the space, and so at least as many are kept."""
+EVALUATIONS_SHARE = 0.2
+KINDS: Sequence[Kind] = ("evaluations", "samples")
+MOST_TEXT = 40_000
+"""Characters of one text."""
+MOST_TIMES = 200
+"""Steps with their lanes."""
+FIGURES = ("engine_log_prob", "trainer_log_prob", "entropy", "advantage")
+
+
+@dataclass
+class Kept:
+    """How much of one kind of samples is in the report. steps, of: steps with samples, kept and in all; groups, of
+    those steps."""
+
+    steps: int = 0
+    of: int = 0
+    groups: int = 0
+    of_groups: int = 0
+
+    @property
+    def all(self) -> bool:
+        return (self.steps, self.groups) == (self.of, self.of_groups)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A report on disk. path: what to open. bytes: of all files. kept: name of the run → kind → how much."""
+
+    path: Path
+    bytes: int
+    files: int
+    kept: Mapping[str, Mapping[str, Kept]]
+    notes: Sequence[str]
+
+
+@dataclass
+class Pieces:
+    """The pieces on disk so far: names in order, and their sizes."""
+
+    folder: Path
+    names: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    def add(self, name: str, json: str) -> None:
+        """Write a piece as a script that gives its data to the page."""
+        path = self.folder / f"{name}.js"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # JSON is JavaScript, and U+2028 in strings too, since 2019.
+        self.bytes += path.write_bytes(f'rlcliPiece("{name}",{json});\n'.encode())
+        self.names.append(name)
+
+    def read(self) -> Iterator[tuple[str, str]]:
+        """Name and JSON of each piece."""
+        for name in self.names:
+            text = (self.folder / f"{name}.js").read_text(encoding="utf-8")
+            yield name, text[text.index(",") + 1 : -3]
+
+
+def write_report(
+    runs: Sequence[RunData],
+    out: Path,
+    most_bytes: int = MOST_BYTES,
+    on_progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+) -> Written:
+    """Write the report into the folder `out`, which is made, or replaced if it holds a report. Memory does not grow
+    with the runs. SetupError if the folder has other files or cannot be written."""
+    check_out(out)
+    beside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        kept = _write(runs, beside, most_bytes, on_progress)
+        sizes = [path.stat().st_size for path in beside.rglob("*") if path.is_file()]
+        remove(out)
+        beside.rename(out)
+    except OSError as error:
+        raise SetupError(f"cannot write {out}: {error.strerror or error}", "give another folder with --out") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    return Written(out / "index.html", sum(sizes), len(sizes), kept, notes)
+
+
+def check_out(out: Path) -> None:
+    """SetupError if `out` has files that are not a report's."""
+    mark = f'<meta name="generator" content="{GENERATOR}">'
+    try:
+        if not out.is_dir():
+            if out.exists():
+                raise SetupError(f"--out {out} is a file", "give a folder")
+            return
+        with (out / "index.html").open(encoding="utf-8", errors="replace") as file:
+            ours = mark in file.read(2000)
+    except FileNotFoundError:
+        ours = not any(out.iterdir())
+    except OSError as error:
+        raise SetupError(f"--out {out} cannot be read: {error.strerror or error}", "give another folder") from error
+    if not ours:
+        raise SetupError(f"--out {out} has files that are not a report's", "give another folder")
+
+
+def _write(
+    runs: Sequence[RunData], folder: Path, most_bytes: int, on_progress: Callable[[str, int, int | None], None]
+) -> dict[str, dict[str, Kept]]:
+    api = Api(runs)
+    about: dict[str, list[Any]] = {"overview": [], "series": [], "steps": [], "time": [], "signals": []}
+    kept: dict[str, dict[str, Kept]] = {}
+    for run in runs:
+        run.refresh()
+        about["overview"].append(overview.overview(run))
+        about["series"].append(overview.series(run, run.metrics.names()))
+        about["time"].append(_times(run))
+        about["signals"].append(signals_of(run))
+    compared = comparison_of(runs) if len(runs) == 2 else None
+    left = most_bytes - len(as_json([about, compared])) - MIB // 2  # the page itself
+    pieces = Pieces(folder / "data")
+    for number, (run, name) in enumerate(zip(runs, api.names, strict=True)):
+        share = left // len(runs)
+        steps: dict[str, list[int]] = {}
+        kept[name] = {}
+        for kind in KINDS:
+            before = pieces.bytes
+            room = int(share * EVALUATIONS_SHARE) if kind == "evaluations" else share
+            steps[kind], kept[name][kind] = _samples(run, kind, f"{number}/{kind}", room, pieces, on_progress)
+            share -= pieces.bytes - before
+        about["steps"].append(steps)
+    data = {"index": api.index(), **about, "compare": compared, "kept": {n: _counts(k) for n, k in kept.items()}}
+    one = pieces.bytes <= ONE_FILE
+    blocks = [("data", as_json(data | {"pieces": not one}))]
+    text = page(FILE, itertools.chain(blocks, pieces.read())) if one else page(PIECES, blocks)
+    (folder / "index.html").write_text(text, encoding="utf-8")
+    if one:
+        shutil.rmtree(folder / "data", ignore_errors=True)
+    return kept
+
+
+def _counts(kept: Mapping[str, Kept]) -> dict[str, Any]:
+    return {kind: asdict(one) | {"all": one.all} for kind, one in kept.items()}
+
+
+def _times(run: RunData) -> dict[str, Any]:
+    steps = run.timeline.steps()
+    chosen = [steps[place] for place in evenly(len(steps), MOST_TIMES)]
+    lines = ((step, run.timeline.line(step)) for step in chosen)
+    return {str(step): {"start": line.get("start"), "lanes": lanes_of(line)} for step, line in lines if line}
+
+
+def _samples(
+    run: RunData,
+    kind: Kind,
+    prefix: str,
+    room: int,
+    pieces: Pieces,
+    on_progress: Callable[[str, int, int | None], None],
+) -> tuple[list[int], Kept]:
+    """Write the pieces of a run's samples into `room` bytes; the steps and how much was kept."""
+    steps = run.steps(kind)
+    chosen, most = _choice(run, kind, steps, room)
+    kept, end = Kept(of=len(steps)), pieces.bytes + room
+    written: list[int] = []
+    for done, place in enumerate(spread(len(chosen))):
+        on_progress(f"{run.name}: {kind}", done, len(chosen))
+        step = chosen[place]
+        groups = groups_of(run, kind, step)
+        texts = list(_fitting(groups, min(most, end - pieces.bytes)))
+        if texts or not groups:
+            kept.steps += 1
+            kept.groups += len(texts)
+            kept.of_groups += len(groups)
+            if texts:
+                pieces.add(f"{prefix}/{step}", f'{{"step":{step},"groups":[{",".join(texts)}]}}')
+                written.append(step)
+    return sorted(written), kept
+
+
+def _choice(run: RunData, kind: Kind, steps: Sequence[int], room: int) -> tuple[list[int], int]:
+    """Which steps to keep and the most bytes of each, by the sizes of the first, the middle and the last one."""
+    if not steps:
+        return [], room
+    probed = {steps[0], steps[len(steps) // 2], steps[-1]}
+    sizes = [len(as_json(groups_of(run, kind, step)).encode()) + 100 for step in probed]
+    if max(sizes) * len(steps) <= room:
+        return list(steps), room
+    most = room // min(LEAST_STEPS, len(steps))
+    number = max(1, room // max(1, min(most, sum(sizes) // len(sizes))))
+    return [steps[place] for place in evenly(len(steps), number)], most
+
+
+def _fitting(groups: Sequence[Mapping[str, Any]], room: int) -> Iterator[str]:
+    """The first groups, as JSON, that fit into `room` bytes."""
+    for group in groups:
+        text = as_json(group)
+        room -= len(text.encode()) + 1
+        if room < 100:
+            return
+        yield text
+
+
+def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
+    """The samples of a step by group: the prompt's messages once, and of each sample what followed them."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    known = details.advantages_of(run, kind, step)
+    tokens = {key_of(row): _rounded(row) for row in (run.tokens(step) if kind == "samples" else ())}
+    rows = run.rows(step, details.OF_SAMPLE, kind)
+    for row in rows:
+        row["group"] = row["group"] or 0
+        key = key_of(row)
+        details.add_training(row, known)
+        asked, row["said"] = details.conversation(row, MOST_TEXT)
+        for name in ("messages", "response", "prompt"):
+            del row[name]
+        if key in tokens:
+            row["token_columns"] = tokens[key]
+        own = found.setdefault(
+            key[:2],
+            {"prompt_id": key[0], "group": key[1], "ground_truth": row["ground_truth"], "messages": asked, "rows": []},
+        )
+        if asked != own["messages"]:
+            row["asked"] = asked
+        own["rows"].append({name: value for name, value in row.items() if value is not None})
+    return list(found.values())
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of tokens, with four digits."""
+    columns = {name: row.get(name) for name in ("text", "drawn", "version")}
+    for name in FIGURES:
+        columns[name] = [None if one is None else float(f"{one:.4g}") for one in row.get(name) or ()]
+    return columns
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """At most `most` of `count` places, the first and the last among them.
+
+    >>> evenly(100, 4), evenly(3, 10), evenly(5, 1)
+    ([0, 33, 66, 99], [0, 1, 2], [4])
+    """
+    if count <= most:
+        return list(range(count))
+    return [count - 1] if most == 1 else [place * (count - 1) // (most - 1) for place in range(most)]
+
+
+def spread(count: int) -> list[int]:
+    """All places in an order in which any beginning of it is spread over all: the last, the first, the middle, …
+
+    >>> spread(5)
+    [4, 0, 2, 1, 3]
+    """
+    order = dict.fromkeys([count - 1, 0][: min(count, 2)])
+    stretches = [(0, count - 1)]
+    while stretches:
+        below = [((low + high) // 2, low, high) for low, high in stretches if high - low > 1]
+        order |= dict.fromkeys(middle for middle, _, _ in below)
+        stretches = [ends for middle, low, high in below for ends in ((low, middle), (middle, high))]
+    return list(order)
