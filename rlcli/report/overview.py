@@ -153,7 +153,9 @@ def _curve(run: RunData, title: str, unit: str, names: Mapping[str, str]) -> dic
         for name, label in names.items()
         if (points := run.metrics.points(name))
     ]
-    shown = [one for one in found if one is found[0] or any(one["points"][1])]  # not those that are always 0
+    # Not those that are always 0, and not the same curve twice.
+    drawn = [one for one in found if one is found[0] or any(one["points"][1])]
+    shown = [one for at, one in enumerate(drawn) if all(one["points"] != other["points"] for other in drawn[:at])]
     return {"title": title, "unit": unit, "series": shown} if shown else None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -24,17 +25,17 @@ SERVED, FILE, PIECES = "connect-src 'self'", "connect-src 'none'", "connect-src 
 
 def page(policy: str, data: Iterable[tuple[str, str]] = ()) -> str:
     """The page as HTML. policy: SERVED, FILE or PIECES, how it gets its data. data: name → JSON, embedded."""
-    styles, scripts = _text(STYLES), _text(SCRIPTS)
-    return (
-        (PAGES / "index.html")
-        .read_text(encoding="utf-8")
-        .replace("{{generator}}", GENERATOR)
-        .replace("{{policy}}", content_policy(policy))
-        .replace("{{mode}}", "view" if policy == SERVED else "report")
-        .replace("{{style}}", styles)
-        .replace("{{data}}", "".join(embedded(name, json) for name, json in data))
-        .replace("{{script}}", scripts)
-    )
+    parts = {
+        "generator": GENERATOR,
+        "policy": content_policy(policy),
+        "mode": "view" if policy == SERVED else "report",
+        "style": _text(STYLES),
+        "data": "".join(embedded(name, json) for name, json in data),
+        "script": _text(SCRIPTS),
+    }
+    # In one pass: texts of a run may contain the marks.
+    template = (PAGES / "index.html").read_text(encoding="utf-8")
+    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], template)
 
 
 def content_policy(policy: str) -> str:

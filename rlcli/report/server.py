@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 HOST, PORT = "127.0.0.1", 8765
 TRIES = 50
 """Ports that are tried, from PORT on, if none is given."""
+_PORT = re.compile(r":\d+$")
 NAMES = ("127.0.0.1", "localhost", "[::1]")
 """Names by which a browser may ask. Another name in the Host header means that a foreign page has made its own name
 resolve to this machine; with any port, since it may be forwarded."""
@@ -81,7 +83,7 @@ def application(api: Api) -> web.Application:
 
     @web.middleware
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
-        if request.host.rpartition(":")[0 if ":" in request.host.rpartition("]")[2] else 2] not in NAMES:
+        if _PORT.sub("", request.host) not in NAMES:
             raise web.HTTPForbidden(text="this server answers to localhost alone\n")
         response = await handler(request)
         response.headers.update(HEADERS)

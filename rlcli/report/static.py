@@ -26,8 +26,10 @@ MIB = 1 << 20
 MOST_BYTES = 50 * MIB
 ONE_FILE = 12 * MIB
 """Largest data in one HTML file."""
+ENVELOPE = 100
+"""Bytes of a piece beside its groups."""
 LEAST_STEPS = 64
-"""Of a run with more samples than fit, a step gets at most this part of the space, and so at least as many are kept."""
+"""Of a run with more samples than fit, a step gets at most this part of the space, so that about as many are kept."""
 EVALUATIONS_SHARE = 0.2
 KINDS: Sequence[Kind] = ("evaluations", "samples")
 MOST_TEXT = 40_000
@@ -191,7 +193,7 @@ def _samples(
         on_progress(f"{run.name}: {kind}", done, len(chosen))
         step = chosen[place]
         groups = groups_of(run, kind, step)
-        texts = list(_fitting(groups, min(most, end - pieces.bytes)))
+        texts = list(_fitting(groups, most, end - pieces.bytes))
         if texts or not groups:
             kept.steps += 1
             kept.groups += len(texts)
@@ -207,7 +209,7 @@ def _choice(run: RunData, kind: Kind, steps: Sequence[int], room: int) -> tuple[
     if not steps:
         return [], room
     probed = {steps[0], steps[len(steps) // 2], steps[-1]}
-    sizes = [len(as_json(groups_of(run, kind, step)).encode()) + 100 for step in probed]
+    sizes = [len(as_json(groups_of(run, kind, step)).encode()) + ENVELOPE for step in probed]
     if max(sizes) * len(steps) <= room:
         return list(steps), room
     most = room // min(LEAST_STEPS, len(steps))
@@ -215,12 +217,13 @@ def _choice(run: RunData, kind: Kind, steps: Sequence[int], room: int) -> tuple[
     return [steps[place] for place in evenly(len(steps), number)], most
 
 
-def _fitting(groups: Sequence[Mapping[str, Any]], room: int) -> Iterator[str]:
-    """The first groups, as JSON, that fit into `room` bytes."""
-    for group in groups:
+def _fitting(groups: Sequence[Mapping[str, Any]], most: int, room: int) -> Iterator[str]:
+    """The first groups, as JSON, that together take at most `most` bytes; the first one alone up to `room`."""
+    taken = 0
+    for number, group in enumerate(groups):
         text = as_json(group)
-        room -= len(text.encode()) + 1
-        if room < 100:
+        taken += len(text.encode()) + 1
+        if taken + ENVELOPE > (min(most, room) if number else room):
             return
         yield text
 

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 HEAVY = ("torch", "ray", "vllm", "transformers", "peft", "datasets", "pyarrow", "wandb", "math_verify", "matplotlib")
+KINDS = {".py", ".toml", ".html", ".css", ".js", ".LICENSE"}
 PLUGIN_FOLDERS = {
     "rlcli_recipes": "recipes",
     "rlcli_verifiers": "verifiers",
@@ -37,10 +38,10 @@ def test_the_wheel_holds_every_module_and_recipe_of_the_checkout(wheel: Path) ->
     packed = set(zipfile.ZipFile(wheel).namelist())
     sources = {"rlcli": ROOT / "rlcli"} | {name: ROOT / folder / name for name, folder in PLUGIN_FOLDERS.items()}
     for package, folder in sources.items():
-        files = [path for path in folder.rglob("*") if path.suffix in {".py", ".toml"} or path.name == "py.typed"]
+        files = [path for path in folder.rglob("*") if path.suffix in KINDS or path.name == "py.typed"]
         missing = {f"{package}/{path.relative_to(folder).as_posix()}" for path in files} - packed
         assert not missing
-    assert {"rlcli_recipes/grpo.toml", "rlcli/py.typed"} <= packed
+    assert {"rlcli_recipes/grpo.toml", "rlcli/py.typed", "rlcli/report/pages/main.js"} <= packed
 
 
 def test_the_wheel_holds_nothing_but_the_five_packages_and_the_licence(wheel: Path) -> None:

@@ -2,13 +2,13 @@
 "use strict";
 
 R.color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-R.palette = (place) => R.color(`--series-${place % 7}`);
+R.palette = (place) => R.color(`--series-${place % 12}`);
 
 // Phases have the same colours everywhere.
-R.PHASES = ["generate", "plan", "update", "sync", "verify", "bookkeeping", "decode", "old_log_probs", "prefill", "load"];
+R.PHASES = ["generate", "plan", "update", "sync", "verify", "bookkeeping", "evaluate", "load", "checkpoint", "old_log_probs"];
 R.phaseColor = (name, among) => {
   const known = R.PHASES.indexOf(name);
-  return R.palette(known >= 0 ? known : R.PHASES.length + among.indexOf(name));
+  return R.palette(known >= 0 ? known : R.PHASES.length + among.filter((one) => !R.PHASES.includes(one)).indexOf(name));
 };
 
 // Means over `window` values around each.
@@ -60,8 +60,8 @@ R.chart = ({ title, unit = "", series, height = 168, whiskers = [], threshold = 
   if (R.known(threshold)) all.push(threshold);
   const [low, high] = [all.reduce((a, b) => Math.min(a, b), Infinity), all.reduce((a, b) => Math.max(a, b), -Infinity)];
   const rate = low >= 0 && high <= 1 && high > 0.3;
-  const pad = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
-  const range = stacked ? [0, high * 1.05 || 1] : rate ? [-0.02, 1.02] : [low >= 0 && low < high * 0.4 ? 0 : low - pad, high + pad];
+  const pad = (high - low) * 0.08 || Math.abs(high) * 0.1 || 0.5;
+  const range = stacked ? [0, high * 1.05 || 1] : rate ? [-0.02, 1.02] : [low >= 0 && low <= high * 0.4 ? 0 : low - pad, high + pad];
   const axis = { stroke: R.color("--faint"), grid: { stroke: R.color("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", gap: 4 };
   const xs = data[0];
   const single = xs.length && xs[0] === xs[xs.length - 1];

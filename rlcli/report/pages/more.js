@@ -52,7 +52,9 @@ R.pages.time = async (room, given, page) => {
 };
 
 R.stackChart = (phases, onpick) => {
-  const names = Object.keys(phases.series).filter((name) => phases.series[name][1].some((value) => value > 0));
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const total = sum(Object.values(phases.series).map((one) => sum(one[1])));
+  const names = Object.keys(phases.series).filter((name) => sum(phases.series[name][1]) > total / 500);
   const joined = uPlot.join(names.map((name) => phases.series[name]));
   const sums = new Array(joined[0].length).fill(0);
   const series = names.map((name, at) => {

@@ -101,7 +101,14 @@ R.HEATS = {
   advantage: { name: "advantage", unit: "", of: (c, i) => c.advantage[i], signed: true },
   version: { name: "version of the weights", unit: "", of: (c, i) => c.version?.[i], steps: true },
 };
+// As many tokens are shown at first as a browser lays out at once.
 R.MOST_TOKENS = 4000;
+R.MOST_CHARACTERS = 30000;
+R.firstTokens = (text) => {
+  let [count, length] = [0, 0];
+  while (count < Math.min(text.length, R.MOST_TOKENS) && (length += text[count].length) <= R.MOST_CHARACTERS) count++;
+  return count;
+};
 R.tokens = (columns, given) => {
   const filled = { ...columns };
   for (const name of ["engine_log_prob", "trainer_log_prob", "entropy", "advantage", "version", "drawn"]) filled[name] = columns[name] || [];
@@ -109,7 +116,7 @@ R.tokens = (columns, given) => {
   const detail = R.h("p.detail", { role: "status" }, R.h("span.faint", {}, "Point at a token, or move with the arrow keys."));
   const legend = R.h("div.heatkey", {});
   const room = R.h("div.tokens", { tabindex: 0, role: "group", "aria-label": "tokens" });
-  let [heat, most] = ["difference", R.MOST_TOKENS];
+  let [heat, most] = ["difference", R.firstTokens(text)];
   const describe = (at) => {
     const facts = [["engine", "engine_log_prob"], ["trainer", "trainer_log_prob"], ["entropy", "entropy"], ["advantage", "advantage"], ["version", "version"]].filter(([, name]) => R.known(filled[name][at])).map(([label, name]) => `${label} ${R.number(filled[name][at])}`);
     R.fill(detail, R.h("b", {}, `${at} `), R.h("code", {}, R.text(JSON.stringify(text[at] ?? "").slice(0, 80))), ` ${filled.drawn[at] ? facts.join(" · ") : "not drawn by the policy"}`);
@@ -159,8 +166,8 @@ R.heatScale = (heat, columns, count) => {
   const mix = (color, part) => ({ background: `color-mix(in srgb, var(${color}) ${Math.round(100 * part)}%, transparent)` });
   if (heat.steps) {
     const versions = [...new Set(values)].sort((a, b) => a - b);
-    const style = (at) => (R.known(heat.of(columns, at)) ? mix(`--series-${versions.indexOf(heat.of(columns, at)) % 7}`, 0.35) : {});
-    return { style, legend: versions.map((value, place) => R.h("span.key", {}, R.h("i", { style: mix(`--series-${place % 7}`, 0.35) }), String(value))) };
+    const style = (at) => (R.known(heat.of(columns, at)) ? mix(`--series-${versions.indexOf(heat.of(columns, at)) % 12}`, 0.35) : {});
+    return { style, legend: versions.map((value, place) => R.h("span.key", {}, R.h("i", { style: mix(`--series-${place % 12}`, 0.35) }), String(value))) };
   }
   const style = (at) => {
     const value = heat.of(columns, at);
