@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import rlcli
@@ -16,7 +17,7 @@ from rlcli.report import details, overview, queries
 from rlcli.report.source import Key, RunData
 
 FINISH_REASONS = ("stop", "length")
-COMPARISON, SIGNALS = ("rlcli.report.comparison", "compare"), ("rlcli.report.panel", "signals_of")
+COMPARISON, SIGNALS = ("rlcli.report.comparison", "compare"), ("rlcli.signals.panel", "panel_of")
 MOST_NAMES = 30
 """Metrics in one answer."""
 
@@ -42,25 +43,42 @@ class Api:
                 run, queries.kind_of(given), given.get("prompt", ""), given.get("cursor", "")
             ),
             "time": lambda run, given: _time(run, given),
-            "signals": lambda run, given: signals_of(run),
         }
+        self._kept: dict[tuple[str, int], tuple[int, Any]] = {}
 
     def answer(self, what: str, given: Mapping[str, str]) -> Any:
         """The answer to `what`; `given["run"]` is the index of the run, 0 if missing. RlcliError if there is none."""
+        if what == "compare":
+            return self._slow(what, 0, lambda: comparison_of(self.runs))
+        if what == "signals":
+            run = self._run(given)
+            return self._slow(what, self.runs.index(run), lambda: signals_of(run))
         with self._lock:
             self.news += sum(run.refresh() for run in self.runs)
             if what == "index":
                 return self.index()
             if what == "state":
                 return {"news": self.news, "runs": [state_of(run) for run in self.runs]}
-            if what == "compare":
-                return comparison_of(self.runs)
             if what not in self._answers:
                 raise RlcliError(f"no such page: {what!r:.50}", "see /")
-            number = _whole(given, "run", 0)
-            if not 0 <= number < len(self.runs):
-                raise RlcliError(f"no run {number}", f"there are {len(self.runs)}")
-            return self._answers[what](self.runs[number], given)
+            return self._answers[what](self._run(given), given)
+
+    def _run(self, given: Mapping[str, str]) -> RunData:
+        number = _whole(given, "run", 0)
+        if not 0 <= number < len(self.runs):
+            raise RlcliError(f"no run {number}", f"there are {len(self.runs)}")
+        return self.runs[number]
+
+    def _slow(self, what: str, number: int, answer: Callable[[], Any]) -> Any:
+        """An answer that takes seconds: without the lock, so that the other pages go on, and kept until there is news
+        of a run."""
+        with self._lock:
+            self.news += sum(run.refresh() for run in self.runs)
+            news, (of, kept) = self.news, self._kept.get((what, number), (-1, None))
+        if of != news:
+            kept = answer()
+            self._kept[what, number] = news, kept
+        return kept
 
     def index(self) -> dict[str, Any]:
         """What the pages need at their start."""
@@ -70,8 +88,8 @@ class Api:
             "rlcli": rlcli.__version__,
             "news": self.news,
             "runs": [state_of(run) | {"name": name} for name, run in zip(self.names, self.runs, strict=True)],
-            "signals": _optional(*SIGNALS) is not None,
-            "compare": len(self.runs) == 2 and _optional(*COMPARISON) is not None,
+            "signals": _exists(SIGNALS[0]),
+            "compare": len(self.runs) == 2 and _exists(COMPARISON[0]),
             "outcomes": [str(outcome) for outcome in Outcome],
             "finish_reasons": FINISH_REASONS,
         }
@@ -94,7 +112,7 @@ def signals_of(run: RunData) -> dict[str, Any]:
     """The signals of a run; none if they cannot be computed, with the reason as `error`."""
     found = _optional(*SIGNALS)
     try:
-        return {"signals": [signal.as_dict() for signal in found(run)] if found else []}
+        return {"signals": [signal.as_dict() for signal in found(run.folder)] if found else []}
     except RlcliError as error:
         return {"signals": [], "error": str(error)}
 
@@ -117,6 +135,14 @@ def _optional(module: str, name: str) -> Callable[..., Any] | None:
     except ModuleNotFoundError:
         return None
     return found
+
+
+def _exists(module: str) -> bool:
+    """Whether a module exists. It is not imported: that takes a second, and the first answer is waited for."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:

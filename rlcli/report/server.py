@@ -113,12 +113,19 @@ def answered(api: Api, what: str, given: Mapping[str, str]) -> tuple[int, str]:
         return 400, as_json({"error": str(error)})
 
 
+def warm_up() -> None:
+    """Import what reading samples needs, which takes a second, while the browser starts."""
+    import pyarrow.compute
+    import pyarrow.parquet  # noqa: F401
+
+
 def serve(api: Api, port: int | None, on_start: Callable[[str], None]) -> None:
     """Serve until interrupted. on_start: receives the URL."""
 
     async def forever() -> None:
         async with Server(api, port) as server:
             on_start(server.url)
+            await asyncio.to_thread(warm_up)
             await asyncio.Event().wait()
 
     asyncio.run(forever())

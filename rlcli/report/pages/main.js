@@ -124,7 +124,7 @@ R.poll = async () => {
       R.gone = false;
       R.index.news = state.news;
       state.runs.forEach((run, at) => Object.assign(R.index.runs[at], run, { name: R.index.runs[at].name }));
-      if (news) R.page.onnews ? R.page.onnews(state.runs[R.run]) : ["overview", "time", "signals"].includes(R.page.name) && !R.page.given.step && !document.activeElement?.closest("input, select") && (await R.show({ keep: true }));
+      if (news) R.page.onnews ? R.page.onnews(state.runs[R.run]) : ["overview", "time"].includes(R.page.name) && !R.page.given.step && !document.activeElement?.closest("input, select") && (await R.show({ keep: true }));
     } catch (error) {
       R.gone = true;
     }
