@@ -55,10 +55,21 @@ R.show = async ({ keep = false } = {}) => {
   clearTimeout(slow);
   if (!page.alive()) return;
   for (const chart of main.querySelectorAll("figure")) chart.destroy?.();
+  const before = keep ? R.stateOf(main) : null;
   R.fill(main, room);
+  if (before) R.restore(main, before);
   scrollTo(0, keep ? top : 0);
   await done;
   if (page.alive()) document.documentElement.dataset.ready = String(turn);
+};
+
+// When a page is drawn anew with news of the run: what is open stays open, and the focus stays where it is.
+R.FOCUSABLE = "a, button, input, select, summary, [tabindex]";
+R.stateOf = (main) => ({ open: [...main.querySelectorAll("details")].map((one) => one.open), focus: [...main.querySelectorAll(R.FOCUSABLE)].indexOf(document.activeElement) });
+R.restore = (main, before) => {
+  const details = [...main.querySelectorAll("details")];
+  if (details.length === before.open.length) details.forEach((one, at) => (one.open = before.open[at]));
+  if (before.focus >= 0) main.querySelectorAll(R.FOCUSABLE)[before.focus]?.focus({ preventScroll: true });
 };
 
 R.KEYS = [
@@ -142,11 +153,11 @@ R.start = async () => {
     return R.fill(document.getElementById("main"), R.empty(error.message));
   }
   addEventListener("hashchange", async () => {
-    if (location.hash === "#main") return;
     await R.show();
     if (R.searchNext) (R.searchNext = false), document.getElementById("search")?.focus();
   });
   addEventListener("keydown", R.press);
+  document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), document.getElementById("main").focus()));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => R.show({ keep: true }));
   await R.show();
   if (R.source.live) setTimeout(R.poll, R.POLL_MS);

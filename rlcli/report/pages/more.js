@@ -107,6 +107,11 @@ R.pages.signals = async (room, given, page) => {
     grid,
   );
 };
+// Whether the curve is of the value that the threshold is for, not of what the value is computed from.
+R.isOfValue = (signal) => {
+  const last = signal.series[signal.series.length - 1];
+  return last && R.known(signal.value) && Math.abs(last[1] - signal.value) <= 0.1 * Math.abs(signal.threshold);
+};
 R.signal = (signal) => {
   const points = [signal.series.map((point) => point[0]), signal.series.map((point) => point[1])];
   const kind = { ok: "good", warning: "bad" }[signal.state] || "odd";
@@ -117,7 +122,7 @@ R.signal = (signal) => {
     R.h("header", {}, R.h("h2", {}, R.text(signal.title)), R.h("span.push", {}), R.h(`span.pill.${kind}`, {}, signal.state)),
     R.h("p.facts", {}, `value ${R.number(signal.value)}`, R.known(signal.threshold) ? ` · threshold ${R.number(signal.threshold)}` : ""),
     R.h("p", {}, R.text(signal.explanation)),
-    signal.series.length > 1 ? R.chart({ title: signal.name, series: [{ label: "", points }], threshold: signal.threshold, height: 120, smooth: false }) : null,
+    signal.series.length > 1 ? R.chart({ title: signal.name, series: [{ label: "", points }], threshold: R.isOfValue(signal) ? signal.threshold : null, height: 120, smooth: false }) : null,
     examples.length ? R.h("details", { open: signal.state === "warning" }, R.h("summary", {}, R.plural(examples.length, "example")), R.h("ul.examples", {}, examples)) : null,
   );
 };

@@ -15,14 +15,18 @@ R.pages.overview = async (room, given) => {
     R.rewardChart(found, samples),
     R.h("h2.between", {}, "Curves"),
     charts,
-    R.anyMetric(found, charts, samples),
+    R.anyMetric(found, given),
     R.phases(found.phases),
     R.evaluationTable(found.evaluations),
     R.eventList(found.events),
     R.configuration(found),
     R.versions(found.environment),
   );
-  for (const curve of found.curves.slice(1)) charts.append(R.chart({ ...curve, onpick: samples }));
+  if (given.curves) {
+    const own = await R.ask("series", { names: given.curves });
+    for (const name of given.curves.split(",")) charts.append(R.chart({ title: name, series: [{ label: "", points: own[name] || [[], []] }], onpick: samples }));
+  }
+  for (const curve of found.curves.slice(1).reverse()) charts.prepend(R.chart({ ...curve, onpick: samples }));
 };
 
 R.title = (found) =>
@@ -73,17 +77,19 @@ R.rewardChart = (found, onpick) => {
   return R.h("section.card", {}, R.chart({ title: "Reward", series: reward.series, whiskers, height: 260, onpick, wide: true }));
 };
 
-R.anyMetric = (found, charts, onpick) => {
+R.anyMetric = (found, given) => {
   const list = R.h("datalist", { id: "metrics" }, found.metrics.map((name) => R.h("option", { value: name })));
   const input = R.h("input", { list: "metrics", placeholder: "any metric, such as update/lr", "aria-label": "add a curve", autocomplete: "off", spellcheck: "false" });
+  // The chosen curves are part of the address.
   const add = async (event) => {
     event.preventDefault();
     const name = input.value.trim();
     if (!found.metrics.includes(name)) return input.setCustomValidity("no such metric"), input.reportValidity();
-    const points = (await R.ask("series", { names: name }))[name];
     input.value = "";
-    charts.append(R.chart({ title: name, series: [{ label: "", points }], onpick }));
-    charts.lastChild.scrollIntoView({ block: "nearest" });
+    input.blur();
+    const curves = [...new Set([...(given.curves || "").split(",").filter(Boolean), name])].join(",");
+    history.replaceState(null, "", R.link("overview", { curves }));
+    await R.show({ keep: true });
   };
   input.addEventListener("input", () => input.setCustomValidity(""));
   return found.metrics.length ? R.h("form.add", { onsubmit: add }, input, list, R.h("button", {}, "Add a curve")) : null;

@@ -183,6 +183,31 @@ def test_keys_move_open_search_and_help(visit: Any, report: str) -> None:
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
 
+def test_a_curve_of_any_metric_can_be_added_and_linked(visit: Any, report: str) -> None:
+    visitor = visit(report)
+    page = visitor.open("overview")
+    page.fill("[aria-label='add a curve']", "plan/none")
+    page.click("text=Add a curve")
+    assert not page.evaluate("document.querySelector('form.add input').checkValidity()")
+    page.fill("[aria-label='add a curve']", "time/plan_s")
+    page.click("text=Add a curve")
+    page.wait_for_selector("figure:has-text('time/plan_s')")
+    assert "curves=time%2Fplan_s" in page.url
+    page.reload()
+    page.wait_for_selector("figure:has-text('time/plan_s')")
+
+
+def test_a_refresh_keeps_what_is_open_and_the_focus(visit: Any, report: str) -> None:
+    page = visit(report).open("overview")
+    page.click("summary")
+    page.evaluate("R.show({keep: true})")
+    page.wait_for_timeout(100)
+    assert page.evaluate("[document.querySelector('details').open, document.activeElement.tagName]") == [
+        True,
+        "SUMMARY",
+    ]
+
+
 def test_tokens_are_coloured_by_the_chosen_figure(visit: Any, report: str) -> None:
     page = visit(report).open("sample?step=6&prompt=sums%2F3&sample=1&heat=entropy")
     assert page.eval_on_selector(".heat select", "one => one.value") == "entropy"
