@@ -159,7 +159,11 @@ def as_json(answer: Any) -> str:
     >>> as_json({"a": math.nan, "b": "\\ud800"})
     '{"a":null,"b":"?"}'
     """
-    text = json.dumps(_finite(answer), ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+    options: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False, "default": str}
+    try:
+        text = json.dumps(answer, **options)
+    except ValueError:  # rare, and the copy takes longer than the rest
+        text = json.dumps(_finite(answer), **options)
     return text.encode(errors="replace").decode()
 
 

@@ -113,10 +113,12 @@ def answered(api: Api, what: str, given: Mapping[str, str]) -> tuple[int, str]:
         return 400, as_json({"error": str(error)})
 
 
-def warm_up() -> None:
-    """Import what reading samples needs, which takes a second, while the browser starts."""
+def warm_up(api: Api) -> None:
+    """Read the records of the runs, and import what reads samples, while the browser starts: a second each."""
     import pyarrow.compute
     import pyarrow.parquet  # noqa: F401
+
+    api.answer("state", {})
 
 
 def serve(api: Api, port: int | None, on_start: Callable[[str], None]) -> None:
@@ -125,7 +127,7 @@ def serve(api: Api, port: int | None, on_start: Callable[[str], None]) -> None:
     async def forever() -> None:
         async with Server(api, port) as server:
             on_start(server.url)
-            await asyncio.to_thread(warm_up)
+            await asyncio.to_thread(warm_up, api)
             await asyncio.Event().wait()
 
     asyncio.run(forever())

@@ -22,9 +22,9 @@ from rlcli.report.api import Api, as_json, comparison_of, lanes_of, signals_of
 from rlcli.report.page import FILE, GENERATOR, PIECES, page
 from rlcli.report.source import Kind, RunData, key_of
 
-MIB = 1 << 20
-MOST_BYTES = 50 * MIB
-ONE_FILE = 12 * MIB
+MB = 1_000_000
+MOST_BYTES = 50 * MB
+ONE_FILE = 12 * MB
 """Largest data in one HTML file."""
 ENVELOPE = 100
 """Bytes of a piece beside its groups."""
@@ -143,7 +143,7 @@ def _write(
         about["time"].append(_times(run))
         about["signals"].append(signals_of(run))
     compared = comparison_of(runs) if len(runs) == 2 else None
-    left = most_bytes - len(as_json([about, compared])) - MIB // 2  # the page itself
+    left = most_bytes - len(as_json([about, compared])) - MB // 2  # the page itself
     pieces = Pieces(folder / "data")
     for number, (run, name) in enumerate(zip(runs, api.names, strict=True)):
         share = left // len(runs)

@@ -34,12 +34,12 @@ def report(
 
       rlcli report runs/gsm8k runs/gsm8k-dapo --out compared --max-mb 20
     """
-    from rlcli.report.static import MIB, check_out, write_report
+    from rlcli.report.static import MB, check_out, write_report
 
     check_out(out)
     found = opened(runs)
     with console.progress() as on_progress:
-        written = write_report(found, out, max_mb * MIB, on_progress)
+        written = write_report(found, out, max_mb * MB, on_progress)
     if as_json:
         kept = {name: {kind: asdict(one) for kind, one in kinds.items()} for name, kinds in written.kept.items()}
         console.emit_json({"path": written.path, "bytes": written.bytes, "files": written.files, "kept": kept})
@@ -51,7 +51,7 @@ def report(
             if not one.all:
                 groups = f", {one.groups:,} of their {one.of_groups:,} groups" if one.groups < one.of_groups else ""
                 console.plain(f"{name}: {kind} of {one.steps:,} of {one.of:,} steps{groups}; rlcli view shows all")
-    console.plain(f"{written.path} ({written.bytes / MIB:.1f} MB in {written.files} file{'s' * (written.files > 1)})")
+    console.plain(f"{written.path} ({written.bytes / MB:.1f} MB in {written.files} file{'s' * (written.files > 1)})")
 
 
 def opened(runs: list[Path]) -> list[RunData]:

@@ -13,7 +13,7 @@ from rlcli.errors import SetupError
 from rlcli.report import static
 from rlcli.report.page import FILE, PIECES, SERVED, content_policy, page
 from rlcli.report.source import RunData
-from rlcli.report.static import MIB, write_report
+from rlcli.report.static import MB, write_report
 from tests.report_runs import write_run
 
 LONG = {(step, place, sample): "long " * 400 for step in range(1, 21) for place in range(3) for sample in range(4)}
@@ -49,7 +49,7 @@ def test_a_larger_run_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.M
 def test_samples_are_kept_by_rule_until_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path / "run", steps=20, texts=LONG)
     whole = write_report([RunData(folder)], tmp_path / "whole")
-    limit = MIB // 2 + 320_000
+    limit = MB // 2 + 320_000
     monkeypatch.setattr(static, "LEAST_STEPS", 8)
     written = write_report([RunData(folder)], tmp_path / "out", limit)
     kept = written.kept["run"]["samples"]
