@@ -6,11 +6,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+REQUIRE, SYNC_API = "RLCLI_REQUIRE_BROWSER", "playwright.sync_api"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
@@ -29,7 +31,7 @@ def found() -> str:
     """The path of a Chromium; skips the test if there is none."""
     path = next((path for name in NAMES if (path := shutil.which(name))), "")
     if not path:
-        assert not os.environ.get("RLCLI_REQUIRE_BROWSER"), "RLCLI_REQUIRE_BROWSER is set, and there is no Chromium"
+        assert not os.environ.get(REQUIRE), f"{REQUIRE} is set, and there is no Chromium"
         pytest.skip("no Chromium")
     return path
 
@@ -38,7 +40,7 @@ def found() -> str:
 def chromium() -> Iterator[Any]:
     """A started browser, with an empty profile."""
     path = found()
-    sync_api = pytest.importorskip("playwright.sync_api")
+    sync_api = import_module(SYNC_API) if os.environ.get(REQUIRE) else pytest.importorskip(SYNC_API)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS), headless=True)
         try:

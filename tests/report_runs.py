@@ -21,6 +21,7 @@ TOKENS = pa.schema(
     [
         ("step", pa.int64()),
         ("prompt_id", pa.string()),
+        ("saved_step", pa.int64()),
         ("group", pa.int64()),
         ("sample", pa.int64()),
         ("ids", pa.list_(pa.int32())),
@@ -32,7 +33,9 @@ TOKENS = pa.schema(
 )
 ADVANTAGES = pa.schema(
     [
+        ("step", pa.int64()),
         ("prompt_id", pa.string()),
+        ("saved_step", pa.int64()),
         ("group", pa.int64()),
         ("sample", pa.int64()),
         ("advantage", pa.float64()),
@@ -132,7 +135,7 @@ def group_rows(run: Settings, step: int, place: int) -> list[dict[str, Any]]:
         answer = a + b if good else a + b + 1 + sample
         text = run.texts.get((step, place, sample), f"{a} plus {b} is {answer}. The answer is #### {answer}")
         rows.append(sample_row(run, step, f"sums/{number}", sample, question, text, str(a + b), good))
-    return rows
+    return [row | {"group": place} for row in rows]
 
 
 def sample_row(
@@ -188,8 +191,8 @@ def advantage_row(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> 
     scores = [one["score"] for one in rows if one["prompt_id"] == row["prompt_id"]]
     left_out = row["left_out"]
     advantage = None if left_out else row["score"] - sum(scores) / len(scores)
-    key = {name: row[name] for name in ("prompt_id", "group", "sample")}
-    return {**key, "advantage": advantage, "reward": row["score"], "left_out": left_out}
+    key = {name: row[name] for name in ("step", "prompt_id", "group", "sample")}
+    return {**key, "saved_step": row["step"], "advantage": advantage, "reward": row["score"], "left_out": left_out}
 
 
 def token_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,6 +204,7 @@ def token_row(row: Mapping[str, Any]) -> dict[str, Any]:
     figure = [0.1 * (index % 7) for index in range(count)]
     return {
         **{name: row[name] for name in ("step", "prompt_id", "group", "sample")},
+        "saved_step": row["step"],
         "ids": list(range(count)),
         "text": [text for text, _ in pieces],
         "drawn": [drawn for _, drawn in pieces],

@@ -14,7 +14,7 @@ from typing import Any
 import rlcli
 from rlcli.errors import RlcliError
 from rlcli.report import details, overview, queries
-from rlcli.report.source import Key, RunData
+from rlcli.report.source import Kind, RunData
 
 FINISH_REASONS = ("stop", "length")
 COMPARISON, SIGNALS = ("rlcli.report.comparison", "compare"), ("rlcli.signals.panel", "panel_of")
@@ -36,9 +36,7 @@ class Api:
             "series": lambda run, given: overview.series(run, given.get("names", "").split(",")[:MOST_NAMES]),
             "samples": lambda run, given: queries.samples(run, queries.Filter.of(given), given.get("cursor", "")),
             "group": lambda run, given: details.group(run, *_of_group(given)),
-            "sample": lambda run, given: details.sample(
-                run, queries.kind_of(given), _whole(given, "step"), _key(given)
-            ),
+            "sample": lambda run, given: details.sample(run, *_of_group(given), _whole(given, "sample", 0)),
             "prompt": lambda run, given: queries.visits(
                 run, queries.kind_of(given), given.get("prompt", ""), given.get("cursor", "")
             ),
@@ -213,12 +211,9 @@ def _is_span(span: Any) -> bool:
     return all(isinstance(end, int | float) and math.isfinite(end) for end in span[1:])
 
 
-def _of_group(given: Mapping[str, str]) -> tuple[Any, int, str, int]:
-    return queries.kind_of(given), _whole(given, "step"), given.get("prompt", ""), _whole(given, "group", 0)
-
-
-def _key(given: Mapping[str, str]) -> Key:
-    return given.get("prompt", ""), _whole(given, "group", 0), _whole(given, "sample", 0)
+def _of_group(given: Mapping[str, str]) -> tuple[Kind, int, str, int | None]:
+    group = _whole(given, "group") if given.get("group") else None
+    return queries.kind_of(given), _whole(given, "step"), given.get("prompt", ""), group
 
 
 def _whole(given: Mapping[str, str], name: str, default: int | None = None) -> int:

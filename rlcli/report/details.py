@@ -23,16 +23,16 @@ OF_SAMPLE = (
 )
 
 
-def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int = 0) -> dict[str, Any]:
+def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None = None) -> dict[str, Any]:
     """The samples of a prompt in a step, with advantages: the prompt's messages once, and of each sample what it
-    `said` after them. RlcliError if there are none."""
+    `said` after them. number: of the group; None: the first of this prompt. RlcliError if there are none."""
     places = _places(run, kind, step, prompt_id, number)
     rows = taken(run, kind, step, OF_GROUP, places)
     if not rows:
         raise RlcliError(f"step {step} has no samples of the prompt {prompt_id:.100}", "choose another step or prompt")
     known, tokens = advantages_of(run, kind, step), token_keys(run, kind, step)
     rows.sort(key=lambda row: row["sample"] or 0)
-    found: dict[str, Any] = {"kind": kind, "step": step, "prompt_id": prompt_id, "group": number}
+    found: dict[str, Any] = {"kind": kind, "step": step, "prompt_id": prompt_id, "group": rows[0]["group"]}
     found["ground_truth"] = rows[0]["ground_truth"]
     for row in rows:
         row["tokens"] = key_of(row) in tokens
@@ -44,18 +44,19 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int = 0) 
     return found | {"rows": rows}
 
 
-def sample(run: RunData, kind: Kind, step: int, key: Key) -> dict[str, Any]:
+def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None, index: int) -> dict[str, Any]:
     """One sample with all of its columns, the prompt's `messages` and what was `said` after them, its tokens if the run
-    keeps them, and the indexes of all samples of its group. RlcliError if there is none."""
-    places = _places(run, kind, step, key[0], key[1])
+    keeps them, and the indexes of all samples of its group. number, index: of the group, as in `group`, and in it.
+    RlcliError if there is none."""
+    places = _places(run, kind, step, prompt_id, number)
     found = taken(run, kind, step, OF_SAMPLE, places)
-    row = next((row for row in found if key_of(row) == key), None)
+    row = next((row for row in found if (row["sample"] or 0) == index), None)
     if row is None:
-        raise RlcliError(f"step {step} has no sample {key[2]} of the prompt {key[0]:.100}", "choose another sample")
+        raise RlcliError(f"step {step} has no sample {index} of the prompt {prompt_id:.100}", "choose another sample")
     add_training(row, advantages_of(run, kind, step))
     row["messages"], row["said"] = conversation(row)
     del row["prompt"], row["response"]
-    columns = next((one for one in _tokens(run, kind, step) if key_of(one) == key), None)
+    columns = next((one for one in _tokens(run, kind, step) if key_of(one) == key_of(row)), None)
     others = sorted(int(one["sample"] or 0) for one in found)
     return {"kind": kind, "step": step, **row, "samples": others, "token_columns": columns}
 
@@ -97,9 +98,11 @@ def _message(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": str(found.get("role", "")), "content": "" if content is None else str(content), **more}
 
 
-def _places(run: RunData, kind: Kind, step: int, prompt_id: str, number: int) -> list[int]:
+def _places(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None) -> list[int]:
     rows = run.rows(step, ("prompt_id", "group"), kind)
-    return [at for at, row in enumerate(rows) if row["prompt_id"] == prompt_id and (row["group"] or 0) == number]
+    own = [(at, row["group"] or 0) for at, row in enumerate(rows) if row["prompt_id"] == prompt_id]
+    wanted = min((group for _, group in own), default=None) if number is None else number
+    return [at for at, group in own if group == wanted]
 
 
 def taken(run: RunData, kind: Kind, step: int, columns: Sequence[str], places: Sequence[int]) -> list[dict[str, Any]]:
@@ -127,7 +130,8 @@ def token_keys(run: RunData, kind: Kind, step: int) -> set[Key]:
 def add_training(row: dict[str, Any], known: Mapping[Key, Mapping[str, Any]]) -> None:
     """Add what the trainer knows of the sample: advantage, shaped reward, and why it was left out."""
     found = known.get(key_of(row), {})
-    row["advantage"], row["reward"] = found.get("advantage"), found.get("reward")
+    for name in ("advantage", "reward", "trained_step"):
+        row[name] = found.get(name)
     row["left_out"] = found.get("left_out") or row["left_out"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -111,6 +112,9 @@ def answered(api: Api, what: str, given: Mapping[str, str]) -> tuple[int, str]:
         return 200, as_json(api.answer(what, given))
     except RlcliError as error:
         return 400, as_json({"error": str(error)})
+    except Exception as error:  # a defect: the page shows it, and the terminal has the traceback
+        logging.getLogger(__name__).exception("/api/%s failed", what)
+        return 500, as_json({"error": f"{type(error).__name__}: {error}"})
 
 
 def warm_up(api: Api) -> None:

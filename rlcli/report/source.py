@@ -11,9 +11,11 @@ Nothing is written into the folder and no lock is held, so a run in progress doe
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import tomllib
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +31,10 @@ TIMELINE, ADVANTAGES = "timeline.jsonl", "advantages.parquet"
 _OF_STEP = re.compile(r"step-(\d+)(\.json|\.rank-.*\.parquet)?")
 _NUMBERS = re.compile(r"\d+")
 MOST_NOTES = 50
+WAITED = 4
+"""Later steps in whose files the advantage of a sample is looked for."""
 Key = tuple[str, int, int]
-"""Identifies a sample within its step: prompt_id, group (0 if the prompt occurs once in the step), sample."""
+"""Identifies a sample within its step: prompt_id, group (0 in runs of an older rlcli), sample."""
 
 
 class RunData:
@@ -138,21 +142,21 @@ class RunData:
         return rows
 
     def advantages(self, step: int) -> dict[Key, dict[str, Any]]:
-        """The advantage, shaped reward and reason for being left out, by sample; empty if the step lacks the file."""
+        """Of the samples in the step's files: advantage, shaped reward, reason for being left out, and `trained_step`,
+        which is later if the sample waited. Empty if there are none."""
         found: dict[Key, dict[str, Any]] = {}
-        for path in self.files(step, ADVANTAGES):
-            for row in self._read(path):
-                found[key_of(row)] = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
+        for row in self._of_saved(step, ADVANTAGES):
+            kept = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
+            found[key_of(row)] = kept | {"trained_step": row.get("step")}
         return found
 
     def tokens(self, step: int) -> list[dict[str, Any]]:
-        """The token columns of the samples for which the run has kept them."""
-        return [row for path in self.files(step, "tokens-") for row in self._read(path)]
+        """The token columns of those samples in the step's files for which the run has kept them."""
+        return self._of_saved(step, "tokens-")
 
     def token_keys(self, step: int) -> set[Key]:
-        """The samples of the step that have token columns, without reading the tokens."""
-        paths = self.files(step, "tokens-")
-        return {key_of(row) for path in paths for row in self._read(path, ["prompt_id", "group", "sample"])}
+        """The samples in the step's files that have token columns, without reading the tokens."""
+        return {key_of(row) for row in self._of_saved(step, "tokens-", ["prompt_id", "saved_step", "group", "sample"])}
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -177,6 +181,34 @@ class RunData:
                 self.note(f"{self._relative(path)}: column {field.name} has another type and is left out")
                 arrays.append(pa.nulls(len(found), field.type))
         return pa.table(arrays, schema=pa.schema(fields))
+
+    def _of_saved(self, step: int, pattern: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Rows about the samples in the files of `step`: from its own folder, and from those of the next steps, which
+        trained on samples that had waited."""
+        steps = self.steps()
+        rows = [row for path in self.files(step, pattern) for row in self._read(path, columns)]
+        found = [row for row in rows if (row.get("saved_step") or step) == step]
+        begin = bisect_right(steps, step)
+        for later in steps[begin : begin + WAITED]:
+            for path in self.files(later, pattern):
+                if self._least(path, "saved_step") <= step:
+                    found += [row for row in self._read(path, columns) if row.get("saved_step") == step]
+        return found
+
+    def _least(self, path: Path, column: str) -> float:
+        """The smallest value of a column by the file's statistics, without reading it; infinite if unknown."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(path, memory_map=True) as file:
+                at = file.schema_arrow.get_field_index(column)
+                groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+                leaves = [group.column(leaf) for group in groups for leaf in range(group.num_columns) if at >= 0]
+                known = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
+                return min((one.min for one in known if one is not None and one.has_min_max), default=math.inf)
+        except (OSError, pa.ArrowException):  # noted when the step's own samples are read
+            return math.inf
 
     def _read(self, path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         found = self._open(path, columns)

@@ -18,7 +18,7 @@ R.pages.prompt = async (room, given, page) => {
   if (!visits.length) return R.fill(chart, R.empty("No step has this prompt."));
   const open = (step) => {
     const visit = visits.find((one) => one[0] === step);
-    if (visit) location.hash = R.link("group", { kind, step, prompt: given.prompt, group: visit[1] || null });
+    if (visit) location.hash = R.link("group", { kind, step, prompt: given.prompt, group: visit[1] });
   };
   const xs = visits.map((visit) => visit[0]);
   const series = [{ label: "pass rate", points: [xs, visits.map((visit) => visit[3] / visit[2])] }, { label: "mean score", points: [xs, visits.map((visit) => visit[4])] }];
@@ -31,7 +31,7 @@ R.pages.prompt = async (room, given, page) => {
   R.fill(
     ends,
     R.section("", R.h("div.conversation", {}, shown[0].messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.h("code", { dir: "auto" }, R.text(shown[0].ground_truth)))),
-    R.h("div.halves", {}, shown.map((one, at) => R.h("div", {}, R.h("h2", {}, at ? "Last responses" : "First responses", " ", R.a("group", { kind, step: one.step, prompt: one.prompt_id, group: one.group || null }, `step ${R.count(one.step)}`)), R.h("div.grid.one", {}, one.rows.slice(0, 4).map((row) => R.groupCard(row, one, Math.max(...one.rows.map((other) => Math.abs(other.advantage || 0))))))))),
+    R.h("div.halves", {}, shown.map((one, at) => R.h("div", {}, R.h("h2", {}, at ? "Last responses" : "First responses", " ", R.a("group", { kind, step: one.step, prompt: one.prompt_id, group: one.group }, `step ${R.count(one.step)}`)), R.h("div.grid.one", {}, one.rows.slice(0, 4).map((row) => R.groupCard(row, one, Math.max(...one.rows.map((other) => Math.abs(other.advantage || 0))))))))),
   );
 };
 
@@ -115,7 +115,7 @@ R.isOfValue = (signal) => {
 R.signal = (signal) => {
   const points = [signal.series.map((point) => point[0]), signal.series.map((point) => point[1])];
   const kind = { ok: "good", warning: "bad" }[signal.state] || "odd";
-  const examples = (signal.examples || []).map((one) => R.h("li", {}, R.a("sample", { step: one.step, prompt: one.prompt_id, group: one.group || null, sample: one.sample }, `step ${one.step}`), one.note ? R.h("span.faint", {}, " ", R.text(one.note)) : null, R.prose(one.excerpt, { most: 500 })));
+  const examples = (signal.examples || []).map((one) => R.h("li", {}, R.a("sample", { step: one.step, prompt: one.prompt_id, group: one.group, sample: one.sample }, `step ${one.step}`), one.note ? R.h("span.faint", {}, " ", R.text(one.note)) : null, R.prose(one.excerpt, { most: 500 })));
   return R.h(
     `article.answer.${kind}`,
     { tabindex: -1 },

@@ -48,13 +48,13 @@ R.groupCard = (row, found, most) => {
 R.pages.sample = async (room, given, page) => {
   const found = await R.ask("sample", given);
   const kind = found.kind === "evaluations" ? "evaluations" : null;
-  const place = (sample) => R.link("sample", { kind, step: found.step, prompt: found.prompt_id, group: found.group || null, sample });
+  const place = (sample) => R.link("sample", { kind, step: found.step, prompt: found.prompt_id, group: found.group, sample });
   const at = found.samples.indexOf(found.sample || 0);
   const [previous, next] = [found.samples[at - 1], found.samples[at + 1]];
   page.neighbours = [R.known(previous) ? place(previous) : null, R.known(next) ? place(next) : null];
   R.fill(
     room,
-    R.crumbs(...R.stepCrumbs(found), R.a("group", { kind, step: found.step, prompt: found.prompt_id, group: found.group || null }, "group"), found.sample < 0 ? "greedy" : `sample ${found.sample}`),
+    R.crumbs(...R.stepCrumbs(found), R.a("group", { kind, step: found.step, prompt: found.prompt_id, group: found.group }, "group"), found.sample < 0 ? "greedy" : `sample ${found.sample}`),
     R.h("div.heading", {}, R.h("h1", {}, found.sample < 0 ? "Greedy response" : `Sample ${found.sample}`), R.h("div.badges", {}, R.badges(found)), R.h("span.push", {}), R.h("nav.steps", { "aria-label": "samples of the group" }, R.known(previous) ? R.h("a.button", { href: place(previous) }, "‹ previous") : null, R.known(next) ? R.h("a.button", { href: place(next) }, "next ›") : null)),
     found.left_out ? R.h("aside.notes", {}, R.h("b", {}, `Not trained on: ${found.left_out}. `), R.LEFT_OUT[found.left_out] || "") : null,
     R.h("div.columns", {}, R.h("div", {}, R.conversation(found), found.token_columns ? R.tokens(found.token_columns, given) : R.h("p.faint.hint", {}, kind ? "" : "No tokens were kept of this sample: the key tracking.token_samples says of how many samples a step they are.")), R.verdict(found)),
@@ -68,6 +68,7 @@ R.LEFT_OUT = {
   unparsed: "Its judge replied something that is no verdict.",
   environment: "Its environment failed twice.",
   baseline: "The greedy response that it is compared with could not be verified.",
+  not_selected: "algorithm.select chose other samples.",
   alone: "No other sample of its group was left to compare it with.",
 };
 
@@ -88,7 +89,7 @@ R.verdict = (found) => {
     "aside.verdict",
     {},
     R.section("Verdict", R.facts([["score", R.h("b", {}, R.number(found.score))], ["outcome", R.outcome(found)], ["answer", R.h("code", {}, R.known(found.answer) ? R.text(found.answer) : "–")], ["ground truth", R.h("code", {}, R.known(found.ground_truth) ? R.text(found.ground_truth) : "–")], ["detail", found.detail], ["took", R.known(found.verify_s) ? R.seconds(found.verify_s) : null]]), parts.length ? R.table(["part", "score"], parts.map(([name, value]) => [name, R.number(value)])) : null),
-    found.kind === "evaluations" ? null : R.section("Training", R.facts([["advantage", R.known(found.advantage) ? R.signed(found.advantage) : "–"], ["shaped reward", R.known(found.reward) ? R.number(found.reward) : null], ["left out", found.left_out || "no"]])),
+    found.kind === "evaluations" ? null : R.section("Training", R.facts([["advantage", R.known(found.advantage) ? R.signed(found.advantage) : "–"], ["shaped reward", R.known(found.reward) ? R.number(found.reward) : null], ["left out", found.left_out || "no"], ["trained in", R.known(found.trained_step) && found.trained_step !== found.step ? `step ${found.trained_step}, it waited` : null]])),
     R.section("Generation", R.facts([["prompt", R.known(found.prompt_tokens) ? R.plural(found.prompt_tokens, "token") : null], ["drawn", R.known(found.response_tokens) ? R.plural(found.response_tokens, "token") : null], ["turns", R.known(found.turns) ? String(found.turns) : null], ["stopped", R.stopped(found.finish_reason)], ["ended", found.ended], ["weights of sync", versions], ["mean log-prob", R.known(found.mean_log_prob) ? R.number(found.mean_log_prob) : null], ["lowest log-prob", R.known(found.min_log_prob) ? R.number(found.min_log_prob) : null], ["perplexity", R.known(found.perplexity) ? R.number(found.perplexity) : null]])),
   );
 };

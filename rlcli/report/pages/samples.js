@@ -86,7 +86,7 @@ R.filters = (wanted, set) => {
   );
 };
 
-R.place = (row, kind) => ({ kind: kind || null, step: row.step, prompt: row.prompt_id, group: row.group || null, sample: row.sample });
+R.place = (row, kind) => ({ kind: kind || null, step: row.step, prompt: row.prompt_id, group: row.group, sample: row.sample });
 R.sampleItem = (row, wanted) => {
   const place = R.place(row, wanted.kind);
   return R.h(

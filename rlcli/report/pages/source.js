@@ -135,7 +135,7 @@ class ReportSource {
 
   async group(run, { kind, step, prompt, group }) {
     const piece = await this.piece(run, kind || "samples", Number(step));
-    const found = piece.groups.find((one) => one.prompt_id === prompt && one.group === Number(group || 0));
+    const found = piece.groups.filter((one) => one.prompt_id === prompt && (!R.known(group) || group === "" || one.group === Number(group))).sort((a, b) => a.group - b.group)[0];
     if (!found) throw new Refused(`step ${step} has no such group in this report; rlcli view shows all`);
     const rows = found.rows.map((row) => ({ ...row, tokens: Boolean(row.token_columns) }));
     return { ...found, kind: kind || "samples", step: Number(step), rows };

@@ -192,3 +192,12 @@ def test_spans_that_are_none_are_left_out() -> None:
     line = {"lanes": [{"name": 1, "spans": [["a", 0, 1.5], ["b", None, 1], "c", ["d", 0, 1e999]]}, 5, {"spans": None}]}
     assert answers.lanes_of(line) == [{"name": "1", "spans": [["a", 0.0, 1.5]]}]
     assert answers.lanes_of({"lanes": "no"}) == []
+
+
+def test_a_prompt_that_occurs_twice_in_a_step_has_two_groups(tmp_path: Path) -> None:
+    api = Api([RunData(write_run(tmp_path / "run", steps=1, prompts=3, dataset=2))])
+    groups = [api.answer("group", {"step": "1", "prompt": "sums/0", "group": number}) for number in ("0", "2")]
+    assert [len(group["rows"]) for group in groups] == [4, 4]
+    assert api.answer("group", {"step": "1", "prompt": "sums/0"})["group"] == 0
+    assert api.answer("sample", {"step": "1", "prompt": "sums/0", "group": "2", "sample": "1"})["group"] == 2
+    assert [visit[1] for visit in api.answer("prompt", {"prompt": "sums/0"})["visits"]] == [0, 2]

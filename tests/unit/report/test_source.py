@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlcli.errors import RlcliError
@@ -26,7 +28,9 @@ def test_a_run_is_read_in_columns(tmp_path: Path) -> None:
     assert run.metrics.last("reward/mean") == 1.0
     assert run.table(2, ["score", "prompt_id"]).column_names == ["score", "prompt_id"]
     assert run.rows(2, ["parts"])[0] == {"parts": {"exact": 1.0, "format": 1.0}}
-    assert run.advantages(1)["sums/0", 0, 0] == {"advantage": 0.75, "reward": 1.0, "left_out": None}
+    assert run.advantages(1)["sums/0", 0, 0] == {
+        **{"advantage": 0.75, "reward": 1.0, "left_out": None, "trained_step": 1}
+    }
     assert run.token_keys(1) == {("sums/0", 0, 0), ("sums/0", 0, 1)}
     assert run.tokens(1)[0]["drawn"].count(True) > 5
     assert run.timeline.steps() == [1, 2, 3, 4, 5, 6]
@@ -139,3 +143,22 @@ def test_reading_writes_nothing_and_takes_no_lock(tmp_path: Path) -> None:
     run = opened(folder)
     assert (run.state, len(run.rows(1, ["score"])), len(run.tokens(1))) == ("finished", 12, 2)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_a_sample_that_waited_has_the_advantage_of_a_later_step(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=3)
+    rooms = [folder / "samples" / f"step-{step:06d}" for step in (1, 2, 3)]
+    for name in ("advantages.parquet", "tokens-0.parquet"):
+        rows = pq.read_table(rooms[0] / name)
+        pq.write_table(rows.slice(0, 1), rooms[0] / name)
+        moved = [row | {"step": 3} for row in rows.slice(1).to_pylist()]
+        later = pq.read_table(rooms[2] / name)
+        pq.write_table(pa.Table.from_pylist([*later.to_pylist(), *moved], schema=later.schema), rooms[2] / name)
+    run = opened(folder)
+    found = run.advantages(1)
+    assert len(found) == 12
+    assert [found["sums/0", 0, sample]["trained_step"] for sample in (0, 1)] == [1, 3]
+    assert {row["trained_step"] for row in run.advantages(3).values()} == {3}
+    assert len(run.advantages(3)) == 12
+    assert run.token_keys(1) == {("sums/0", 0, 0), ("sums/0", 0, 1)}
+    assert [row["step"] for row in run.tokens(1)] == [1, 3]
