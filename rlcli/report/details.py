@@ -11,6 +11,8 @@ from rlcli.report.source import Key, Kind, RunData, key_of
 
 EXCERPT = 280
 """Characters of a prompt or response in a list."""
+MOST_VALUE = 10_000
+"""Characters of an answer, a ground truth or a verifier's detail."""
 MOST_TEXT = 200_000
 """Characters of one text in an answer; the rest is left out and counted."""
 LISTED = ("score", "outcome", "answer", "response_tokens", "finish_reason", "turns", "left_out", "ground_truth")
@@ -32,6 +34,8 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | Non
         raise RlcliError(f"step {step} has no samples of the prompt {prompt_id:.100}", "choose another step or prompt")
     known, tokens = advantages_of(run, kind, step), token_keys(run, kind, step)
     rows.sort(key=lambda row: row["sample"] or 0)
+    for row in rows:
+        shorten_verdict(row)
     found: dict[str, Any] = {"kind": kind, "step": step, "prompt_id": prompt_id, "group": rows[0]["group"]}
     found["ground_truth"] = rows[0]["ground_truth"]
     for row in rows:
@@ -54,6 +58,7 @@ def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | No
     if row is None:
         raise RlcliError(f"step {step} has no sample {index} of the prompt {prompt_id:.100}", "choose another sample")
     add_training(row, advantages_of(run, kind, step))
+    shorten_verdict(row)
     row["messages"], row["said"] = conversation(row)
     del row["prompt"], row["response"]
     columns = next((one for one in _tokens(run, kind, step) if key_of(one) == key_of(row)), None)
@@ -133,6 +138,12 @@ def add_training(row: dict[str, Any], known: Mapping[Key, Mapping[str, Any]]) ->
     for name in ("advantage", "reward", "trained_step"):
         row[name] = found.get(name)
     row["left_out"] = found.get("left_out") or row["left_out"]
+
+
+def shorten_verdict(row: dict[str, Any]) -> None:
+    """Shorten what a model or a verifier may have made as long as the response."""
+    for name in ("answer", "ground_truth", "detail"):
+        _cut(row, name, MOST_VALUE)
 
 
 def excerpt(text: str | None, around: str = "") -> str:

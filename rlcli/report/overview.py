@@ -160,7 +160,7 @@ def _curve(run: RunData, title: str, unit: str, names: Mapping[str, str]) -> dic
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: value for name, value in event.items() if name not in ("time", "event", "step")}
+    facts = {name: value for name, value in event.items() if name not in ("time", "event", "step", "name")}
     text = facts.pop("text", None) or facts.pop("message", None) or facts.pop("headline", None)
     more = ", ".join(f"{name} {value}" for name, value in facts.items() if not isinstance(value, dict | list))
     return {

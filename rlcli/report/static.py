@@ -155,6 +155,8 @@ def _write(
             steps[kind], kept[name][kind] = _samples(run, kind, f"{number}/{kind}", room, pieces, on_progress)
             share -= pieces.bytes - before
         about["steps"].append(steps)
+    for run, about_run in zip(runs, about["overview"], strict=True):
+        about_run["notes"] = run.notes  # those about samples are known now
     data = {"index": api.index(), **about, "compare": compared, "kept": {n: _counts(k) for n, k in kept.items()}}
     one = pieces.bytes <= ONE_FILE
     blocks = [("data", as_json(data | {"pieces": not one}))]
@@ -238,6 +240,7 @@ def groups_of(run: RunData, kind: Kind, step: int) -> list[dict[str, Any]]:
         row["group"] = row["group"] or 0
         key = key_of(row)
         details.add_training(row, known)
+        details.shorten_verdict(row)
         asked, row["said"] = details.conversation(row, MOST_TEXT)
         for name in ("messages", "response", "prompt"):
             del row[name]

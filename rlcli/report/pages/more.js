@@ -30,7 +30,7 @@ R.pages.prompt = async (room, given, page) => {
   page.items = () => [...ends.querySelectorAll(".answer")];
   R.fill(
     ends,
-    R.section("", R.h("div.conversation", {}, shown[0].messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.h("code", { dir: "auto" }, R.text(shown[0].ground_truth)))),
+    R.section("", R.h("div.conversation", {}, shown[0].messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.brief(shown[0].ground_truth))),
     R.h("div.halves", {}, shown.map((one, at) => R.h("div", {}, R.h("h2", {}, at ? "Last responses" : "First responses", " ", R.a("group", { kind, step: one.step, prompt: one.prompt_id, group: one.group }, `step ${R.count(one.step)}`)), R.h("div.grid.one", {}, one.rows.slice(0, 4).map((row) => R.groupCard(row, one, Math.max(...one.rows.map((other) => Math.abs(other.advantage || 0))))))))),
   );
 };

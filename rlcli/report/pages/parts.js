@@ -14,6 +14,8 @@ R.badges = (row) => [
   row.left_out ? R.h("span.pill.odd", { title: "not trained on" }, `left out: ${row.left_out}`) : null,
 ];
 
+// A short value of a verdict, which a model may have made long.
+R.brief = (value) => (R.known(value) ? R.prose(value, { tag: "code", most: 240 }) : R.h("code", {}, "–"));
 R.section = (title, ...children) => R.h("section.card", {}, title ? R.h("h2", {}, title) : null, ...children);
 R.empty = (text, ...more) => R.h("div.empty", {}, R.h("p", {}, text), ...more);
 R.notes = (notes) => (notes.length ? R.h("aside.notes", { "aria-label": "notes" }, R.h("b", {}, "Not everything could be read"), R.h("ul", {}, notes.map((note) => R.h("li", {}, R.text(note))))) : null);

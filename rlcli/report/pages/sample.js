@@ -25,7 +25,7 @@ R.pages.group = async (room, given, page) => {
     R.crumbs(...R.stepCrumbs(found), "group"),
     R.h("h1", {}, "Group"),
     R.h("p.faint.id", {}, R.text(found.prompt_id), " · ", R.a("prompt", { kind, prompt: found.prompt_id }, "this prompt over the run")),
-    R.section("", R.h("div.conversation", {}, found.messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.h("code", { dir: "auto" }, R.text(found.ground_truth)))),
+    R.section("", R.h("div.conversation", {}, found.messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.brief(found.ground_truth))),
     R.h("div.heading", {}, R.h("h2", {}, `${R.plural(found.rows.length, "sample")}, ${passed} right`), R.h("span.push", {}), R.select("Order", given.order, [["sample", "as drawn"], ["score", "score"], ["advantage", "advantage"], ["response_tokens", "length"]], show)),
     grid,
   );
@@ -40,7 +40,7 @@ R.groupCard = (row, found, most) => {
     R.h("header", {}, R.h("a", { href: R.link("sample", place) }, row.sample < 0 ? "greedy" : `sample ${row.sample}`), R.outcome(row), R.h("span.push", {}), R.h("span.figure", { title: "score" }, R.number(row.score))),
     found.kind === "evaluations" ? null : R.advantage(row.advantage, most),
     R.h("p.facts", {}, [R.known(row.response_tokens) ? R.plural(row.response_tokens, "token") : "", R.stopped(row.finish_reason), row.left_out ? `left out: ${row.left_out}` : "", row.tokens ? "with tokens" : ""].filter(Boolean).join(" · ")),
-    R.h("p.truth", {}, "Answer ", R.h("code", { dir: "auto" }, R.known(row.answer) ? R.text(row.answer) : "–")),
+    R.h("p.truth", {}, "Answer ", R.brief(row.answer)),
     said,
   );
 };
@@ -88,7 +88,7 @@ R.verdict = (found) => {
   return R.h(
     "aside.verdict",
     {},
-    R.section("Verdict", R.facts([["score", R.h("b", {}, R.number(found.score))], ["outcome", R.outcome(found)], ["answer", R.h("code", {}, R.known(found.answer) ? R.text(found.answer) : "–")], ["ground truth", R.h("code", {}, R.known(found.ground_truth) ? R.text(found.ground_truth) : "–")], ["detail", found.detail], ["took", R.known(found.verify_s) ? R.seconds(found.verify_s) : null]]), parts.length ? R.table(["part", "score"], parts.map(([name, value]) => [name, R.number(value)])) : null),
+    R.section("Verdict", R.facts([["score", R.h("b", {}, R.number(found.score))], ["outcome", R.outcome(found)], ["answer", R.brief(found.answer)], ["ground truth", R.brief(found.ground_truth)], ["detail", found.detail ? R.prose(found.detail, { most: 600 }) : null], ["took", R.known(found.verify_s) ? R.seconds(found.verify_s) : null]]), parts.length ? R.table(["part", "score"], parts.map(([name, value]) => [name, R.number(value)])) : null),
     found.kind === "evaluations" ? null : R.section("Training", R.facts([["advantage", R.known(found.advantage) ? R.signed(found.advantage) : "–"], ["shaped reward", R.known(found.reward) ? R.number(found.reward) : null], ["left out", found.left_out || "no"], ["trained in", R.known(found.trained_step) && found.trained_step !== found.step ? `step ${found.trained_step}, it waited` : null]])),
     R.section("Generation", R.facts([["prompt", R.known(found.prompt_tokens) ? R.plural(found.prompt_tokens, "token") : null], ["drawn", R.known(found.response_tokens) ? R.plural(found.response_tokens, "token") : null], ["turns", R.known(found.turns) ? String(found.turns) : null], ["stopped", R.stopped(found.finish_reason)], ["ended", found.ended], ["weights of sync", versions], ["mean log-prob", R.known(found.mean_log_prob) ? R.number(found.mean_log_prob) : null], ["lowest log-prob", R.known(found.min_log_prob) ? R.number(found.min_log_prob) : null], ["perplexity", R.known(found.perplexity) ? R.number(found.perplexity) : null]])),
   );

@@ -111,7 +111,8 @@ def test_a_damaged_run_gives_a_report_with_notes(tmp_path: Path) -> None:
         "config.toml",
         "samples/step-000001/rank-0.parquet",
     ]
-    assert data_of(written.path.read_text())["data"]["overview"][0]["notes"]
+    shown = data_of(written.path.read_text())["data"]["overview"][0]["notes"]
+    assert [f"run: {note}" for note in shown] == list(written.notes)
 
 
 def test_no_text_of_a_run_is_markup(tmp_path: Path) -> None:
