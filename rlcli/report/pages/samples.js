@@ -70,10 +70,15 @@ R.filters = (wanted, set) => {
   const number = { type: "number", step: "any", inputmode: "decimal" };
   const pair = (label, low, high, more) => R.h("fieldset.pair", {}, R.h("legend", {}, label), R.input("from", wanted[low], { ...number, ...more }, (value) => set(low, value)), R.h("span", {}, "–"), R.input("to", wanted[high], { ...number, ...more }, (value) => set(high, value)));
   const check = (name, label) => R.h("label.check", {}, R.h("input", { type: "checkbox", checked: Boolean(wanted[name]), onchange: (event) => set(name, event.target.checked ? "1" : "") }), label);
-  return R.h(
+  // On a phone the other filters are folded.
+  const fold = (event) => event.currentTarget.setAttribute("aria-expanded", String(form.classList.toggle("open")));
+  const more = R.h("button.fold", { type: "button", "aria-controls": "filters", "aria-expanded": "false", onclick: fold }, "More filters");
+  const form = R.h(
     "form.filters",
     { onsubmit: (event) => event.preventDefault(), role: "search" },
     fields("text", "Text", { type: "search", id: "search", placeholder: "in prompts and responses  ( / )" }),
+    more,
+    R.h("div.rest", { id: "filters" },
     R.select("From", wanted.kind, [["", "training"], ["evaluations", "evaluations"]], (value) => set("kind", value)),
     R.select("Outcome", wanted.outcome, [["", "any"], ...R.index.outcomes.map((name) => [name, name.replace("_", " ")])], (value) => set("outcome", value)),
     R.select("Stop", wanted.finish_reason, [["", "any"], ...R.index.finish_reasons.map((name) => [name, name === "length" ? "cut off" : name])], (value) => set("finish_reason", value)),
@@ -82,8 +87,10 @@ R.filters = (wanted, set) => {
     pair("Reward", "low", "high"),
     pair("Tokens", "shortest", "longest", { min: 0, step: 1 }),
     fields("prompt_id", "Prompt id", { type: "search" }),
-    R.h("div.checks", {}, check("left_out", "left out of training"), check("tokens", "with tokens")),
+    R.h("div.checks", {}, check("left_out", "left out of training"), check("tokens", "with tokens"))),
   );
+  form.classList.toggle("open", Object.keys(wanted).some((name) => name !== "text"));
+  return form;
 };
 
 R.place = (row, kind) => ({ kind: kind || null, step: row.step, prompt: row.prompt_id, group: row.group, sample: row.sample });

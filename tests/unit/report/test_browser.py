@@ -139,6 +139,16 @@ def test_filters_narrow_the_list_and_are_part_of_the_link(visit: Any, report: st
     page.wait_for_selector("text=No sample of 6 steps matches.")
 
 
+def test_a_phone_folds_the_filters_until_they_are_asked_for(visit: Any, report: str) -> None:
+    page = visit(report, viewport=PHONE).open("samples")
+    assert not page.is_visible("text=Stop")
+    page.click("text=More filters")
+    page.select_option("label:has-text('Stop') select", "length")
+    page.wait_for_selector(".pill:has-text('cut off')")
+    page.reload()
+    page.wait_for_selector("label:has-text('Stop')")
+
+
 def test_a_report_filters_like_the_server(visit: Any, folder: Path, report: str) -> None:
     api, page = Api([RunData(folder)]), visit(report).open("overview")
     for given in (
