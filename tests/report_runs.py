@@ -14,35 +14,12 @@ import pyarrow.parquet as pq
 
 from rlcli.config.load import dump_toml, resolve
 from rlcli.data.samples import schema, write_table
+from rlcli.data.step_files import advantages_schema, tokens_schema
 
 BEGAN = 1_790_000_000.0
 STEP_S = 2.0
-TOKENS = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("prompt_id", pa.string()),
-        ("saved_step", pa.int64()),
-        ("group", pa.int64()),
-        ("sample", pa.int64()),
-        ("ids", pa.list_(pa.int32())),
-        ("text", pa.list_(pa.string())),
-        ("drawn", pa.list_(pa.bool_())),
-        *((name, pa.list_(pa.float32())) for name in ("engine_log_prob", "trainer_log_prob", "entropy", "advantage")),
-        ("version", pa.list_(pa.int32())),
-    ]
-)
-ADVANTAGES = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("prompt_id", pa.string()),
-        ("saved_step", pa.int64()),
-        ("group", pa.int64()),
-        ("sample", pa.int64()),
-        ("advantage", pa.float64()),
-        ("reward", pa.float64()),
-        ("left_out", pa.string()),
-    ]
-)
+NEWER = ("group", "messages", "turns", "ended", "turn_rewards", "left_out")
+"""Columns of samples that an older rlcli did not write."""
 
 
 @dataclass
@@ -101,17 +78,13 @@ def write_step(folder: Path, run: Settings, step: int) -> None:
     """Everything that a run records of one step; every third step evaluates."""
     rows = [row for place in range(run.prompts) for row in group_rows(run, step, place)]
     room = folder / "samples" / f"step-{step:06d}"
-    kept = schema() if run.older else schema_with_group()
-    if run.older:
-        kept = pa.schema(
-            [one for one in kept if one.name not in ("messages", "turns", "ended", "turn_rewards", "left_out")]
-        )
+    kept = pa.schema([one for one in schema() if one.name not in NEWER]) if run.older else schema()
     halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     for rank, half in enumerate(halves):
         write_table(room / f"rank-{rank}.parquet", pa.Table.from_pylist(half, schema=kept))
     if not run.older:
-        _write(room / "advantages.parquet", [advantage_row(row, rows) for row in rows], ADVANTAGES)
-        _write(room / "tokens-0.parquet", [token_row(row) for row in rows[:2]], TOKENS)
+        _write(room / "advantages.parquet", [advantage_row(row, rows) for row in rows], advantages_schema())
+        _write(room / "tokens-0.parquet", [token_row(row) for row in rows[:2]], tokens_schema())
         _append(folder / "timeline.jsonl", timeline_line(step))
     if step % 3 == 0:
         write_evaluation(folder, run, step)
@@ -296,12 +269,6 @@ def add_events(folder: Path, *events: Mapping[str, Any]) -> None:
     """Append events with made-up times."""
     for event in events:
         _append(folder / "events.jsonl", {"time": BEGAN + STEP_S * float(event.get("step", 0)), **event})
-
-
-def schema_with_group() -> Any:
-    """The schema of samples, with the column `group` whether or not `schema()` has it."""
-    known = schema()
-    return known if "group" in known.names else known.append(pa.field("group", pa.int64()))
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, Any]], of: Any) -> None:

@@ -20,14 +20,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcli.data.step_files import ADVANTAGES
 from rlcli.errors import RlcliError
 from rlcli.files import read_object
 from rlcli.report.lines import GrowingFile, Metrics, Records, Timeline
-from rlcli.runs.folder import EVENTS, METRICS
+from rlcli.runs.folder import EVENTS, METRICS, TIMELINE
 from rlcli.runs.listing import config_of, state_of
 
 Kind = Literal["samples", "evaluations"]
-TIMELINE, ADVANTAGES = "timeline.jsonl", "advantages.parquet"
 _OF_STEP = re.compile(r"step-(\d+)(\.json|\.rank-.*\.parquet)?")
 _NUMBERS = re.compile(r"\d+")
 MOST_NOTES = 50
@@ -129,7 +129,7 @@ class RunData:
         from rlcli.data.samples import schema
 
         known = schema()
-        fields = [_field(known, name) for name in columns]
+        fields = [known.field(name) for name in columns]
         tables = [self._columns(path, fields) for path in self.files(step, kind=kind)]
         return pa.concat_tables([pa.schema(fields).empty_table(), *(one for one in tables if one is not None)])
 
@@ -296,10 +296,3 @@ def key_of(row: dict[str, Any]) -> Key:
 
 def _by_number(name: str) -> list[int]:
     return [int(number) for number in _NUMBERS.findall(name)]
-
-
-def _field(known: Any, name: str) -> Any:
-    import pyarrow as pa
-
-    index = known.get_field_index(name)
-    return known.field(index) if index >= 0 else pa.field(name, pa.int64())

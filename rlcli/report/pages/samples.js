@@ -62,6 +62,7 @@ R.pages.samples = async (room, given, page) => {
 R.searchStatus = (count, searched, steps, next) => {
   if (!steps) return "No samples of these steps.";
   if (!count && !next) return `No sample of ${R.plural(steps, "step")} matches.`;
+  if (!searched) return `${R.plural(count, "sample")} so far`;
   return `${R.plural(count, "sample")}${next ? " so far" : ""} · ${R.count(searched)} of ${R.plural(steps, "step")} searched`;
 };
 
@@ -100,7 +101,7 @@ R.sampleItem = (row, wanted) => {
     `li.sample.${R.kindOf(row)}`,
     { tabindex: -1 },
     R.h("a.cover", { href: R.link("sample", place), "aria-label": `sample ${row.sample} of step ${row.step}` }),
-    R.h("div.badges", {}, R.h("span.fact", {}, `step ${row.step}`), R.badges(row), row.tokens ? R.h("span.pill", {}, "tokens") : null, R.h("span.push", {}), R.h("a", { href: R.link("group", { ...place, sample: null }) }, "group"), R.h("a", { href: R.link("prompt", { kind: wanted.kind, prompt: row.prompt_id }) }, "prompt")),
+    R.h("div.badges", {}, R.h("span.fact", {}, `step ${row.step}`), R.badges(row), row.tokens ? R.h("span.pill", {}, "tokens") : null, R.h("span.push", {}), R.h("span.fact", {}, R.h("a", { href: R.link("group", { ...place, sample: null }) }, "group"), " ", R.h("a", { href: R.link("prompt", { kind: wanted.kind, prompt: row.prompt_id }) }, "prompt"))),
     R.h("p.asked", { dir: "auto" }, R.text(row.prompt, wanted.text)),
     R.h("p.answered", { dir: "auto" }, row.response ? R.text(row.response, wanted.text) : R.h("span.faint", {}, "empty response")),
   );

@@ -95,7 +95,7 @@ def test_every_page_of_a_report_opens_from_disk(visit: Any, report: str, viewpor
     visitor = visit(report, **({"viewport": viewport} if viewport else {}))
     for where, text in PAGES.items():
         page = visitor.open(where)
-        assert text in page.inner_text("main"), where
+        assert text in page.text_content("main"), where
         assert page.get_attribute(".page", "data-page") == where.partition("?")[0]
         assert not overflows(page), where
 
@@ -104,7 +104,7 @@ def test_every_page_is_served(visit: Any, folder: Path) -> None:
     with served(folder) as url:
         visitor = visit(url)
         for where, text in PAGES.items():
-            assert text in visitor.open(where).inner_text("main"), where
+            assert text in visitor.open(where).text_content("main"), where
         visitor.page.goto("about:blank")
 
 
@@ -116,7 +116,7 @@ def test_a_report_in_pieces_loads_them_from_disk(
     assert written.files == 1 + 6 + 3
     visitor = visit(url_of(written.path))
     for where, text in PAGES.items():
-        assert text in visitor.open(where).inner_text("main"), where
+        assert text in visitor.open(where).text_content("main"), where
     (tmp_path / "out" / "data" / "0" / "samples" / "2.js").unlink()
     visitor.page.reload()  # what was loaded is kept in memory
     assert "data/0/samples/2.js is missing" in visitor.open("group?step=2&prompt=sums%2F3").inner_text("main")
@@ -134,7 +134,7 @@ def test_filters_narrow_the_list_and_are_part_of_the_link(visit: Any, report: st
     assert page.locator(".sample.good").count() == 0
     page.fill("#search", "2 PLUS 1 IS")
     page.wait_for_function("() => location.hash.includes('text=') && document.querySelectorAll('.sample').length === 6")
-    assert page.locator(".sample mark").first.inner_text() == "2 plus 1 is"
+    assert page.locator(".sample mark").first.text_content() == "2 plus 1 is"
     page.fill("#search", "no such text")
     page.wait_for_selector("text=No sample of 6 steps matches.")
 
