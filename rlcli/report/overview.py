@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ MOST_POINTS = 1200
 MOST_EVENTS = 400
 RECENT = 20
 """Steps over which the share of each phase is averaged."""
+THROUGHPUTS = {"": "whole step", "rollout_": "rollout", "update_": "update"}
 CURVES: Sequence[tuple[str, str, Mapping[str, str]]] = (
     ("Reward", "", {"reward/mean": "mean", "reward/shaped": "shaped"}),
     (
@@ -31,7 +33,7 @@ CURVES: Sequence[tuple[str, str, Mapping[str, str]]] = (
     ("Clipped tokens", "share", {"update/clip_low": "low", "update/clip_high": "high"}),
     ("Turns", "", {"turns/mean": "mean", "tool_calls/mean": "tool calls"}),
     ("Learning rate", "", {"update/lr": "policy", "critic/lr": "critic"}),
-    ("Throughput", "tokens/s", {"throughput/tokens_per_s": "whole step", "throughput/rollout_tokens_per_s": "rollout"}),
+    ("Throughput", "tokens/s", {f"throughput/{name}tokens_per_s": label for name, label in THROUGHPUTS.items()}),
 )
 """Title, unit and metrics with their labels. A metric that the run lacks is left out, a curve without any too."""
 PHASES = (
@@ -44,19 +46,19 @@ PHASES = (
 def overview(run: RunData) -> dict[str, Any]:
     """All of the page but the curves of further metrics, which `series` gives."""
     config, steps = run.config(), run.metrics.steps
-    events = run.events
+    events, state = run.events, run.state
     return {
         "name": run.name,
         "recipe": {name: str(config.get("recipe", {}).get(name, "")) for name in ("name", "summary", "paper")},
         "model": str(config.get("model", {}).get("path", "")),
         "data": _text(config.get("data", {}).get("path", "")),
         "verifier": _text(config.get("verifier", {}).get("name", "")),
-        "state": run.state,
+        "state": state,
         "step": steps[-1] if steps else 0,
         "steps": int(number(config.get("train", {}).get("steps")) or 0),
         "first_reward": next((value for _, value in run.metrics.points("reward/mean")), None),
         "reward": run.metrics.last("reward/mean"),
-        "seconds": _seconds(events),
+        "seconds": _seconds(events, alive=state == "alive"),
         "tokens_per_s": run.metrics.last("throughput/tokens_per_s"),
         "step_s": run.metrics.last("time/step_s"),
         "curves": [curve for title, unit, names in CURVES if (curve := _curve(run, title, unit, names))],
@@ -172,10 +174,10 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _seconds(events: Sequence[Mapping[str, Any]]) -> float | None:
-    """From the first event to the last."""
+def _seconds(events: Sequence[Mapping[str, Any]], *, alive: bool) -> float | None:
+    """From the first event to the last, or until now."""
     times = [at for event in events if (at := number(event.get("time"))) is not None]
-    return max(times) - min(times) if times else None
+    return (time.time() if alive else max(times)) - min(times) if times else None
 
 
 def _mean(values: Sequence[float | None]) -> float:

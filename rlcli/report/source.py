@@ -201,7 +201,7 @@ class RunData:
         import pyarrow.parquet as pq
 
         try:
-            with pq.ParquetFile(path, memory_map=True) as file:
+            with pq.ParquetFile(path) as file:
                 at = file.schema_arrow.get_field_index(column)
                 groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
                 leaves = [group.column(leaf) for group in groups for leaf in range(group.num_columns) if at >= 0]
@@ -220,7 +220,7 @@ class RunData:
         import pyarrow.parquet as pq
 
         try:
-            with pq.ParquetFile(path, memory_map=True) as file:
+            with pq.ParquetFile(path) as file:
                 held = file.schema_arrow.names
                 wanted = None if columns is None else [name for name in columns if name in held]
                 if wanted == []:  # ParquetFile.read([]) gives a table without rows

@@ -173,9 +173,9 @@ R.heatScale = (heat, columns, count) => {
   const style = (at) => {
     const value = heat.of(columns, at);
     if (!R.known(value)) return {};
-    return mix(heat.signed ? (value < 0 ? "--bad" : "--good") : "--heat", 0.75 * Math.min(1, Math.abs(value) / most));
+    return mix(heat.signed ? (value < 0 ? "--heat-down" : "--heat-up") : "--heat", 0.75 * Math.min(1, Math.abs(value) / most));
   };
   const ramp = (color) => [0.05, 0.2, 0.4, 0.6, 0.75].map((part) => R.h("i", { style: mix(color, part) }));
-  const ends = heat.signed ? [R.h("span", {}, R.signed(-most)), ramp("--bad").reverse(), ramp("--good"), R.h("span", {}, R.signed(most))] : [R.h("span", {}, "0"), ramp("--heat"), R.h("span", {}, `${R.number(most)} and more`)];
+  const ends = heat.signed ? [R.h("span", {}, R.signed(-most)), ramp("--heat-down").reverse(), ramp("--heat-up"), R.h("span", {}, R.signed(most))] : [R.h("span", {}, "0"), ramp("--heat"), R.h("span", {}, `${R.number(most)} and more`)];
   return { style, legend: [R.h("span.ramp", {}, ends), R.h("span.faint", {}, heat.unit), R.h("span.key", {}, R.h("i.masked", {}), "not drawn")] };
 };
