@@ -35,7 +35,7 @@ COMMANDS = {
         "train.plan:plan",
         "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
     ),
-    "runs": Command(TRAIN, "runs.runs:app", "List runs, show one, resume one."),
+    "runs": Command(TRAIN, "runs.runs:app", "List runs, show one, compare two, resume one."),
     "eval": Command(
         TRAIN, "eval.eval:app", "Evaluate a model: pass@k, maj@k and mean@k with 95% intervals over prompts."
     ),

@@ -1,4 +1,4 @@
-"""`rlcli runs`: lists runs, shows one, and resumes one."""
+"""`rlcli runs`: lists runs, shows one, compares two, and resumes one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import typer
 from rlcli.cli import console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, JsonResult, RayAddress, ShowSamples
+from rlcli.cli.runs.compare import compare
 from rlcli.cli.supervised import supervised
 from rlcli.errors import ConfigError
 
 # Only `resume` imports torch and Ray: the other commands answer at once.
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs, show one, resume one.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs, show one, compare two, resume one.")
+
+app.command("compare")(compare)
 
 RunName = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name below runs/.")]
 LAST_EVENTS = 12
