@@ -15,6 +15,7 @@ from rlcli.cli import console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, JsonResult, RayAddress, ShowSamples
 from rlcli.cli.runs.compare import compare
+from rlcli.cli.runs.signals import signals
 from rlcli.cli.supervised import supervised
 from rlcli.errors import ConfigError
 
@@ -23,6 +24,7 @@ from rlcli.errors import ConfigError
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs, show one, compare two, resume one.")
 
 app.command("compare")(compare)
+app.command("signals")(signals)
 
 RunName = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its name below runs/.")]
 LAST_EVENTS = 12
