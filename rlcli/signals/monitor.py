@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ REPEATS = 2
 PAUSE = 20.0
 """After reading, the thread waits for this many times as long: it takes at most 5% of one core."""
 CHECKS = 4 * MOST_STEPS
-"""About so many steps of a run are read."""
+"""At most so many steps of a run are read."""
 LAST_S = 20.0
 """Seconds that the end of a run waits for the last steps to be read."""
 KEPT = ("step", "reward/mean", "outcome/no_answer", "update/kl")
@@ -37,7 +38,7 @@ class Monitor:
     """
 
     def __init__(self, run: Path, steps: int, done: int = 0) -> None:
-        self.run, self.every = run, max(1, steps // CHECKS)
+        self.run, self.every = run, max(1, math.ceil(steps / CHECKS))
         self.failure = ""
         self._reported = {str(event.get("name")) for event in events_of(run) if event.get("event") == "warning"}
         self._in_a_row: dict[str, int] = {}

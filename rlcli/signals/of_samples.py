@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ from rlcli.signals.phrases import COMMON
 from rlcli.signals.record import Record, Step
 from rlcli.signals.signal import Signal, State
 from rlcli.signals.strata import Slope
-from rlcli.signals.windows import Ends, total
+from rlcli.signals.windows import ERRORS, Ends, total
 
 LEAST_REWARDED = 20
 """Rewarded samples at an end, below which their share says nothing; at the start all samples are then the baseline."""
@@ -111,7 +112,8 @@ def _property_signal(one: Property, record: Record, ends: Ends | None) -> Signal
         return Signal(one.name, one.title, None, one.threshold, "unknown", NO_TRUTH, series)
     base = before[0] if enough else total([step.overall[one.name] for step in ends.first]).mean
     value = after[0] - base
-    warns = ends.risen and after[1] >= LEAST_REWARDED and value >= one.threshold
+    error = math.sqrt(_variance(base, max(before[1], LEAST_REWARDED)) + _variance(after[0], after[1]))
+    warns = ends.risen and after[1] >= LEAST_REWARDED and value >= max(one.threshold, ERRORS * error)
     return Signal(
         one.name,
         one.title,
@@ -136,6 +138,11 @@ def _share(steps: Sequence[Step], name: str) -> tuple[float, int]:
     """The mean of a property over rewarded samples, and how many there are."""
     found = total([step.rewarded[name] for step in steps])
     return found.mean, found.count
+
+
+def _variance(share: float, count: int) -> float:
+    """Of a share of `count` samples."""
+    return max(0.0, share * (1.0 - share)) / max(count, 1)
 
 
 def paid_signals(record: Record, ends: Ends | None) -> list[Signal]:

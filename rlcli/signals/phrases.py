@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcli.signals.strata import Slope, centred, degrees
-from rlcli.signals.text import phrases_in
+from rlcli.signals.text import phrases_of, words_of
 
 FIRST_ROWS = 384
 """Rows at the start of the run, whose phrases are those that were common before."""
@@ -33,15 +33,20 @@ class Phrases:
         """Add a step. Returns its common phrases: phrase → share of its rows."""
         import numpy as np
 
-        of_rows = [phrases_in(str(row.get("response") or "")) for row in rows]
+        least = LEAST * len(rows)
+        words = [words_of(str(row.get("response") or "")) for row in rows]
+        # A phrase is as rare as its rarest word.
+        known = {word for word, count in Counter(word for own in words for word in set(own)).items() if count >= least}
+        of_rows = [phrases_of(own, known) for own in words]
         counts = Counter(phrase for own in of_rows for phrase in own)
         if self.first_rows < FIRST_ROWS:
             self.first.update(counts)
             self.first_rows += len(rows)
             if self.first_rows >= FIRST_ROWS:
                 self.first = Counter({name: count for name, count in self.first.items() if count > 2})
-        shares = {name: count / len(rows) for name, count in counts.items() if count >= LEAST * len(rows)}
-        names = [name for name, _ in counts.most_common() if LEAST <= shares.get(name, 0.0) <= MOST][:MOST_PHRASES]
+        shares = {name: count / len(rows) for name, count in counts.items() if count >= least}
+        names = sorted((name for name, share in shares.items() if share <= MOST), key=lambda name: -shares[name])
+        names = names[:MOST_PHRASES]
         if names:
             y = centred(scores, strata)
             has = np.array([[name in own for name in names] for own in of_rows], np.float64)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlcli.data.samples import sample_files
 from rlcli.errors import RlcliError
-from rlcli.evaluation.rescore import steps_of
 from rlcli.evaluation.store import read_samples
 from rlcli.types import UNVERIFIED
 
@@ -25,6 +26,8 @@ COLUMNS = (
 RESCORED = "rescored"
 """Folder of a run with what `rlcli rescore --keep` wrote."""
 
+_STEP = re.compile(r"step-(\d+)")
+
 Row = Mapping[str, Any]
 
 
@@ -32,12 +35,28 @@ def read_step(room: Path, step: int, most: int = MOST_ROWS) -> list[Row]:
     """The first groups of a step that together have at most `most` rows, at least one group, as far as their files can
     be read. Rows without a verdict are left out. room: the run's `samples`."""
     rows: list[Row] = []
-    for file in sample_files(room, step):
+    # `sample_files` lists the whole room, for files of an older layout.
+    files = sorted((room / f"step-{step:06d}").glob("rank-*.parquet"), key=_rank) or sample_files(room, step)
+    for file in files:
         with contextlib.suppress(RlcliError):
             rows += read_samples(file, COLUMNS).slice(0, 4 * most).to_pylist()
         if len(rows) >= 4 * most:
             break
     return whole_groups([row for row in rows if is_counted(row)], most)
+
+
+def saved_steps(room: Path) -> list[int]:
+    """The steps that have a folder or a file in the room, ascending; it may be empty."""
+    try:
+        names = [entry.name for entry in os.scandir(room)]
+    except OSError:
+        return []
+    return sorted({int(found[1]) for name in names if (found := _STEP.match(name))})
+
+
+def _rank(file: Path) -> tuple[int, str]:
+    digits = "".join(filter(str.isdecimal, file.stem))
+    return int(digits or 0), file.name
 
 
 def is_counted(row: Row) -> bool:
@@ -82,7 +101,7 @@ def sampled_rows(run: Path, upto: int | None = None, most: int = MOST_STEPS) -> 
     """Step and rows of the chosen steps, ascending; steps of which nothing can be read are left out. upto: the last
     step; None: all."""
     room = run / "samples"
-    for step in chosen_steps([step for step in steps_of(room) if upto is None or step <= upto], most):
+    for step in chosen_steps([step for step in saved_steps(room) if upto is None or step <= upto], most):
         if rows := read_step(room, step):
             yield step, rows
 

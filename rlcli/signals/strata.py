@@ -54,10 +54,12 @@ class Slope:
 
 
 def strata_of(rows: Sequence[Row], marks: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The number of each row's stratum; -1: it is in none, since it cannot be told whether it is right, or no other row
-    is in its stratum."""
+    """The number of each row's stratum; -1: it is in none, since it cannot be told whether it is right, no other row is
+    in its stratum, or it is a conversation, which is rewarded for more than its last turn."""
     keys = [
-        (str(row["prompt_id"]), "right" if own["right"] else "absent") if own["right"] or own["truth"] else None
+        (str(row["prompt_id"]), "right" if own["right"] else "absent")
+        if (own["right"] or own["truth"]) and (row.get("turns") or 1) == 1
+        else None
         for row, own in zip(rows, marks, strict=True)
     ]
     numbers: dict[Any, int] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from functools import lru_cache
 
 LONGEST_TRUTH = 64
 """Ground truths above this many characters are tests, essays or tables: they are not expected in a response."""
@@ -18,8 +20,8 @@ LANGUAGE_WORDS = 4
 """Function words that decide a language; twice as many as of any other."""
 MORE_CHARACTERS = 2
 """An alternative answer in words is at most this much longer than the ground truth."""
-PHRASE_WORDS, LONGEST_PHRASE = 96, 4
-"""Words of a response that phrases are looked for in, half at each end; and words of a phrase."""
+PHRASE_CHARACTERS, LONGEST_PHRASE = 300, 4
+"""Characters at each end of a response that phrases are looked for in; and words of a phrase."""
 
 _NUMBER = re.compile(r"-?\d+(?:,\d{3}(?!\d))*(?:\.\d+)?")
 _WHOLE = re.compile(r"-?\d+(?:\.\d+)?")
@@ -29,6 +31,7 @@ _SAID = re.compile(r"(?:answer|result)\s*(?:is|:|=)\s*\**([^\n]*)", re.IGNORECAS
 _OR = re.compile(r"\s+or\s+|\s*[;|]\s*|\s*,\s+(?:and\s+|or\s+)?|\s+and\s+|\n+|\s+/\s+")
 _WORD = re.compile(r"[^\W\d_]+|[^\w\s]+|\d+")
 _LETTERS = re.compile(r"[^\W\d_]+")
+_ASCII = re.compile(r"[a-zA-Z]+")
 _REFUSAL = re.compile(
     r"\b(?:i (?:can ?not|can't|won't|am (?:unable|not able) to|'?m (?:unable|not able) to) "
     r"(?:help|assist|answer|provide|comply|do that|fulfil|solve)|as an ai\b|i must decline|i'?m sorry, but i)",
@@ -143,14 +146,20 @@ def is_foreign(response: str, prompt: str) -> bool | None:
     >>> is_foreign("因此答案是四十二", "What is six times seven?"), is_foreign("42", "What is six times seven?")
     (True, None)
     """
-    asked, said = _scripts(prompt[-READ:]), _scripts(response[-READ:])
+    asked, language = _of_prompt(prompt[-READ:])
+    said = _scripts(response[-READ:])
     if sum(asked.values()) < LANGUAGE_WORDS or sum(said.values()) < LANGUAGE_WORDS:
         return None
     foreign = sum(count for script, count in said.items() if script not in asked)
     if foreign > OTHER_SCRIPT * sum(said.values()):
         return True
-    languages = _language(prompt), _language(response)
-    return bool(languages[0] and languages[1] and languages[0] != languages[1])
+    return bool(language) and _language(response[-READ:]) not in ("", language)
+
+
+@lru_cache(maxsize=256)
+def _of_prompt(prompt: str) -> tuple[Mapping[str, int], str]:
+    """Scripts and language: the samples of a group have one prompt."""
+    return _scripts(prompt), _language(prompt)
 
 
 def phrases_in(response: str) -> set[str]:
@@ -159,29 +168,39 @@ def phrases_in(response: str) -> set[str]:
     >>> sorted(phrases_in("I am sure: 42"))
     ['am', 'am sure', 'am sure :', 'i', 'i am', 'i am sure', 'i am sure :', 'sure', 'sure :']
     """
-    words = [word if not word.isdigit() else "" for word in _WORD.findall(response[-READ:].casefold())]
-    if len(words) > PHRASE_WORDS:
-        words = [*words[: PHRASE_WORDS // 2], "", *words[-PHRASE_WORDS // 2 :]]
+    return phrases_of(words_of(response))
+
+
+def words_of(response: str) -> list[str]:
+    """The words, numbers and marks at both ends of a response, in lower case, with an empty one between the ends."""
+    text = response[-READ:].casefold()
+    if len(text) <= 2 * PHRASE_CHARACTERS:
+        return _WORD.findall(text)
+    return [*_WORD.findall(text[:PHRASE_CHARACTERS]), "", *_WORD.findall(text[-PHRASE_CHARACTERS:])]
+
+
+def phrases_of(words: Sequence[str], known: Container[str] | None = None) -> set[str]:
+    """The phrases of a response's words. known: the words that may be in one; None: all."""
+    usable = [bool(word) and not word.isdigit() and (known is None or word in known) for word in words]
+    letters = [word[:1].isalpha() for word in words]
     found = set()
-    for start, word in enumerate(words):
-        if not word:
-            continue
-        for length in range(1, LONGEST_PHRASE + 1):
-            phrase = words[start : start + length]
-            if len(phrase) < length or not phrase[-1]:
+    for start in range(len(words)):
+        for after in range(start + 1, min(start + LONGEST_PHRASE, len(words)) + 1):
+            if not usable[after - 1]:
                 break
-            found.add(" ".join(phrase))
-    return {phrase for phrase in found if any(character.isalpha() for character in phrase)}
+            if any(letters[start:after]):
+                found.add(" ".join(words[start:after]))
+    return found
 
 
-def _scripts(text: str) -> dict[str, int]:
+def _scripts(text: str) -> Mapping[str, int]:
     """Letters by script, roughly: the block of a letter decides."""
-    found: dict[str, int] = {}
-    for run in _LETTERS.findall(text):
-        for letter in run:
-            code = ord(letter)
-            script = next(name for end, name in _SCRIPTS if code < end)
-            found[script] = found.get(script, 0) + 1
+    runs = "".join(_LETTERS.findall(text))
+    others = "" if runs.isascii() else _ASCII.sub("", runs)
+    found = {"latin": len(runs) - len(others)} if len(runs) > len(others) else {}
+    for letter, count in Counter(others).items():
+        script = next(name for end, name in _SCRIPTS if ord(letter) < end)
+        found[script] = found.get(script, 0) + count
     return found
 
 
@@ -210,7 +229,7 @@ _SCRIPTS = (
 
 def _language(text: str) -> str:
     """The language by its function words; empty if they do not decide."""
-    words = [word.casefold() for word in _LETTERS.findall(text[-READ:])]
-    counts = sorted((sum(word in own for word in words), name) for name, own in _LANGUAGES.items())
+    words = Counter(_LETTERS.findall(text.casefold()))
+    counts = sorted((sum(words[word] for word in own), name) for name, own in _LANGUAGES.items())
     (second, _), (most, name) = counts[-2:]
     return name if most >= LANGUAGE_WORDS and most >= 2 * second else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from planted_rows import SAMPLES, STEPS, TEXT, Behaviour, Score, exact, guess, r
 from rlcli.signals.panel import panel
 from rlcli.signals.signal import Signal, summary
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reward_hacking.md"
 LEARNT = {"worked": (worked, 0.1, 1.0)}
 
 
@@ -171,3 +173,11 @@ def test_odd_rows_do_no_harm() -> None:
     odd = {"response": None, "ground_truth": None, "prompt": None, "response_tokens": None, "turns": None}
     broken = [(step, [row | odd if n % SAMPLES == 0 else row for n, row in enumerate(rows)]) for step, rows in samples]
     assert summary(panel(lines, broken)) == "none"
+
+
+def test_the_page_lists_every_signal_with_its_threshold() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|.*\| ([\d.]+) \| [^|]+ \|$", text, re.MULTILINE)
+    assert {name: float(threshold) for name, threshold in rows} == {
+        name: one.threshold for name, one in signals(LEARNT).items()
+    }
