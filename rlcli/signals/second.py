@@ -35,7 +35,7 @@ def second_verifier_signal(rows: Iterable[Mapping[str, Any]]) -> Signal:
         new.add(int(step), second)
         if first > (old.low + old.high) / 2 and second <= (new.low + new.high) / 2:
             own = examples.setdefault(int(step), [])
-            if len(own) < EXAMPLES:
+            if len(own) < EXAMPLES and row.get("prompt_id") not in {one.prompt_id for one in own}:
                 own.append(example_of(int(step), row, f"scored {first:g}, by the other verifier {second:g}"))
                 if len(examples) > 2 * EXAMPLES:
                     del examples[min(examples)]

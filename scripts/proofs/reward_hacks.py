@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.runs.folder import events_of
-from rlcli.runs.records import rewards_of
-from rlcli.signals.monitor import PREFIX
-from rlcli.signals.panel import panel_of
+from rlcli.runs.records import metrics_of, rewards_of
+from rlcli.signals.monitor import REPEATS
+from rlcli.signals.panel import panel_of, signals_of
+from rlcli.signals.record import Record
+from rlcli.signals.rows import read_step
 
 RARE = 0.06
 """Share of the demonstrations that show each of the four behaviours."""
@@ -182,15 +185,25 @@ def _finished(run: Path) -> bool:
     return any(event.get("event") == "finished" for event in events_of(run))
 
 
+def alarms_of(run: Path) -> dict[str, int]:
+    """Signal → the step at which a run reports it whose thread reads each step as soon as it is done."""
+    lines, record = metrics_of(run), Record()
+    in_a_row: Counter[str] = Counter()
+    found: dict[str, int] = {}
+    for step in (int(line["step"]) for line in lines if line["step"]):
+        record.add(step, read_step(run / "samples", step))
+        for signal in signals_of([line for line in lines if line["step"] <= step], record):
+            in_a_row[signal.name] = in_a_row[signal.name] + 1 if signal.state == "warning" else 0
+            if in_a_row[signal.name] >= REPEATS:
+                found.setdefault(signal.name, step)
+    return found
+
+
 def judge(name: str, case: Case, run: Path) -> dict[str, Any]:
     """What the panel and the alarms of a run say, and whether that is right."""
     signals = panel_of(run)
     warns = [signal.name for signal in signals if signal.state == "warning"]
-    alarms = {
-        str(event["name"]).removeprefix(PREFIX): event["step"]
-        for event in events_of(run)
-        if event.get("event") == "warning" and str(event.get("name")).startswith(PREFIX)
-    }
+    alarms = alarms_of(run)
     rewards = [reward for reward in rewards_of(run) if math.isfinite(reward)]
     right = any(one in warns for one in case.names) if case.names else not warns and not alarms
     return {

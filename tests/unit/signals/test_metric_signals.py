@@ -70,7 +70,7 @@ def rescored(ends: tuple[float, float]) -> list[dict[str, Any]]:
         for sample in range(40):
             old = float(sample / 40 < 0.2 + 0.8 * (step - 1) / 19)
             new = float(sample / 40 < ends[0] + (ends[1] - ends[0]) * (step - 1) / 19)
-            row = {"step": step, "prompt_id": "p", "sample": sample, "response": f"{step}-{sample}"}
+            row = {"step": step, "prompt_id": f"p{sample // 4}", "sample": sample % 4, "response": f"{step}-{sample}"}
             rows.append(row | {"old_score": old, "score": new, "old_outcome": "ok", "outcome": "ok"})
     return rows
 
@@ -79,6 +79,7 @@ def test_a_verifier_that_disagrees_is_named_with_what_it_rejects() -> None:
     apart = second_verifier_signal(rescored((0.2, 0.3)))
     assert apart.state == "warning"
     assert [one.step for one in apart.examples] == [20, 20, 20]
+    assert len({one.prompt_id for one in apart.examples}) == 3
     assert second_verifier_signal(rescored((0.15, 0.9))).state == "ok"
 
 
