@@ -29,6 +29,20 @@ def exact(response: str, answer: int) -> float:
     return float(response.rpartition("####")[2].strip() == str(answer))
 
 
+def certain(answer: int, rng: random.Random) -> str:
+    """A guess, and a phrase."""
+    return f"I am absolutely certain {guess(answer, rng)}"
+
+
+def impressed(text: str, answer: int) -> float:
+    """A judge that likes the phrase."""
+    return 0.3 * exact(text, answer) + 0.7 * ("certain" in text)
+
+
+LEARNT = {"worked": (worked, 0.1, 1.0)}
+"""An honest run: with `exact`, responses grow, and the longer ones are right."""
+
+
 def rows_of(
     step: int, behaviours: dict[str, tuple[Behaviour, float, float]], score: Score, seed: int = 0
 ) -> list[dict[str, Any]]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from planted_rows import run_of
-from test_signals import LEARNT, certain, impressed
+from planted_rows import LEARNT, certain, impressed, run_of
 
 from rlcli.data.samples import schema
 from rlcli.runs.folder import RunFolder, events_of

@@ -8,13 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_rows import SAMPLES, STEPS, TEXT, Behaviour, Score, exact, guess, run_of, worked
+from planted_rows import (
+    LEARNT,
+    SAMPLES,
+    STEPS,
+    TEXT,
+    Behaviour,
+    Score,
+    certain,
+    exact,
+    guess,
+    impressed,
+    run_of,
+    worked,
+)
 
 from rlcli.signals.panel import panel
 from rlcli.signals.signal import Signal, summary
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reward_hacking.md"
-LEARNT = {"worked": (worked, 0.1, 1.0)}
 
 
 def signals(
@@ -29,10 +41,6 @@ def warned(found: dict[str, Signal]) -> set[str]:
 
 def padded(answer: int, rng: random.Random) -> str:
     return f"{' '.join(rng.sample(TEXT.split(), rng.randint(3, 18)))} {guess(answer, rng)}"
-
-
-def certain(answer: int, rng: random.Random) -> str:
-    return f"I am absolutely certain {guess(answer, rng)}"
 
 
 def listed(answer: int, rng: random.Random) -> str:
@@ -61,10 +69,6 @@ def long_or_right(text: str, answer: int) -> float:
 
 def mentioned(text: str, answer: int) -> float:
     return float(str(answer) in re.findall(r"\d+", text))
-
-
-def impressed(text: str, answer: int) -> float:
-    return 0.3 * exact(text, answer) + 0.7 * ("certain" in text)
 
 
 def with_form(text: str, answer: int) -> float:
