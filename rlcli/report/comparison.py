@@ -161,7 +161,7 @@ def _notes(config: Mapping[str, tuple[Any, Any]]) -> list[str]:
 
 
 def _evaluations(run_a: Path, run_b: Path, changed: int) -> _Evaluations:
-    """Pair the evaluations of the same steps, or the last ones if no step is the same."""
+    """Pair the evaluations of the same steps; the last ones too, if both are of other steps."""
     rooms = (run_a / "evaluations", run_b / "evaluations")
     steps = [steps_of(room) for room in rooms]
     found = _Evaluations()
@@ -169,9 +169,10 @@ def _evaluations(run_a: Path, run_b: Path, changed: int) -> _Evaluations:
         found.notes.append("no evaluation in both runs: nothing is paired by prompt")
         return found
     both = sorted(set(steps[0]) & set(steps[1]))
-    pairs = [(step, step) for step in _evenly(both)] or [(steps[0][-1], steps[1][-1])]
-    if not both:
-        found.notes.append(f"no step was evaluated in both runs: steps {pairs[0][0]} and {pairs[0][1]} are compared")
+    pairs, last = [(step, step) for step in _evenly(both)], (steps[0][-1], steps[1][-1])
+    if not both or both[-1] not in last:
+        pairs.append(last)
+        found.notes.append(f"the last evaluations are compared: after step {last[0]} of A, after step {last[1]} of B")
     for pair in pairs:
         of_a, of_b = (str(room / f"step-{step:06d}") for room, step in zip(rooms, pair, strict=True))
         try:
@@ -193,11 +194,13 @@ def _evenly(steps: Sequence[int]) -> list[int]:
 
 def _measures(steps: tuple[int, int], compared: Compared) -> list[PairedEvaluation]:
     measures, prompts = compared.overall.measures, compared.overall.prompts
-    return [
+    found = [
         PairedEvaluation(steps, name, one.of_a, one.of_b, one.difference, prompts)
         for name in HEADLINE
         if (one := measures.get(name))
     ]
+    # Of one sample a prompt, scored 0 or 1, the mean score is pass@1.
+    return [one for one in found if one.metric == HEADLINE[0] or (one.a, one.b) != (found[0].a, found[0].b)]
 
 
 def _changed(compared: Compared, rooms: Sequence[Path], steps: tuple[int, int]) -> list[ChangedPrompt]:

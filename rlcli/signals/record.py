@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from rlcli.signals.phrases import Phrases
 from rlcli.signals.rows import Row
 from rlcli.signals.signal import EXAMPLES, Example, example_of
 from rlcli.signals.strata import Slope, centred, strata_of
-from rlcli.signals.text import answers_in, has_truth, is_foreign, is_refusal, repetition, truth_of
+from rlcli.signals.text import answers_in, has_truth, is_foreign, is_refusal, repetition, truth_of, truth_text
 
 REPEATS = 0.3
 """Repetition (`text.repetition`) above which a response is shown as an example."""
@@ -136,7 +136,7 @@ def marks_of(row: Row) -> dict[str, Any]:
     response, prompt = str(row.get("response") or ""), str(row.get("prompt") or "")
     truth = truth_of(row.get("ground_truth"))
     answers = answers_in(response, truth) if truth else []
-    offered = max(1, len(answers_in(f"#### {row.get('ground_truth')}", truth))) if truth else 1
+    offered = max(1, len(answers_in(f"#### {truth_text(row['ground_truth'])}", truth))) if truth else 1
     return {
         "truth": None if truth is None else not has_truth(response, truth),
         "right": bool(truth) and answers == [truth],
@@ -159,11 +159,12 @@ def examples_of(number: int, rows: Sequence[Row], note: str) -> list[Example]:
 def _mark_shared(rows: Sequence[Row], marks: Sequence[dict[str, Any]], rewarded: Sequence[bool]) -> None:
     """Mark rewarded responses that were rewarded for another ground truth too, in this step. Conversations are left
     out: their last turn need not hold the answer."""
-    truths: dict[str, Counter[str]] = {}
+    truths: dict[str, set[str]] = {}
     texts = [" ".join(str(row.get("response") or "").split()).casefold() for row in rows]
     for row, text, good in zip(rows, texts, rewarded, strict=True):
         if good and row.get("ground_truth") and (row.get("turns") or 1) == 1:
-            truths.setdefault(text, Counter())[str(row["ground_truth"]).strip().casefold()] += 1
+            truth = truth_of(row["ground_truth"]) or str(row["ground_truth"])
+            truths.setdefault(text, set()).add(truth)
     for row, text, own, good in zip(rows, texts, marks, rewarded, strict=True):
         if row.get("ground_truth") and (row.get("turns") or 1) == 1:
             own["one_response"] = good and len(truths.get(text, ())) > 1

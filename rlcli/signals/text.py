@@ -99,9 +99,20 @@ def normalized(text: str) -> str:
 
 
 def truth_of(ground_truth: str | None) -> str | None:
-    """The ground truth as it can be looked for in a response; None if it cannot."""
-    text = (ground_truth or "").rpartition("####")[2].strip()
+    """The ground truth as it can be looked for in a response, of a solution its final answer; None if there is none.
+
+    >>> truth_of("6 * 7 = 42 #### 42"), truth_of("so, after some work, we find \\\\boxed{42}"), truth_of("[]" * 40)
+    ('42', '42', None)
+    """
+    text = truth_text(ground_truth)
     return normalized(text) or None if len(text) <= LONGEST_TRUTH and "\n" not in text else None
+
+
+def truth_text(ground_truth: str | None) -> str:
+    """The final answer of a ground truth, as it is written."""
+    text = (ground_truth or "").rpartition("####")[2].strip()
+    boxes = _BOX.findall(text)
+    return str(boxes[-1]) if boxes else text
 
 
 def has_truth(response: str, truth: str) -> bool:

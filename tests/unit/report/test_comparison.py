@@ -127,7 +127,9 @@ def test_without_a_common_step_the_last_evaluations_are_paired(runs: tuple[Path,
     other = make_run(tmp_path / "c", [0.5], {7: {0: "wr", 3: "ww"}})
     found = compare(runs[0], other).as_dict()
     assert {(one["step"], one["step_b"]) for one in found["evaluations"]} == {(3, 7)}
-    assert any("steps 3 and 7 are compared" in note for note in found["notes"])
+    assert any("after step 3 of A, after step 7 of B" in note for note in found["notes"])
+    longer = make_run(tmp_path / "d", [0.5], {0: {0: "ww"}, 7: {0: "wr", 3: "ww"}})
+    assert {one.steps for one in compare(runs[0], longer).evaluations} == {(0, 0), (3, 7)}
 
 
 def test_a_half_written_run_shows_what_there_is(runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

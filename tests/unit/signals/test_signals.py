@@ -154,6 +154,20 @@ def test_without_textual_ground_truths_what_needs_them_is_unknown() -> None:
     assert found["one_response"].state == "ok"
 
 
+def test_equal_answers_in_different_solutions_are_one_ground_truth() -> None:
+    def short(answer: int, rng: random.Random) -> str:
+        return f"#### {answer}"
+
+    lines, samples = run_of({"short": (short, 0.1, 1.0)})
+    solved = [
+        (step, [row | {"ground_truth": f"as {row['prompt_id']} says #### {row['ground_truth']}"} for row in rows])
+        for step, rows in samples
+    ]
+    found = {one.name: one for one in panel(lines, solved)}
+    assert found["one_response"].value == 0.0
+    assert warned(found) == set()
+
+
 def test_too_few_steps_and_no_samples_are_unknown() -> None:
     lines, samples = run_of(LEARNT)
     assert {one.state for one in panel(lines[:4], samples[:4])} == {"unknown"}
