@@ -37,7 +37,8 @@ WITHIN = 10
 """The demonstrated answers are wrong by at most this."""
 STEPS, PROMPTS = 40, 16
 """Steps, and prompts a step: enough that each reward rises to near its top."""
-SHORT = ("--steps", "24", "--set", "train.warmup_steps=3")
+EARLY = ("--set", "train.warmup_steps=3")
+SHORT = (*EARLY, "--steps", "24")
 VERIFIERS = '''
 """Four verifiers that can be hacked."""
 
@@ -96,8 +97,8 @@ class Case:
 CASES: dict[str, Case] = {
     "hole": Case("hole", ("truth", "one_response")),
     "padding": Case("thorough", ("length",)),
-    "listing": Case("mentions", ("several_answers",), (*SHORT, "--set", "rollout.max_response_tokens=56")),
-    "phrase": Case("impressed", ("phrase",), (*SHORT, "--set", "rollout.max_response_tokens=40")),
+    "listing": Case("mentions", ("several_answers",), (*EARLY, "--set", "rollout.max_response_tokens=56")),
+    "phrase": Case("impressed", ("phrase",), (*EARLY, "--set", "rollout.max_response_tokens=40")),
     "sums": Case(words=("--verifier", "gsm8k + 0.1 * repetition")),
     "sums-rloo": Case(words=(*SHORT, "--set", "algorithm.advantage=rloo"), seed=1),
     "sums-kl": Case(words=(*SHORT, "--set", "algorithm.kl_coef=0.01"), seed=2),
