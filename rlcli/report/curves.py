@@ -51,23 +51,26 @@ class Curve:
 
 def curves_of(runs: Sequence[tuple[str, Sequence[Line]]]) -> list[Curve]:
     """All curves of the runs, given as name and lines of metrics.jsonl."""
+    places = [{x: _PLACES[x](lines) for x in XS} for _, lines in runs]
     found = []
     for metric, title in TITLES.items():
         for x in XS:
-            series = [Series(name, thinned(points)) for name, lines in runs if (points := points_of(lines, metric, x))]
+            series = [
+                Series(name, thinned(points))
+                for (name, lines), own in zip(runs, places, strict=True)
+                if (points := points_of(lines, metric, own[x]))
+            ]
             if series:
                 found.append(Curve(title, x, series))
     return found
 
 
-def points_of(lines: Sequence[Line], metric: str, x: X) -> list[Point]:
-    """The values of a metric with their place on the x axis, as far as they are finite.
+def points_of(lines: Sequence[Line], metric: str, places: Sequence[float]) -> list[Point]:
+    """The values of a metric, as far as they are finite, with the place of their line on the x axis.
 
-    >>> lines = [{"step": 1, "time/step_s": 2.0}, {"step": 2, "time/step_s": 3.0, "eval/pass@1": 0.5}]
-    >>> points_of(lines, "eval/pass@1", "seconds")
+    >>> points_of([{"step": 1}, {"step": 2, "eval/pass@1": 0.5}], "eval/pass@1", [2.0, 5.0])
     [(5.0, 0.5)]
     """
-    places = _PLACES[x](lines)
     values = (number(line.get(metric)) for line in lines)
     return [(place, value) for place, value in zip(places, values, strict=True) if value is not None]
 
