@@ -35,7 +35,7 @@ COMMANDS = {
         "train.plan:plan",
         "Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.",
     ),
-    "runs": Command(TRAIN, "runs.runs:app", "List runs, show one and its samples, watch one, resume one."),
+    "runs": Command(TRAIN, "runs.runs:app", "List runs; show, watch, compare or resume them."),
     "view": Command(
         TRAIN,
         "report.view:view",

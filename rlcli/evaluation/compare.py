@@ -26,12 +26,14 @@ OF_STEP = re.compile(r"(step-(\d+))(\.rank-|$)")
 @dataclass(frozen=True)
 class Difference:
     """One measure in A and B. difference: B minus A, with a 95% interval by a bootstrap over the pairs. p: p-value of a
-    paired permutation test."""
+    paired permutation test. of_a, of_b: each alone, with its interval."""
 
     a: float
     b: float
     difference: Estimate
     p: float
+    of_a: Estimate
+    of_b: Estimate
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,10 @@ def _compared(pairs: Sequence[_Pair], changed: int) -> Comparison:
     one, other = joined([pair.a for pair in pairs], offsets), joined([pair.b for pair in pairs], offsets)
     before, after = _named(one, len(ids)), _named(other, len(ids))
     lows, highs = zip(score_bounds(one), score_bounds(other), strict=True)
-    spans = {MEAN: max(highs) - min(lows)}
-    measures = {name: _difference(before[name], after[name], spans.get(name, 1.0)) for name in before if name in after}
+    bounds = {MEAN: (min(lows), max(highs))}
+    measures = {
+        name: _difference(before[name], after[name], bounds.get(name, (0.0, 1.0))) for name in before if name in after
+    }
     moved = after["pass@1"] - before["pass@1"]
     order = [place for place in np.argsort(-np.abs(moved), kind="stable").tolist() if moved[place]][:changed]
     return Comparison(
@@ -216,10 +220,15 @@ def _named(responses: Responses, prompts: int) -> dict[str, np.ndarray]:
     return {MEAN if name.startswith("mean@") else name: array for name, array in values.items()}
 
 
-def _difference(before: np.ndarray, after: np.ndarray, span: float) -> Difference:
-    moved = after - before
+def _difference(before: np.ndarray, after: np.ndarray, bounds: tuple[float, float]) -> Difference:
+    moved, span = after - before, bounds[1] - bounds[0]
     return Difference(
-        float(before.mean()), float(after.mean()), interval(moved, bounds=(-span, span)), sign_flip(moved)
+        float(before.mean()),
+        float(after.mean()),
+        interval(moved, bounds=(-span, span)),
+        sign_flip(moved),
+        interval(before, bounds=bounds),
+        interval(after, bounds=bounds),
     )
 
 

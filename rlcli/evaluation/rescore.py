@@ -93,8 +93,12 @@ class Rescored:
 
 def steps_of(room: Path) -> list[int]:
     """The steps with saved samples, ascending. room: the run's `samples` or `evaluations` folder."""
-    found = {int(name[1]) for path in room.glob("step-*") if (name := _STEP.match(path.name))}
-    return sorted(step for step in found if sample_files(room, step))
+    found = set()
+    for path in room.glob("step-*"):
+        name = _STEP.match(path.name)
+        if name and (path.match("*.rank-*.parquet") or any(path.glob("rank-*.parquet"))):
+            found.add(int(name[1]))
+    return sorted(found)
 
 
 def stored_samples(room: Path, steps: Sequence[int]) -> list[Stored]:

@@ -34,7 +34,7 @@ PLACE_BYTES = 256
 HINT = "free some space or fix the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
-    *(EVENTS, TIMELINE, "exports", "bad-batches", "reward.png", "profile"),
+    *(EVENTS, TIMELINE, "exports", "bad-batches", "reward.png", "profile", "rescored"),
     *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
 

@@ -31,6 +31,7 @@ from rlcli.tracking.console import SampleText, View
 from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
 from rlcli.trainer.critic import Critic
 from rlcli.trainer.engines import Engines
+from rlcli.trainer.hacking import HackingAlarms
 from rlcli.trainer.invariants import Invariants
 from rlcli.trainer.metrics import (
     Clock,
@@ -121,6 +122,9 @@ class Trainer:
             lr=config.train.lr,
             given=bool(config.data.response),
         )
+        self.hacking = HackingAlarms(
+            folder.path, config.train.steps, view.note, folder.event, enabled=not config.data.response
+        )
         self.invariants = Invariants()
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
@@ -139,7 +143,7 @@ class Trainer:
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
         total = self.config.train.steps
-        with closing(self.prefetcher):
+        with closing(self.prefetcher), closing(self.hacking):
             self.begin(checkpoint)
             while self.done < total and not self.stop.requested:
                 number = self.done + 1
@@ -156,11 +160,13 @@ class Trainer:
             self.phase("restore", checkpoint.step)
             self.load(checkpoint)
         self.show_start()
+        self.hacking.restart(self.done)
         self.phase("sync", self.done)
         self.sync_weights()
         if self.evaluation_due():  # of the initial model, or one that an exit interrupted
             found = self.evaluate()
             self.trackers.amend(self.done, found) if self.done else self.trackers.log(0, found)
+            self.hacking.step(self.done, found)
         self.stop.armed = True
         self.since = time.perf_counter()
 
@@ -171,6 +177,7 @@ class Trainer:
             self.checkpointer.begin(self.done, *self.state_dict())
         self.checkpointer.finish()
         self.records.flush()
+        self.hacking.finish(self.done)
         stopped = self.done < self.config.train.steps or self.evaluation_due()
         if not stopped and (text := check_trained(self.folder.path, self.config.rollout.samples_per_prompt)):
             self.view.warning(f"warning {NO_UPDATE}: {text}")
@@ -204,6 +211,7 @@ class Trainer:
             self.records.add_spans({name: group.busy_spans() for name, group in self.groups().items()})
         self.trackers.log(number, metrics)
         self.records.end(number)
+        self.hacking.step(number, metrics)
         self.view.step(metrics)
         self.view.samples(texts)
 
@@ -433,6 +441,7 @@ class Trainer:
         self.prefetcher.drop()  # samples of the prompts that are skipped
         self.invariants.forget()
         rewind(self.folder.path, self.done)  # the step's second attempt may have fewer rounds
+        self.hacking.restart(self.done)
         self.sync_weights()
 
     def behind(self, batch: Collected) -> float:

@@ -17,7 +17,8 @@ POINTS = 0.30
 
 def test_a_tiny_model_learns(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--cache", tmp_path / "cache", "--json")
-    first = json.loads(cli(*words, "--out", tmp_path / "first", "--steps", "20", timeout=600).stdout)
+    done = cli(*words, "--out", tmp_path / "first", "--steps", "20", timeout=600)
+    first = json.loads(done.stdout)
     before, after = (first["evaluations"][step]["pass"]["pass@1"] for step in ("0", "20"))
     assert after["mean"] - before["mean"] > POINTS
     assert before["high"] < after["low"]
@@ -26,6 +27,7 @@ def test_a_tiny_model_learns(cli: Cli, tmp_path: Path) -> None:
     (warm,) = (tmp_path / "cache").glob("warm-start-*")
     assert_it_can_show_its_work_but_mostly_does_not(warm, tmp_path / "first-data")
     assert (tmp_path / "first" / "reward.png").stat().st_size > 10_000
+    assert "signals of reward hacking: none" in done.stderr
 
 
 def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +35,9 @@ def rescore(
     out: Annotated[
         Path | None, typer.Option(help="Write each sample's old and new score (JSON Lines; .gz too).")
     ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Write the same into the run, for rlcli runs signals and rlcli report.")
+    ] = False,
     processes: Processes = None,
     deadline: Deadline = 5.0,
     sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
@@ -42,7 +46,7 @@ def rescore(
     """Score the saved samples of a run again with another verifier, and compare old and new scores by step.
 
     Ground truths are those of the run's data; for prompts that it no longer
-    has, what was saved of them. Nothing is written into the run.
+    has, what was saved of them. Nothing is written into the run, except with --keep.
 
     Examples:
 
@@ -62,6 +66,9 @@ def rescore(
 
     folder = find_run(run)
     composition = parse(verifier).located()
+    target = _kept_at(folder, verifier) if keep else out
+    if keep and (evaluations or out):
+        raise ConfigError("--keep is for the training's samples, and names the file itself", "leave out the other flag")
     if out and folder in out.expanduser().resolve().parents:
         raise ConfigError(f"--out {out} lies in the folder of the run", "give another file")
     room = folder / ("evaluations" if evaluations else "samples")
@@ -87,7 +94,7 @@ def rescore(
         ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, expressions, sandbox) as pool,
     ):
         check_loaded(pool.loaded, deadline, sandbox, "--deadline")
-        with writing(str(out)) if out else nullcontext() as write, console.progress() as on_progress:
+        with writing(str(target)) if target else nullcontext() as write, console.progress() as on_progress:
             result = rescore(
                 samples,
                 prompts,
@@ -102,6 +109,14 @@ def rescore(
         console.emit_json({"run": folder, "verifier": str(composition), **_as_dict(result), "notes": notes})
     else:
         _print(result, notes)
+
+
+def _kept_at(folder: Path, verifier: str) -> Path:
+    """The file of the run for the scores of a verifier."""
+    from rlcli.signals.rows import RESCORED
+
+    name = re.sub(r"[^\w.+-]+", "-", verifier).strip("-.")[-80:] or "verifier"
+    return folder / RESCORED / f"{name}.jsonl"
 
 
 def _fields(stored: Any, verdict: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`rlcli runs`: lists runs, shows one with its samples, follows one, and resumes one."""
+"""`rlcli runs`: lists runs, shows one with its samples, follows one, compares two, and resumes one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import typer
 from rlcli.cli import completion, console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, JsonResult, RayAddress, RunName, ShowSamples, WholePlan
+from rlcli.cli.runs.compare import compare
 from rlcli.cli.runs.samples import samples
 from rlcli.cli.runs.show import show, time_text
+from rlcli.cli.runs.signals import signals
 from rlcli.cli.runs.watch import watch
 from rlcli.cli.supervised import supervised
 
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 
 # Only `resume` imports torch and Ray: the other commands answer at once.
 
-app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs, show one and its samples, watch one, resume one.")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs; show, watch, compare or resume them.")
 app.command("show")(show)
 app.command("samples")(samples)
 app.command("watch")(watch)
+app.command("compare")(compare)
+app.command("signals")(signals)
 
 
 @app.command("list")

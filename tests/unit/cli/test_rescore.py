@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlcli.cli import console
 from rlcli.cli.main import main
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.data.samples import sample_row, write_samples
@@ -112,3 +114,35 @@ def test_what_cannot_be_scored_is_one_line(run: Path, capsys: pytest.CaptureFixt
     refused = rescored(capsys, run, "--verifier", ranked, expect=2)
     assert "compares the responses of a group, but rlcli rescore has none" in refused
     assert "is not a run" in rescored(capsys, tmp_path, "--verifier", "math", expect=2)
+
+
+def test_kept_scores_are_a_signal_of_the_run(
+    run: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    rescored(capsys, copy, "--verifier", SUM, "--keep", "--json")
+    (kept,) = (copy / "rescored").iterdir()
+    assert kept.name == "exact-extract-box-+-0.5-length-target-1.jsonl"
+    assert len(kept.read_text().splitlines()) == 11
+    assert "leave out the other flag" in rescored(
+        capsys, copy, "--verifier", "math", "--keep", "--evaluations", expect=2
+    )
+    # Six steps in which what was rewarded at the end is not what the other verifier rewards.
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    more = [
+        row | {"step": step, "old_score": float(step > 3), "score": 0.0} for step in range(1, 7) for row in 6 * rows
+    ]
+    kept.write_text("".join(json.dumps(row) + "\n" for row in more))
+    monkeypatch.setenv("COLUMNS", "120")
+    console.stdout.cache_clear()
+    assert main(["runs", "signals", str(copy)]) == 0
+    console.stdout.cache_clear()
+    out = capsys.readouterr().out
+    assert "An independent verifier disagrees" in out
+    assert "verifier: warning" in out
+    assert "scored 1, by the other verifier 0" in out
+    assert main(["runs", "signals", str(copy), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["signals"][0]["name"] == "verifier"
+    assert main(["runs", "signals", str(tmp_path)]) == 2
+    assert "is not a run" in capsys.readouterr().err
