@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from scripts._docs.built import problems
+from scripts._docs.built import breakable, problems
 from scripts._docs.staging import DOCS, ROOT, SiteError, sources, stage
 
 POLL_SECONDS = 0.5
@@ -44,6 +44,8 @@ def build(folder: Path, out: Path) -> int:
     done = subprocess.run([*zensical("build"), "--strict"], cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SiteError(f"zensical reports:\n{done.stdout}{done.stderr}")
+    for page in (folder / "site").rglob("*.html"):
+        page.write_text(breakable(page.read_text(encoding="utf-8")), encoding="utf-8")
     if found := problems(folder / "site"):
         raise SiteError("the built pages have problems:\n  " + "\n  ".join(found))
     shutil.rmtree(out, ignore_errors=True)

@@ -80,3 +80,17 @@ def problems(folder: Path) -> list[str]:
     """What is wrong with the site in `folder`, a line each: links, anchors, and what a browser would fetch from
     elsewhere."""
     return Site(folder).problems
+
+
+def breakable(page: str) -> str:
+    """The HTML of a page in which long names in code may break, in a sentence or a table: after `/`, `_`, `.` and `=`.
+
+    >>> breakable("<td><code>reward/mean</code></td> <pre><code>a/b</code></pre>")
+    '<td><code>reward/<wbr>mean</code></td> <pre><code>a/b</code></pre>'
+    """
+    return re.sub(
+        r"(<pre\b.*?</pre>)|<code>([^<]*)</code>",
+        lambda found: found[1] or "<code>" + re.sub(r"(?<=\w)([/_.=])(?=\w)", r"\1<wbr>", found[2]) + "</code>",
+        page,
+        flags=re.DOTALL,
+    )

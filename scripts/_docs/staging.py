@@ -29,6 +29,8 @@ OUTSIDE = {
     "verifiers/README.md": "notes/adding_a_verifier.md",
 }
 """Pages that are kept elsewhere in the repository, and where they are on the site."""
+COMING = ("from_python.md", "looking_at_runs.md", "reward_hacking.md", "run_folder.md")
+"""Pages that the navigation may name before they exist."""
 ALIASES = {"README.md": "index.md"}
 METRICS = "metrics.md"
 LINK = re.compile(r"(?<!\!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
@@ -60,7 +62,7 @@ def stage(folder: Path) -> None:
         target = pages / asset.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(asset, target)
-    write(folder / "zensical.toml", (DOCS / "zensical.toml").read_text(encoding="utf-8"))
+    write(folder / "zensical.toml", configuration())
 
 
 def write(path: Path, text: str) -> None:
@@ -71,7 +73,14 @@ def write(path: Path, text: str) -> None:
 
 def navigated() -> list[str]:
     """The pages in the navigation of docs/zensical.toml, in order."""
-    return list(_leaves(tomllib.loads((DOCS / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]))
+    return list(_leaves(tomllib.loads(configuration())["project"]["nav"]))
+
+
+def configuration() -> str:
+    """docs/zensical.toml, without the lines of pages in `COMING` that are not there yet."""
+    absent = [f'"{page}"' for page in COMING if not (DOCS / page).exists()]
+    lines = (DOCS / "zensical.toml").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not any(page in line for page in absent))
 
 
 def _leaves(entry: Any) -> Iterator[str]:
@@ -155,7 +164,7 @@ def _places() -> dict[str, str]:
 
 def _names_linked(text: str, page: str) -> str:
     def linked(code: re.Match[str]) -> str:
-        place = _places().get(code[1], "")
+        place = _places().get(re.sub(r"@\d+", "@K", code[1]), "")
         if not place or place.startswith(f"{page}#"):
             return code[0]
         return f"[{code[0]}]({os.path.relpath(place, Path(page).parent)})"

@@ -10,12 +10,11 @@ def prose(text: str, language: str = "text") -> str:
     """A docstring or a help text as Markdown. Paragraphs that are indented become code in that language; those that
     begin with `>>>`, Python.
 
-    >>> print(prose("Mean of a * b.\\n\\n>>> mean(1)\\n1"))
-    Mean of a \\* b.
+    >>> print(prose("The mean of a * b:\\n\\n  rlcli doctor", "bash"))
+    The mean of a \\* b:
     <BLANKLINE>
-    ```python
-    >>> mean(1)
-    1
+    ```bash
+    rlcli doctor
     ```
     """
     parts = []
@@ -48,7 +47,7 @@ def cell(text: str) -> str:
 def code(text: str) -> str:
     """Text as code in a line or a cell."""
     ticks = "``" if "`" in text else "`"
-    text = " ".join(text.split()).replace("|", "\\|")
+    text = " ".join(text.split())
     return f"{ticks} {text} {ticks}" if ticks == "``" else f"`{text}`" if text else ""
 
 

@@ -14,7 +14,7 @@ from rlcli.config.keys import keys
 from rlcli.config.recipes import names as recipe_names
 from scripts._docs import staging
 from scripts._docs.__main__ import build
-from scripts._docs.built import Page, problems
+from scripts._docs.built import Page, breakable, problems
 from scripts._docs.staging import DOCS, ROOT, SiteError, adapted, check_navigation, navigated
 from scripts._docs.text import prose, table
 
@@ -167,6 +167,12 @@ def test_staging_again_leaves_unchanged_pages_alone(tmp_path: Path, monkeypatch:
     before = page.stat().st_mtime_ns
     staging.stage(tmp_path / "staged")
     assert page.stat().st_mtime_ns == before
+
+
+def test_long_names_may_break_in_sentences_and_not_in_blocks() -> None:
+    assert breakable("<code>a.b_c/d = 1.5</code>") == "<code>a.<wbr>b_<wbr>c/<wbr>d = 1.<wbr>5</code>"
+    block = "<pre><code>a/b <span>c</span></code></pre>"
+    assert breakable(block + "<code>a b</code>") == block + "<code>a b</code>"
 
 
 def test_text_of_the_code_is_no_markup() -> None:
