@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
-"""Elements for which a browser fetches something, and the attribute that says what."""
+"""Elements for which a browser fetches something, and the attribute that names it."""
 REMOTE = re.compile(r"^(https?:)?//", re.IGNORECASE)
 IN_STYLES = re.compile(r"""(?:url\(|@import)\s*["']?(?:https?:)?//[^"')\s]+""", re.IGNORECASE)
 

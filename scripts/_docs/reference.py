@@ -167,7 +167,7 @@ def verifiers() -> str:
 
     opening = (
         "For whoever names a verifier in a row (`reward_model.style`) or with `--verifier`. `rlcli verifiers show "
-        "NAME` prints the same. [Verifiers](../verifiers.md) says how they are composed."
+        "NAME` prints the same. [Verifiers](../verifiers.md) has sums of them."
     )
     return page("All verifiers", opening, parts())
 
@@ -183,7 +183,7 @@ def environments() -> str:
 
     opening = (
         "For whoever names an environment with `--environment`. `rlcli env show NAME` prints the same. "
-        "[Environments](../environments.md) says how a conversation becomes a sample."
+        "[Environments](../environments.md) explains how a conversation becomes a sample."
     )
     return page("All environments", opening, parts())
 
