@@ -124,7 +124,7 @@ def parsed(words: list[str], whole: bool) -> tuple[str, dict[str, Any]]:
     path: list[str] = []
     command: Any = typer.main.get_command(app)
     context = None
-    words = [word for word in words if word not in ("--help", "-h", "--version")]  # they would print and exit
+    words = [word for word in words if word not in ("--help", "-h")]  # added while it is parsed, and acts at once
     while True:
         if getattr(command, "commands", None) and not words:
             return " ".join(path), {}
@@ -137,6 +137,8 @@ def parsed(words: list[str], whole: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _context(command: Any, name: str, words: list[str], parent: Any, whole: bool) -> Any:
+    for option in command.params:
+        option.callback = None  # `--version` would print and `--install-completion` write files while they are parsed
     try:
         return command.make_context(name, list(words), parent=parent)
     except TyperException as error:

@@ -70,6 +70,17 @@ def test_a_sentence_may_leave_out_what_is_required(code: str) -> None:
     assert complaint(command) == ""
 
 
+@pytest.mark.parametrize("option", ["--install-completion", "--show-completion", "--version", "--help"])
+def test_an_option_that_acts_at_once_is_only_parsed(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (command,) = shown(PAGE, f"See `rlcli {option}`.")
+    assert complaint(command) == ""
+    assert capsys.readouterr().out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_wrong_key_in_a_toml_block_is_found() -> None:
     assert key_complaints(PAGE, "```toml\n[train]\nlr = 1\nlrr = 2\n[recipe]\nname = 'x'\n```\n") == ["train.lrr"]
 
