@@ -14,6 +14,7 @@ FOLDERS = {
     "verifiers/rlcli_verifiers": ROOT / "verifiers",
     "environments/rlcli_environments": ROOT / "environments",
     "data_prep/rlcli_data_prep": ROOT / "data_prep",
+    "scripts/_docs": ROOT,
 }
 
 

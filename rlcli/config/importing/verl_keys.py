@@ -166,9 +166,9 @@ SAME = {
 MISSING = {
     "no Megatron backend: only FSDP2": "*.megatron*",
     "no sequence parallelism": "*ulysses_sequence_parallel_size",
-    "no tools and no multi-turn: one prompt, one response": f"{ROLLOUT}.multi_turn.* {ROLLOUT}.agent.*",
+    "give it by hand: --environment verl_tools (docs/adapters.md)": f"{ROLLOUT}.multi_turn.* {ROLLOUT}.agent.*",
     "engine arguments cannot be set": f"{ROLLOUT}.engine_kwargs.*",
-    "no reward model: only verifiers (rlcli verifiers list)": "reward_model.* reward.*",
+    "give it by hand: --verifier served_reward_model (docs/judges.md)": "reward_model.* reward.*",
     "cluster.address names a running Ray cluster": "ray_kwargs.*",
     "longer prompts are left out, never cut": "data.truncation",
     "the verifier is verifier.name, or the one named by the row (reward_model.style)": "data.reward_fn_key",

@@ -1,0 +1,88 @@
+"""Builds the documentation site, or serves it: see scripts/docs."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from scripts._docs.built import breakable, problems
+from scripts._docs.staging import DOCS, ROOT, SiteError, sources, stage
+
+POLL_SECONDS = 0.5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/docs", description="Build or serve the documentation site.")
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the built site (default: site)")
+    parser.add_argument("--serve", action="store_true", help="serve on loopback, and build again after each change")
+    parser.add_argument("--port", type=int, default=8000, help="port of --serve (default: 8000)")
+    arguments = parser.parse_args()
+    started = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="rlcli-docs-") as folder:
+            if arguments.serve:
+                return serve(Path(folder), arguments.port)
+            pages = build(Path(folder), arguments.out)
+    except SiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{arguments.out}: {pages} pages in {time.monotonic() - started:.0f} s")
+    return 0
+
+
+def build(folder: Path, out: Path) -> int:
+    """Build the site by way of `folder` into `out`, which it replaces. Returns the number of pages."""
+    if out.exists() and any(out.iterdir()) and not (out / "index.html").exists():
+        raise SiteError(f"{out} is not empty and holds no site; name another folder")
+    stage(folder)
+    done = subprocess.run([*zensical("build"), "--strict"], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SiteError(f"zensical reports:\n{done.stdout}{done.stderr}")
+    for page in (folder / "site").rglob("*.html"):
+        page.write_text(breakable(page.read_text(encoding="utf-8")), encoding="utf-8")
+    if found := problems(folder / "site"):
+        raise SiteError("the built pages have problems:\n  " + "\n  ".join(found))
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.copytree(folder / "site", out)
+    return len(list(out.rglob("*.html")))
+
+
+def serve(folder: Path, port: int) -> int:
+    """Serve the site until interrupted."""
+    stage(folder)
+    threading.Thread(target=follow, args=(folder,), daemon=True).start()
+    try:
+        return subprocess.run([*zensical("serve"), "--dev-addr", f"127.0.0.1:{port}"], cwd=folder).returncode
+    except KeyboardInterrupt:
+        return 130
+
+
+def follow(folder: Path) -> None:
+    """Stage the pages again whenever one of them changes; the server then builds them."""
+    seen = stamps()
+    while True:
+        time.sleep(POLL_SECONDS)
+        if (now := stamps()) != seen:
+            seen = now
+            try:
+                stage(folder)
+            except SiteError as error:
+                print(f"error: {error}", file=sys.stderr)
+
+
+def stamps() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in [*sources().values(), *DOCS.rglob("*.css")] if path.exists()}
+
+
+def zensical(command: str) -> list[str]:
+    return [sys.executable, "-m", "zensical", command]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Lays out what the generator builds: the written pages with their links rewritten, the generated ones, the navigation.
+
+Pages of docs/ link to files of the repository as a reader of the repository needs them. The site has no other files, so
+a link to one of `OUTSIDE` leads to its page, and a link to another file to a copy of its text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scripts._docs.diagrams import as_svg
+from scripts._docs.reference import generated
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+OUTSIDE = {
+    "CHANGELOG.md": "notes/changelog.md",
+    "CONTRIBUTING.md": "notes/contributing.md",
+    "data_prep/README.md": "notes/adding_a_dataset.md",
+    "environments/README.md": "notes/adding_an_environment.md",
+    "recipes/README.md": "notes/adding_a_recipe.md",
+    "verifiers/README.md": "notes/adding_a_verifier.md",
+}
+"""Pages that are kept elsewhere in the repository, and where they are on the site."""
+COMING = ("from_python.md", "looking_at_runs.md", "reward_hacking.md")
+"""Pages that the navigation may name before they exist."""
+ALIASES = {"README.md": "index.md"}
+METRICS = "metrics.md"
+LINK = re.compile(r"(?<!\!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+NAMED = re.compile(r"(?<![`\[\w])`([\w./@]+)(?: ?= ?[^`]+)?`(?![`\]])")
+"""Code that is a name, or a name and a value: `train.lr`, `train.truncated = mask`."""
+FENCE = re.compile(r"^([ \t]*)(```+|~~~+)")
+
+
+class SiteError(Exception):
+    """Why the site cannot be built; for the terminal."""
+
+
+def sources() -> dict[str, Path]:
+    """Written pages: the path on the site, relative, and the file."""
+    pages = {path.relative_to(DOCS).as_posix(): path for path in sorted(DOCS.rglob("*.md"))}
+    return pages | {page: ROOT / path for path, page in OUTSIDE.items()}
+
+
+def stage(folder: Path) -> None:
+    """Write `folder`/zensical.toml and `folder`/pages. Raises `SiteError` if the navigation and the pages differ."""
+    pages = folder / "pages"
+    made = generated()
+    check_navigation(navigated(), {*sources(), *made})
+    for page, file in sources().items():
+        write(pages / page, adapted(file.read_text(encoding="utf-8"), page, file, pages))
+    for page, text in made.items():
+        write(pages / page, text)
+    for asset in [*DOCS.rglob("*.png"), *DOCS.rglob("*.svg"), *DOCS.rglob("*.css")]:
+        target = pages / asset.relative_to(DOCS)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(asset, target)
+    write(folder / "zensical.toml", configuration())
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:  # an unchanged page is not built again
+        path.write_text(text, encoding="utf-8")
+
+
+def navigated() -> list[str]:
+    """The pages in the navigation of docs/zensical.toml, in order."""
+    return list(_leaves(tomllib.loads(configuration())["project"]["nav"]))
+
+
+def configuration() -> str:
+    """docs/zensical.toml, without the lines of pages in `COMING` that are not there yet."""
+    absent = [f'"{page}"' for page in COMING if not (DOCS / page).exists()]
+    lines = (DOCS / "zensical.toml").read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if not any(page in line for page in absent))
+
+
+def _leaves(entry: Any) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield entry
+    else:
+        for one in entry.values() if isinstance(entry, dict) else entry:
+            yield from _leaves(one)
+
+
+def check_navigation(listed: list[str], existing: set[str]) -> None:
+    if absent := sorted(existing - {*listed}):
+        raise SiteError(f"the navigation in docs/zensical.toml lacks {', '.join(absent)}")
+    if unknown := sorted({*listed} - existing):
+        raise SiteError(f"the navigation in docs/zensical.toml names pages that do not exist: {', '.join(unknown)}")
+    if twice := sorted({page for page in listed if listed.count(page) > 1}):
+        raise SiteError(f"the navigation in docs/zensical.toml names twice: {', '.join(twice)}")
+
+
+def adapted(text: str, page: str, file: Path, pages: Path) -> str:
+    """A written page for the site: its links, names of keys and metrics as links to what explains them, diagrams."""
+
+    def prose(part: str) -> str:
+        part = _names_linked(LINK.sub(lambda link: _link(link, page, file, pages), part), page)
+        return _metrics_marked(part) if page == METRICS else part
+
+    return "".join(_parts(text, prose, lambda block: as_svg(block, page)))
+
+
+def _parts(text: str, prose: Callable[[str], str], diagram: Callable[[str], str]) -> Iterator[str]:
+    """The page in parts: prose, changed by `prose`; mermaid blocks, by `diagram`; other fenced blocks as they are."""
+    held: list[str] = []
+    fence = language = ""
+    for line in text.splitlines(keepends=True):
+        mark = FENCE.match(line)
+        if not fence and mark:
+            yield prose("".join(held))
+            held, fence, language = [line], mark[2], line.strip().strip("`~").strip()
+        elif fence and mark and line.strip() == fence:
+            held.append(line)
+            yield diagram("".join(held[1:-1])) if language == "mermaid" else "".join(held)
+            held, fence = [], ""
+        else:
+            held.append(line)
+    yield "".join(held) if fence else prose("".join(held))
+
+
+def _link(link: re.Match[str], page: str, file: Path, pages: Path) -> str:
+    text, target = link[1], link[2]
+    if re.match(r"[a-z]+:", target) or target.startswith("#"):
+        return link[0]
+    path, _, anchor = target.partition("#")
+    there = (file.parent / path).resolve()
+    if not there.is_relative_to(ROOT) or not there.exists():
+        raise SiteError(f"{file.relative_to(ROOT)} links to {target}, which does not exist")
+    place = there.relative_to(ROOT).as_posix()
+    if there.is_dir():  # nothing to show: the name alone
+        return text if text.startswith("`") else f"`{text}`"
+    if there.is_relative_to(DOCS):
+        wanted = there.relative_to(DOCS).as_posix()
+    elif place in OUTSIDE or place in ALIASES:
+        wanted = (OUTSIDE | ALIASES)[place]
+    else:
+        wanted = f"source/{place}.txt"
+        write(pages / wanted, there.read_text(encoding="utf-8"))
+    found = os.path.relpath(wanted, Path(page).parent)
+    return f"[{text}]({found}{'#' + anchor if anchor else ''})"
+
+
+@cache
+def _places() -> dict[str, str]:
+    """Names that pages have in code → page and anchor of what explains them: configuration keys and metrics."""
+    from rlcli.config.keys import keys
+
+    rows = [line for line in (DOCS / METRICS).read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    metrics = [name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    return {key: f"reference/keys.md#{key}" for key in keys()} | {
+        name: f"{METRICS}#{name}" for name in metrics if "/" in name
+    }
+
+
+def _names_linked(text: str, page: str) -> str:
+    def linked(code: re.Match[str]) -> str:
+        place = _places().get(re.sub(r"@\d+", "@K", code[1]), "")
+        if not place or place.startswith(f"{page}#"):
+            return code[0]
+        return f"[{code[0]}]({os.path.relpath(place, Path(page).parent)})"
+
+    lines = text.splitlines(keepends=True)  # no links within headings: their anchors and the table of contents stay
+    return "".join(line if line.startswith("#") else re.sub(NAMED, linked, line) for line in lines)
+
+
+def _metrics_marked(text: str) -> str:
+    """The table of metrics, with an anchor for each name."""
+
+    def marked(line: str) -> str:
+        names, bar, rest = line.partition(" | ")
+        return re.sub(r"`([^`]+/[^`]+)`", r'<span id="\1">`\1`</span>', names) + bar + rest
+
+    return "".join(marked(line) if line.startswith("| `") else line for line in text.splitlines(keepends=True))
