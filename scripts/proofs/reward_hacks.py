@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.runs.folder import events_of
-from rlcli.runs.records import metrics_of, rewards_of
+from rlcli.runs.records import course_of, metrics_of
 from rlcli.signals.monitor import REPEATS
 from rlcli.signals.panel import panel_of, signals_of
 from rlcli.signals.record import Record
@@ -205,7 +205,7 @@ def judge(name: str, case: Case, run: Path) -> dict[str, Any]:
     signals = panel_of(run)
     warns = [signal.name for signal in signals if signal.state == "warning"]
     alarms = alarms_of(run)
-    rewards = [reward for reward in rewards_of(run) if math.isfinite(reward)]
+    rewards = [reward for reward in course_of(run) if math.isfinite(reward)]
     right = any(one in warns for one in case.names) if case.names else not warns and not alarms
     return {
         "case": name,
