@@ -7,8 +7,6 @@ import json
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import rlcli
@@ -17,7 +15,6 @@ from rlcli.report import details, overview, queries
 from rlcli.report.source import Kind, RunData
 
 FINISH_REASONS = ("stop", "length")
-COMPARISON, SIGNALS = ("rlcli.report.comparison", "compare"), ("rlcli.signals.panel", "panel_of")
 MOST_NAMES = 30
 """Metrics in one answer."""
 
@@ -86,8 +83,7 @@ class Api:
             "rlcli": rlcli.__version__,
             "news": self.news,
             "runs": [state_of(run) | {"name": name} for name, run in zip(self.names, self.runs, strict=True)],
-            "signals": _exists(SIGNALS[0]),
-            "compare": len(self.runs) == 2 and _exists(COMPARISON[0]),
+            "compare": len(self.runs) == 2,
             "outcomes": [str(outcome) for outcome in Outcome],
             "finish_reasons": FINISH_REASONS,
         }
@@ -108,39 +104,24 @@ def state_of(run: RunData) -> dict[str, Any]:
 
 def signals_of(run: RunData) -> dict[str, Any]:
     """The signals of a run; none if they cannot be computed, with the reason as `error`."""
-    found = _optional(*SIGNALS)
+    from rlcli.signals.panel import panel_of
+
     try:
-        return {"signals": [signal.as_dict() for signal in found(run.folder)] if found else []}
+        return {"signals": [signal.as_dict() for signal in panel_of(run.folder)]}
     except RlcliError as error:
         return {"signals": [], "error": str(error)}
 
 
 def comparison_of(runs: Sequence[RunData]) -> dict[str, Any]:
     """The comparison of two runs; what prevents it as `error`."""
-    found = _optional(*COMPARISON)
-    if found is None or len(runs) != 2:
+    from rlcli.report.comparison import compare
+
+    if len(runs) != 2:
         return {"error": f"two runs can be compared, not {len(runs)}"}
     try:
-        compared: dict[str, Any] = found(runs[0].folder, runs[1].folder).as_dict()
+        return compare(runs[0].folder, runs[1].folder).as_dict()
     except RlcliError as error:
         return {"error": str(error)}
-    return compared
-
-
-def _optional(module: str, name: str) -> Callable[..., Any] | None:
-    try:
-        found: Callable[..., Any] = getattr(import_module(module), name)
-    except ModuleNotFoundError:
-        return None
-    return found
-
-
-def _exists(module: str) -> bool:
-    """Whether a module exists. It is not imported: that takes a second, and the first answer is waited for."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _names(runs: Sequence[RunData]) -> list[str]:

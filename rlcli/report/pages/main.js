@@ -10,7 +10,7 @@ R.route = () => {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   return { name: Object.hasOwn(R.pages, path) ? path : "overview", given: Object.fromEntries(new URLSearchParams(query || "")) };
 };
-R.tabs = () => R.TABS.filter(([name]) => (name !== "signals" || R.index.signals) && (name !== "compare" || R.index.compare));
+R.tabs = () => R.TABS.filter(([name]) => name !== "compare" || R.index.compare);
 
 R.bar = (name) => {
   const runs = R.index.runs;

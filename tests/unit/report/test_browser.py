@@ -27,6 +27,7 @@ PAGES = {
     "sample?step=6&prompt=sums%2F3&sample=1": "Conversation",
     "prompt?prompt=sums%2F3": "Last responses",
     "time?step=2": "worker 1",
+    "signals": "threshold",
 }
 HOSTILE = (
     "<script>window.broken = 1</script></script><img src=x onerror='window.broken = 2'><svg onload=window.broken=3>"
@@ -373,11 +374,23 @@ def test_a_page_that_does_not_exist_says_so(visit: Any, report: str) -> None:
     assert visitor.open("nonsense").get_attribute(".page", "data-page") == "overview"
 
 
-def test_signals_and_comparison_are_shown_as_the_contract_has_them(visit: Any, report: str) -> None:
+def test_signals_and_a_comparison_of_real_runs_are_shown(visit: Any, folder: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", steps=6, sets=["train.lr=2e-6"])
+    written = write_report([RunData(folder), RunData(other)], tmp_path / "out")
+    visitor = visit(url_of(written.path))
+    page = visitor.open("signals")
+    assert page.locator(".answer").count() > 5
+    page = visitor.open("compare")
+    assert page.locator(".chart").count() >= 3
+    assert "train.lr" in page.text_content("main")
+    assert "paired by prompt" in page.text_content("main")
+
+
+def test_signals_and_comparison_show_every_field(visit: Any, report: str) -> None:
     page = visit(report).open("overview")
-    assert page.locator("nav >> text=Signals").count() == 0
+    assert page.locator("nav >> text=Compare").count() == 0
     page.evaluate(
-        "found => { R.index.signals = R.index.compare = true;"
+        "found => { R.index.compare = true;"
         " R.source.data.signals[0] = found.signals; R.source.data.compare = found.compare }",
         json.loads(CONTRACT),
     )
