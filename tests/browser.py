@@ -57,7 +57,7 @@ class Visitor:
         self.errors: list[str] = []
         self.foreign: list[str] = []
         self.context = browser.new_context(viewport=viewport, color_scheme=scheme)
-        self.context.set_default_timeout(15_000)
+        self.context.set_default_timeout(60_000)
         self.context.add_init_script(WATCH)
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
