@@ -25,6 +25,7 @@ from rlcli.data.messages import Collected, Progress, PromptTask
 from rlcli.types import Outcome
 from rlcli.workers.roles.weight_transfer import Synced
 from rlcli.workers.roles.work_queue import Queue
+from rlcli.workers.step_recorder import StepReport
 from rlcli.workers.worker import Worker
 
 SUMS = ("tokens", "policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy", "grad_norm")
@@ -50,8 +51,10 @@ class FakeRank:
             return [self.shard()]
         if name == "sync_weights":
             return Synced(0.0, 0, 1.0, 0, 0, 0.0, 0)
+        if name == "step_report":
+            return StepReport({}, ())
         kind = str(getattr(Worker, name).__annotations__["return"]).partition("[")[0]
-        return {"dict": {}, "memory.Peaks": {}, "list": []}.get(kind)
+        return {"dict": {}, "list": []}.get(kind)
 
     def shard(self) -> Any:
         """What stands in for a reference to the tokens."""
@@ -91,6 +94,8 @@ class FakeRank:
             context_tokens=0 * ones,
             turns=ones,
             newer_by=0 * ones,
+            saved_step=0 * ones,
+            saved_group=prompt,
             turn_rewards=np.zeros((n, 0)),
             turn_states=np.zeros((n, 0), np.int64),
             truncated=lengths == 4 * self.length,

@@ -148,7 +148,9 @@ def trainer_over(workers: WorkerGroup, args: argparse.Namespace, steps: int) -> 
         unbuilt: Any = None  # what workers are built from: these are not
         groups = Groups(workers, None, None, unbuilt)
         given = (prompts_of(2 * args.prompts), None, groups, folder, trackers, view, stop)
-        yield Trainer(config_of(args, steps), "bfloat16", *given)
+        trainer = Trainer(config_of(args, steps), "bfloat16", *given)
+        yield trainer
+        trainer.records.flush()  # which are written in the background, into a folder that is removed here
 
 
 def measured(args: argparse.Namespace) -> Row:

@@ -212,7 +212,8 @@ def test_a_step_in_which_nothing_counts_is_reported(tmp_path: Path) -> None:
     assert notes == []
     health.counted(3, np.array([1 + REASONS.index(name) for name in ("timeout", "truncated", "truncated", "alone")]))
     assert notes == [
-        "step 3 is skipped: all 4 samples are left out (1 timeout, 2 truncated, 1 alone); the weights are unchanged"
+        "step 3 is skipped: all 4 samples are left out (1 timeout, 2 truncated, 1 alone); the weights are unchanged; "
+        "responses were cut off: raise rollout.max_response_tokens, or set train.truncated = keep"
     ]
     (event,) = (event for event in events_of(folder.path) if event["event"] == "step_skipped")
     assert (event["step"], event["samples"], event["left_out"]) == (3, 4, {"timeout": 1, "truncated": 2, "alone": 1})
