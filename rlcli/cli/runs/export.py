@@ -11,6 +11,7 @@ import typer
 from rlcli.cli import completion
 from rlcli.cli.console import emit_json, plain, show, table
 from rlcli.cli.options import JsonObject
+from rlcli.errors import RlcliError
 
 if TYPE_CHECKING:
     from rlcli.export.types import Export
@@ -36,12 +37,20 @@ def export(
     push: Annotated[
         str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this hub repository, created as private.")
     ] = None,
+    with_report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help="Add the report of the run (rlcli report) in the folder report, without names, addresses and folders "
+            "of this machine. It shows samples of the training data.",
+        ),
+    ] = False,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Skip the comparisons with the base and with the trainer.")
     ] = False,
     as_json: JsonObject = False,
 ) -> None:
-    """Write a checkpoint as a folder for transformers, vLLM and the hub.
+    """Write a checkpoint as a folder for transformers, vLLM and the hub, with a model card.
 
     Before the folder gets its name, it is loaded and compared with the base model, from which it must differ, and with
     the trainer's log-probs.
@@ -50,7 +59,7 @@ def export(
 
       rlcli export runs/grpo-1 --out my-model
 
-      rlcli export runs/grpo-1 --step best --out my-model --push me/my-model
+      rlcli export runs/grpo-1 --step best --out my-model --report --push me/my-model
 
       rlcli export runs/lora-1/checkpoints/step-000050 --merge --dtype bfloat16 --out merged
     """
@@ -69,8 +78,13 @@ def export(
         if push:
             check_push(push)
         origin = find_origin(source, step, view.note)
+        if with_report and origin.run is None:
+            raise RlcliError(f"--report: {source} is not in the folder of a run", "leave it out")
         options = Options(merge, dtype or "", critic, not no_check)
-        made = exporting.export(origin, out, options, force=force, on_phase=view.phase, on_note=view.note)
+        told = {"on_phase": view.phase, "on_note": view.note}
+        made = exporting.export(
+            origin, out, options, force=force, report=_write_report if with_report else None, **told
+        )
         url = ""
         if push:
             if made.kind == "adapter" and Path(made.base).is_dir():
@@ -78,6 +92,13 @@ def export(
             view.phase(f"push to {push}")
             url = push_folder(out, push)
     _print(made, url, as_json)
+
+
+def _write_report(run: Path, out: Path) -> None:
+    from rlcli.report.source import RunData
+    from rlcli.report.static import write_report
+
+    write_report([RunData(run)], out)
 
 
 def _print(made: Export, url: str, as_json: bool) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rlcli.runs.folder import add_event, write_json
 from tests.export_fixtures import export
 from tests.loopback_hub import TOKEN, LoopbackHub, loopback_hub
 
@@ -28,6 +30,36 @@ def test_a_push_is_a_private_repository_with_the_whole_folder(
     assert json.loads(capsys.readouterr().out)["pushed"] == f"{hub.url}/me/model"
     assert hub.repos["me/model"]["visibility"] == "private"
     assert hub.files["me/model"] == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+
+def test_a_report_is_pushed_with_the_model_and_names_no_machine(
+    hub: LoopbackHub, saved_runs: Path, tmp_path: Path
+) -> None:
+    run, out = tmp_path / "runs" / "first", tmp_path / "out"
+    shutil.copytree(saved_runs / "full", run)
+    write_json(run / "environment.json", {"host": "node-7", "directory": str(tmp_path), "python": "3.11"})
+    add_event(run, "failed", message=f"worker 3 on node-7 died: see {run}/logs/worker-3.log")
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.625}\n')
+    export(run, "--out", out, "--push", "me/model", "--report")
+    page = (out / "report" / "index.html").read_text()
+    assert "0.625" in page
+    assert "worker-3.log" in page
+    card = (out / "README.md").read_text()
+    assert "`report/index.html`" in card
+    files = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert hub.files["me/model"] == files
+    for name in ("node-7", str(tmp_path), str(saved_runs)):
+        assert not [path for path, content in files.items() if name.encode() in content], name
+
+
+def test_a_checkpoint_without_a_run_has_no_report(
+    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint, *_) = (saved_runs / "full" / "checkpoints").glob("step-*")
+    shutil.copytree(checkpoint, tmp_path / checkpoint.name)
+    export(tmp_path / checkpoint.name, "--out", tmp_path / "out", "--report", expect=2)
+    assert "is not in the folder of a run; leave it out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_fails_its_checks_is_not_pushed(hub: LoopbackHub, saved_runs: Path, tmp_path: Path) -> None:
