@@ -29,7 +29,7 @@ OUTSIDE = {
     "verifiers/README.md": "notes/adding_a_verifier.md",
 }
 """Pages that are kept elsewhere in the repository, and where they are on the site."""
-COMING = ("from_python.md", "looking_at_runs.md", "reward_hacking.md")
+COMING = ("reward_hacking.md",)
 """Pages that the navigation may name before they exist."""
 ALIASES = {"README.md": "index.md"}
 METRICS = "metrics.md"
