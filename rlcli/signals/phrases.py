@@ -15,8 +15,8 @@ LEAST, MOST = 0.05, 0.98
 """A phrase is followed in a step in which at least, and at most, these shares of the rows have it."""
 MOST_PHRASES, MOST_FOLLOWED = 300, 3000
 """Phrases of one step, the most frequent; and phrases in memory, those that say most about the reward."""
-COMMON = 0.3
-"""Share of the rows from which on a phrase counts as common."""
+COMMON = 0.2
+"""Growth of the share of the rows with a phrase, from which on it has become common; and share that is remembered."""
 
 
 class Phrases:
