@@ -81,9 +81,12 @@ def export(
         if with_report and origin.run is None:
             raise RlcliError(f"--report: {source} is not in the folder of a run", "leave it out")
         options = Options(merge, dtype or "", critic, not no_check)
-        report = _write_report if with_report else None
         made = exporting.export(
-            origin, out, options, force=force, report=report, on_phase=view.phase, on_note=view.note
+            *(origin, out, options),
+            force=force,
+            on_phase=view.phase,
+            on_note=view.note,
+            report=_write_report if with_report else None,
         )
         url = ""
         if push:
