@@ -20,7 +20,7 @@ import pytest
 from rlcli.api.command import call, settings_words
 from rlcli.config.load import resolve
 from rlcli.data.prompts.schema import write_prompts
-from rlcli.errors import ConfigError, DataError, EndpointError, RunFailed
+from rlcli.errors import ConfigError, DataError, RunFailed
 from rlcli.types import Prompt
 
 
@@ -77,16 +77,6 @@ def test_the_error_of_a_command_is_raised(tmp_path: Path, capsys: pytest.Capture
     assert "error" not in capsys.readouterr().err
 
 
-def test_what_a_command_prints_appears_here(
-    silent: tuple[str, socket.socket], rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url, server = silent
-    server.close()
-    with pytest.raises(EndpointError, match="cannot be reached"):
-        call("eval", [f"--endpoint={url}", f"--data={rows}"])
-    assert f"ask {url}" in capsys.readouterr().err
-
-
 def test_on_a_terminal_a_command_draws_its_own_view(silent: tuple[str, socket.socket], rows: Path) -> None:
     url, server = silent
     server.close()
@@ -106,12 +96,15 @@ def test_on_a_terminal_a_command_draws_its_own_view(silent: tuple[str, socket.so
     assert b"EndpointError" in shown
 
 
-def test_an_interrupt_stops_the_command_and_is_raised(silent: tuple[str, socket.socket], rows: Path) -> None:
+def test_an_interrupt_stops_the_command_and_is_raised(
+    silent: tuple[str, socket.socket], rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url, server = silent
 
     with asked(server, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(KeyboardInterrupt):
         call("eval", [f"--endpoint={url}", f"--data={rows}"])
     assert commands() == []
+    assert "interrupted" in capsys.readouterr().err  # what a command prints appears here
 
 
 def test_a_command_ends_with_its_program(silent: tuple[str, socket.socket], rows: Path) -> None:
