@@ -29,8 +29,6 @@ OUTSIDE = {
     "verifiers/README.md": "notes/adding_a_verifier.md",
 }
 """Pages that are kept elsewhere in the repository, and where they are on the site."""
-COMING = ("reward_hacking.md",)
-"""Pages that the navigation may name before they exist."""
 ALIASES = {"README.md": "index.md"}
 METRICS = "metrics.md"
 LINK = re.compile(r"(?<!\!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
@@ -62,7 +60,7 @@ def stage(folder: Path) -> None:
         target = pages / asset.relative_to(DOCS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(asset, target)
-    write(folder / "zensical.toml", configuration())
+    write(folder / "zensical.toml", (DOCS / "zensical.toml").read_text(encoding="utf-8"))
 
 
 def write(path: Path, text: str) -> None:
@@ -73,14 +71,7 @@ def write(path: Path, text: str) -> None:
 
 def navigated() -> list[str]:
     """The pages in the navigation of docs/zensical.toml, in order."""
-    return list(_leaves(tomllib.loads(configuration())["project"]["nav"]))
-
-
-def configuration() -> str:
-    """docs/zensical.toml, without the lines of pages in `COMING` that are not there yet."""
-    absent = [f'"{page}"' for page in COMING if not (DOCS / page).exists()]
-    lines = (DOCS / "zensical.toml").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if not any(page in line for page in absent))
+    return list(_leaves(tomllib.loads((DOCS / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]))
 
 
 def _leaves(entry: Any) -> Iterator[str]:
