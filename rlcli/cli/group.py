@@ -55,7 +55,9 @@ COMMANDS = {
         "Talk to a model, or to the newest checkpoint of a run, on transformers in this process.",
     ),
     "export": Command(
-        TRAIN, "runs.export:export", "Write a checkpoint as a folder for transformers, vLLM and the hub."
+        TRAIN,
+        "runs.export:export",
+        "Write a checkpoint as a folder for transformers, vLLM and the hub, with a model card.",
     ),
     "rescore": Command(
         TRAIN,

@@ -25,7 +25,7 @@ def test_the_documented_file_trains_with_the_documented_command(
     words[words.index("--model") + 1] = str(tiny)
     words[words.index("--data") + 1] = str(sums)
     words[words.index("algorithm.code=mine.py")] = f"algorithm.code={mine}"
-    small = [*SOON, "--set", "verifier.name=test-even", "--workers", "2", "--steps", "2", "--out", str(out)]
+    small = [*SOON, "--set", "verifier.name=test-even", "--workers", "2", "--steps", "2", "--plan", "--out", str(out)]
     done = cli(*words, *small)
     assert "anchored (pull 0.1)" in done.stderr + done.stdout
 
