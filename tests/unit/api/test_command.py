@@ -42,7 +42,12 @@ def rows(tmp_path: Path) -> Path:
 
 def commands() -> list[psutil.Process]:
     """The commands that this program runs."""
-    return [child for child in psutil.Process().children() if "rlcli.api.child" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # another test's process, which has ended
+            if "rlcli.api.child" in child.cmdline():
+                found.append(child)
+    return found
 
 
 @contextmanager
@@ -79,19 +84,20 @@ def test_the_error_of_a_command_is_raised(tmp_path: Path, capsys: pytest.Capture
 
 def test_on_a_terminal_a_command_draws_its_own_view(silent: tuple[str, socket.socket], rows: Path) -> None:
     url, server = silent
-    server.close()
     code = f"from rlcli.api.command import call; call('eval', ['--endpoint={url}', '--data={rows}'])"
     ours, its = pty.openpty()
-    subprocess.run(
-        [sys.executable, "-c", code], stderr=its, env={**os.environ, "TERM": "xterm"}, timeout=60, check=False
-    )
+    program = subprocess.Popen([sys.executable, "-c", code], stderr=its, env={**os.environ, "TERM": "xterm"})
     os.close(its)
     shown = b""
+    with server.accept()[0]:  # unanswered, so that the view stays
+        while f"ask {url}".encode() not in shown:
+            shown += os.read(ours, 1 << 16)
+    server.close()
     with suppress(OSError):  # how a terminal ends
         while data := os.read(ours, 1 << 16):
             shown += data
     os.close(ours)
-    assert f"ask {url}".encode() in shown
+    program.wait()
     assert b"\x1b[?25l" in shown  # the live view hides the cursor
     assert b"EndpointError" in shown
 
