@@ -174,6 +174,8 @@ class _Call:
     def settle(self, reply: Mapping[str, Any]) -> None:
         if "error" in reply:
             return self.fail(Failure.CRASH, f"{self.do} raised {reply['error']}")
+        if "unsendable" in reply:
+            return self.fail(Failure.PROTOCOL, f"{self.do} returned what cannot be sent: {reply['unsendable']}")
         with contextlib.suppress(InvalidStateError):
             try:
                 self.future.set_result(self.check(reply["ok"]))

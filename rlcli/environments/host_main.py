@@ -31,6 +31,8 @@ def environment_of(target: str) -> Any:
     """The class that TARGET names; of a function, or a list of functions, an environment whose tools they are."""
     found = find(target)
     functions = found if isinstance(found, list | tuple) else [found]
+    if not functions:
+        raise TypeError(f"{target} is an empty list, and needs a function to be a tool")
     if all(inspect.isfunction(function) for function in functions):
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tools.py")
         spec = importlib.util.spec_from_file_location("rlcli_tools", path)
@@ -65,6 +67,8 @@ def find(target: str) -> Any:
         module = importlib.import_module(place)
     found: Any = module
     for part in name.split("."):
+        if not hasattr(found, part):
+            raise AttributeError(f"{place} has no {name}")
         found = getattr(found, part)
     return found
 
@@ -90,6 +94,14 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
+def encoded(request: int, found: Any) -> str:
+    """The reply to a request: what was returned, else why it cannot be sent."""
+    try:
+        return json.dumps({"id": request, "ok": found}, default=plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        return json.dumps({"id": request, "unsendable": str(error)[:500]})
+
+
 class Host:
     def __init__(self, make: Any, write: Any) -> None:
         self.make, self.write = make, write
@@ -102,8 +114,8 @@ class Host:
         request = json.loads(line)
         try:
             self.began.set(request["id"])
-            reply = {"ok": await self.call(request["do"], request["session"], request.get("arguments", []))}
-            text = json.dumps({"id": request["id"], **reply}, default=plain)
+            found = await self.call(request["do"], request["session"], request.get("arguments", []))
+            text = encoded(request["id"], found)
         except BaseException as error:  # an environment may call sys.exit
             where = traceback.extract_tb(error.__traceback__)[-1]
             detail = f"{type(error).__name__}: {str(error)[:500]} ({os.path.basename(where.filename)}:{where.lineno})"

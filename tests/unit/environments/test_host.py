@@ -63,6 +63,7 @@ class Slow(Guess):
             await asyncio.sleep(0.01)
         return [{"role": "user", "content": "later"}], 0, False
 
+NONE: list[object] = []
 WRONG = {
     "nothing": None,
     "two": ([], 0.0),
@@ -128,7 +129,7 @@ def test_sessions_share_nothing_but_a_seed(host: EnvironmentHost) -> None:
     [
         ("raise", Failure.CRASH, r"step raised ValueError: not a guess \(guess.py:28\)"),
         ("exit", Failure.CRASH, r"step raised SystemExit: 3"),
-        ("object", Failure.CRASH, "object is no JSON"),
+        ("object", Failure.PROTOCOL, "step returned what cannot be sent: object is no JSON"),
         ("nothing", Failure.PROTOCOL, r"not \(messages, reward, done\)"),
         ("two", Failure.PROTOCOL, r"not \(messages, reward, done\)"),
         ("text", Failure.PROTOCOL, "messages that are not a list: no"),
@@ -262,7 +263,8 @@ def test_what_does_not_load_is_one_line(file: Path) -> None:
     broken.write_text("import nothing_of_this_name\n")
     for name, python, message in (
         (f"{broken}:Guess", "", r"does not load: ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-        (f"{file}:Gues", "", r"does not load: AttributeError: .*has no attribute 'Gues'"),
+        (f"{file}:Gues", "", r"does not load: AttributeError: .*guess.py has no Gues"),
+        (f"{file}:NONE", "", "TypeError: .*NONE is an empty list, and needs a function to be a tool"),
         (f"{file}:WRONG", "", "TypeError: .*WRONG is no environment: it has no reset and step"),
         (f"{file}:Guess", "/no/such/python", r"cannot be started with /no/such/python: No such file"),
         (f"{file}:Guess", sys.executable, ""),
