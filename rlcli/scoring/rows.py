@@ -47,6 +47,11 @@ class Summary:
     seconds: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
+    @property
+    def verified(self) -> int:
+        """Rows with a verdict."""
+        return self.rows - sum(self.outcomes[outcome] for outcome in UNVERIFIED)
+
     def add(self, verdict: Verdict) -> None:
         """Count one verdict."""
         self.rows += 1

@@ -90,7 +90,7 @@ async def verify(
                 given = await score(messages(request, response, rubric, points), points)
                 found = Judged(given.points / points, str(given.points), given.reason)
     except (TimeoutError, CallFailed, Unparsed) as failure:
-        return _failed(failure, wait_s, _usage(spent, price_in, price_out))
+        return _failed(failure, wait_s, spent.trouble, _usage(spent, price_in, price_out))
     outcome = Outcome.OK if found.share >= passing else Outcome.WRONG
     parts = _usage(spent, price_in, price_out) | {f"{USAGE}{name}": value for name, value in found.counts.items()}
     return Verdict(found.share, outcome, answer=found.answer, parts=parts, detail=found.reason)
@@ -140,10 +140,11 @@ def _cache() -> Cache:
     return Cache()
 
 
-def _failed(failure: Exception, wait_s: float, usage: dict[str, float]) -> Verdict:
+def _failed(failure: Exception, wait_s: float, trouble: str, usage: dict[str, float]) -> Verdict:
     outcome, detail = Outcome.CRASH, str(failure)
     if isinstance(failure, TimeoutError):
-        outcome, detail = Outcome.TIMEOUT, f"no verdict of the judge within {wait_s:g} s"
+        outcome = Outcome.TIMEOUT
+        detail = f"no verdict of the judge within {wait_s:g} s" + (f"; the last call: {trouble}" if trouble else "")
     elif isinstance(failure, Unparsed):
         outcome = Outcome.UNPARSED
     return Verdict(0.0, outcome, parts=usage, detail=detail)

@@ -75,12 +75,13 @@ class Endpoint:
 
 @dataclass
 class Spent:
-    """What one verdict has cost so far. cached: calls that were not made."""
+    """What one verdict has cost so far. cached: calls that were not made. trouble: of the last call."""
 
     calls: int = 0
     cached: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    trouble: str = ""
 
 
 def versioned(url: str) -> str:
@@ -179,7 +180,7 @@ async def ask(endpoint: Endpoint, messages: list[dict[str, str]], points: int, s
             found = await attempt(False)
         return found
 
-    text = await _retried(endpoint, reply)
+    text = await _retried(endpoint, spent, reply)
     if endpoint.structured and not structured:
         _unstructured.add(endpoint.place)
     return text
@@ -194,20 +195,22 @@ async def classify(endpoint: Endpoint, ids: Sequence[int], spent: Spent) -> floa
         answer = await _call(endpoint, url, body, len(ids), spent)
         return answer if isinstance(answer, _Trouble) else _or_trouble(_logit(answer, spent), answer)
 
-    return await _retried(endpoint, logit)
+    return await _retried(endpoint, spent, logit)
 
 
-async def _retried(endpoint: Endpoint, attempt: Callable[[], Awaitable[T | _Trouble]]) -> T:
+async def _retried(endpoint: Endpoint, spent: Spent, attempt: Callable[[], Awaitable[T | _Trouble]]) -> T:
     """What an attempt brings. Raises `CallFailed` when the endpoint refuses, or keeps failing."""
     tries, waits = 0, 0
     while isinstance(found := await attempt(), _Trouble):
+        spent.trouble = f"the endpoint {found.text}"
         if 400 <= found.status < 500 and found.status not in (408, 429):
-            raise CallFailed(f"the endpoint {found.text}")
+            raise CallFailed(spent.trouble)
         tries, waits = tries + (found.status != 429), waits + (found.status == 429)
         if tries >= TRIES and not endpoint.served:
-            raise CallFailed(f"the endpoint {found.text} ({tries} tries)")
+            raise CallFailed(f"{spent.trouble} ({tries} tries)")
         backoff_s = min(BACKOFF_S * 2.0 ** min(tries + waits - 1, TRIES), LONGEST_WAIT_S)
         await asyncio.sleep(max(found.asked_s, backoff_s) * random.uniform(1.0, 1.25))
+    spent.trouble = ""
     return found
 
 

@@ -51,7 +51,7 @@ def run_verifier(
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
     from rlcli.serving.here import serving_here
-    from rlcli.types import UNVERIFIED, Outcome
+    from rlcli.types import UNVERIFIED
 
     if as_json and output == STANDARD:
         raise ConfigError("--json and --output - both use standard output", "give --output a file")
@@ -79,14 +79,14 @@ def run_verifier(
         console.emit_json({**asked, **totals})
     else:
         _print(totals)
-    if summary.failures:
-        failed = " and ".join(f"{totals['outcomes'][how]} {how}" for how in UNVERIFIED if how in totals["outcomes"])
-        typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
-    if summary.outcomes.get(Outcome.CRASH) == summary.rows:
+    failed = " and ".join(f"{totals['outcomes'][how]} {how}" for how in UNVERIFIED if how in totals["outcomes"])
+    if failed and not summary.verified:
         raise RunFailed(
-            f"all {summary.rows} verifications crashed: {summary.failures[0]}",
+            f"none of {summary.rows} rows was verified ({failed}): {summary.failures[0]}",
             f"fix the verifier or the rows of {source}" + (f"; {output} is written" if output else ""),
         )
+    if failed:
+        typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
 
 
 def _is_same(source: Path, output: Path) -> bool:
@@ -101,7 +101,7 @@ def _as_dict(summary: Summary, skipped: int) -> dict[str, Any]:
     return {
         "rows": summary.rows,
         "skipped": skipped,
-        "mean_score": summary.score / summary.rows,
+        "mean_score": summary.score / summary.verified if summary.verified else None,
         "outcomes": dict(summary.outcomes.most_common()),
         "parts": {part: total / count for part, (total, count) in summary.parts.items() if not part.startswith(USAGE)},
         "usage": {part: total for part, (total, _) in summary.parts.items() if part.startswith(USAGE)},
@@ -113,7 +113,7 @@ def _print(totals: dict[str, Any]) -> None:
     total = totals["rows"]
     rows: list[tuple[str, str]] = [("rows", f"{total:,}")]
     rows += [("skipped lines", f"{totals['skipped']:,}")] if totals["skipped"] else []
-    rows += [("mean score", f"{totals['mean_score']:.4f}")]
+    rows += [("mean score", f"{totals['mean_score']:.4f}")] if totals["mean_score"] is not None else []
     rows += [(f"mean of {part}", f"{mean:.4f}") for part, mean in totals["parts"].items()]
     rows += [(name, f"{total:,.10g}") for name, total in totals["usage"].items()]
     rows += [(outcome, f"{count:,} ({count / total:.1%})") for outcome, count in totals["outcomes"].items()]

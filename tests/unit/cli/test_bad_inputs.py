@@ -269,12 +269,12 @@ def test_an_output_never_replaces_its_input(rows: Path, capsys: pytest.CaptureFi
     assert rows.read_text() == before
 
 
-def test_a_file_whose_every_verification_crashes_fails(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_of_which_no_row_is_verified_fails(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verifier, scored = rows.parent / "mine.py", rows.parent / "scored.jsonl"
     verifier.write_text("def verify(request):\n    raise ValueError('boom')\n")
     words = ("verifiers", "run", f"{verifier}:verify", "--input", str(rows), "--output", str(scored))
     said = error_of(capsys, *words, expect=1)
-    assert "all 1 verifications crashed: ValueError: boom" in said
+    assert "none of 1 rows was verified (1 crash): ValueError: boom" in said
     assert json.loads(scored.read_text())["outcome"] == "crash"
     rows.write_text(rows.read_text() + '{"completion": "", "ground_truth": "0"}\n')
     half = "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1 / int(ground_truth)\n"

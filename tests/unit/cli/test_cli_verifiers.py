@@ -222,7 +222,7 @@ def test_a_verifier_that_hangs_or_crashes_costs_its_rows_only(
         "--input",
         lines(tmp_path / "in.jsonl", [WRONG | {"ground_truth": "x"}]),
     )
-    assert "not verified: 1 crash; the first: ValueError" in rlcli(capsys, *words, expect=1)[1]
+    assert "none of 1 rows was verified (1 crash): ValueError" in rlcli(capsys, *words, expect=1)[1]
 
 
 def test_audit_ends_with_a_verdict_and_its_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

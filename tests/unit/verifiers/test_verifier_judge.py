@@ -161,7 +161,12 @@ def test_without_structured_output_it_asks_in_plain_text(server: Judge) -> None:
         (says(200, b""), Outcome.CRASH, "out of protocol: (nothing)", judge_client.TRIES),
         (hangs_up, Outcome.CRASH, "cannot be reached", judge_client.TRIES),
         (says(200, completion('{"reason": "ye', "length")), Outcome.UNPARSED, "cut off at max_tokens", 1),
-        (says(429, {"error": "slow down"}, Retry_After="60"), Outcome.TIMEOUT, "within 0.5 s", 1),
+        (
+            says(429, {"error": "slow down"}, Retry_After="60"),
+            Outcome.TIMEOUT,
+            "within 0.5 s; the last call: the endpoint answers 429",
+            1,
+        ),
         (hangs, Outcome.TIMEOUT, "within 0.5 s", 1),
     ],
 )
