@@ -23,13 +23,25 @@ Sets = Annotated[
 ]
 RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster (default: RAY_ADDRESS, else local).")]
 ShowSamples = Annotated[int, typer.Option(min=0, help="Show this many samples of each step.")]
+Steps = Annotated[int | None, typer.Option(help="Steps of the run.")]
 WholePlan = Annotated[bool, typer.Option("--plan", help="Print the whole plan before the run, not five lines of it.")]
 Endpoint = Annotated[str | None, typer.Option(help="Base URL of a served OpenAI-compatible model.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest response.")]
 Workers = Annotated[int, typer.Option(min=1, help="Worker processes, one a device.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of sampling.")]
+OnlySteps = Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")]
+OfEvaluations = Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")]
+MostChanged = Annotated[int, typer.Option(min=0, help="How many of the most changed prompts to list.")]
+ModelOut = Annotated[Path, typer.Option(help="Folder to write the model to.")]
 Processes = Annotated[int | None, typer.Option(min=1, help="Scoring processes; unset: one a core.")]
 Deadline = Annotated[float, typer.Option(min=0.01, max=86400, help="CPU seconds that one verification may take.")]
+Sandbox = Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")]
+RecipeChoice = Annotated[
+    str | None,
+    typer.Argument(
+        help="A recipe's name (rlcli recipes list) or a path to a .toml file.", autocompletion=completion.recipes
+    ),
+]
 RecipeName = Annotated[
     str, typer.Argument(help="A recipe's name, or a path to a .toml file.", autocompletion=completion.recipes)
 ]

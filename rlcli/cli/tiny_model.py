@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.options import JsonObject
+from rlcli.cli.options import JsonObject, ModelOut
 
 
 def tiny_model(
-    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
+    out: ModelOut,
     warm: Annotated[
         Path | None,
         typer.Option(

@@ -88,7 +88,7 @@ def prepare(
     prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
     is wrong and a hint.
     """
-    from rlcli.model.io.config import check_place, read_config
+    from rlcli.model.io.config import read_config
     from rlcli.model.io.facts import check_model
 
     # Cheapest checks first: those that import torch and transformers, which takes seconds, come last.
@@ -99,13 +99,8 @@ def prepare(
     dtype = compute_dtype(config, device)
     check_adapter(config, dtype, adapter)
     train_rows, test_rows = _rows(config, train)
-    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
-    _check_rivals(config, train_rows if train else (), test_rows)
-    if sandbox:  # workers use the one found here or none, never another one silently
-        config = config.changed(verifier={"sandbox": sandbox})
-    if not Path(config.model.path).is_dir():
-        offline_unless_reachable(on_note)
-    check_place(config.model.path)
+    config, verifiers, sandbox = _scoring(config, train_rows, test_rows)
+    _check_place(config.model.path, on_note)
     on_checked(config, device)
     facts = check_model(config.model.path)
     served = models_of(verifiers)
@@ -113,16 +108,10 @@ def prepare(
     roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
         part_weights(config.algorithm.advantage, verifiers_of(train_rows))
-    tokenizer = load_tokenizer(config.model.path)
-    found_day = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
-    chat_template.fix(tokenizer, config.data.chat_template_kwargs, found_day, on_note)
-    notes = [note for rows in (train_rows, test_rows) for note in chat_template.check(tokenizer, rows)]
-    for note in dict.fromkeys(notes):
-        on_note(note)
+    tokenizer, template_day = _tokenizer(config, day, [train_rows, test_rows], on_note)
     stops = chat_template.stop_tokens(tokenizer, config.model.path, config.rollout.stop_token_ids)
     thinking = chat_template.opens_thinking(tokenizer)
-    every_row = JoinedPrompts([train_rows, test_rows])
-    environments = check_environments(config, every_row, tokenizer, stops, opened=thinking)
+    environments = check_environments(config, JoinedPrompts([train_rows, test_rows]), tokenizer, stops, opened=thinking)
     ready = partial(_tokenized, config, tokenizer, on_note, on_progress)
     return Prepared(
         config=config,
@@ -139,10 +128,44 @@ def prepare(
         sandbox=sandbox,
         stop_tokens=stops,
         thinking=thinking,
-        day=found_day,
+        day=template_day,
         environments=environments,
         served=served,
     )
+
+
+def _scoring(
+    config: RunConfig, train_rows: Sequence[Prompt], test_rows: Sequence[Prompt]
+) -> tuple[RunConfig, tuple[str, ...], str]:
+    """The configuration with the sandbox that was found, the verifiers of these rows, and that sandbox, or empty if
+    they need none. Raises what `check_verifiers` and `check_rivals` do."""
+    verifiers, sandbox = check_verifiers(JoinedPrompts([train_rows, test_rows]), config.verifier)
+    _check_rivals(config, train_rows, test_rows)
+    if sandbox:  # workers use the one found here or none, never another one silently
+        config = config.changed(verifier={"sandbox": sandbox})
+    return config, verifiers, sandbox
+
+
+def _check_place(model: str, on_note: Callable[[str], None]) -> None:
+    """Raise `ModelError` if there can be no such model; use the hub's cache alone if the hub cannot be reached."""
+    from rlcli.model.io.config import check_place
+
+    if not Path(model).is_dir():
+        offline_unless_reachable(on_note)
+    check_place(model)
+
+
+def _tokenizer(
+    config: RunConfig, day: date | None, sets: Sequence[Sequence[Prompt]], on_note: Callable[[str], None]
+) -> tuple[Any, date | None]:
+    """The tokenizer, with its chat template fixed and checked on these rows, and the date that the template uses as
+    today; None if it uses none."""
+    tokenizer = load_tokenizer(config.model.path)
+    found = (day or datetime.now(UTC).date()) if chat_template.asks_for_date(tokenizer) else None
+    chat_template.fix(tokenizer, config.data.chat_template_kwargs, found, on_note)
+    for note in dict.fromkeys(note for rows in sets for note in chat_template.check(tokenizer, rows)):
+        on_note(note)
+    return tokenizer, found
 
 
 def _rows(config: RunConfig, train: bool) -> tuple[Sequence[Prompt], Sequence[Prompt]]:

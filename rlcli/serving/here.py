@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rlcli.cluster.ray_session import resolve_device
+from rlcli.scoring.checking import check_loaded
+from rlcli.scoring.processes.pool import ScoringPool
 from rlcli.served import ADDRESSES, KEY, publish
 from rlcli.serving.models import models_of
 from rlcli.serving.server import ModelServer, ServerPlace
@@ -45,3 +47,14 @@ def serving_here(expressions: Iterable[str], on_note: Callable[[str], None]) -> 
         publish({model: [one.url for one in each] for model, each in found.items()}, key)
         stack.callback(lambda: [os.environ.pop(name, None) for name in (ADDRESSES, KEY)])
         yield
+
+
+@contextmanager
+def scoring_here(
+    expressions: Sequence[str], processes: int | None, deadline_s: float, sandbox: str, on_note: Callable[[str], None]
+) -> Iterator[tuple[ScoringPool, str]]:
+    """A pool with these verifiers loaded and their models served, and the sandbox's backend; empty if none needs it.
+    processes: None for one a core. Raises what `serving_here`, `ScoringPool` and `check_loaded` do."""
+    processes = processes or len(os.sched_getaffinity(0))
+    with serving_here(expressions, on_note), ScoringPool(processes, deadline_s, expressions, sandbox) as pool:
+        yield pool, check_loaded(pool.loaded, deadline_s, sandbox, "--deadline")

@@ -112,16 +112,7 @@ class Trainer:
         self.checkpointer = Checkpointer(
             checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush
         )
-        self.warnings = Warnings(
-            self.algorithm.mismatch_warning,
-            config.rollout.top_p,
-            view.warning,
-            folder.event,
-            prompts=config.rollout.prompts_per_step,
-            samples=config.rollout.samples_per_prompt,
-            lr=config.train.lr,
-            given=bool(config.data.response),
-        )
+        self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.hacking = HackingAlarms(
             folder.path, config.train.steps, view.note, folder.event, enabled=not config.data.response
         )

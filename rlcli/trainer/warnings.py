@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
+from rlcli.config.schema import RunConfig
 from rlcli.types import UNVERIFIED
 
 IDLE_STEPS = 3
@@ -88,6 +89,22 @@ class Warnings:
         # Over the last steps, earlier ones with less weight (see RECENT).
         self.responses = self.failed = self.overran = self.cut_off = self.cut_off_reward = 0.0
         self._reported: dict[str, int] = {}
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, mismatch_warning: float, note: Callable[[str], None], event: Callable[..., Any]
+    ) -> Self:
+        """The warnings of a run with this configuration."""
+        return cls(
+            mismatch_warning,
+            config.rollout.top_p,
+            note,
+            event,
+            prompts=config.rollout.prompts_per_step,
+            samples=config.rollout.samples_per_prompt,
+            lr=config.train.lr,
+            given=bool(config.data.response),
+        )
 
     def check(self, step: int, metrics: Metrics) -> None:
         """Check one step, numbered from 1."""

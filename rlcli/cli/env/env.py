@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rlcli.cli import completion, console
+from rlcli.cli import console
 from rlcli.cli.env.messages import print_message
 from rlcli.cli.env.play import play
-from rlcli.cli.env.task import RowNumber, TaskData, opened
+from rlcli.cli.env.task import EnvironmentName, RowNumber, TaskData, opened
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, JsonObject, Sets
 from rlcli.errors import RlcliError
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=Group, no_args_is_help=True, help="List, show and play the environments that hold conversations with a model."
 )
-
-EnvironmentName = Annotated[
-    str,
-    typer.Argument(
-        help="Name, module:Class, path/to/file.py:Class, or functions there.", autocompletion=completion.environments
-    ),
-]
 
 
 @app.command("list")

@@ -11,7 +11,7 @@ import typer
 
 from rlcli.cli import completion, console
 from rlcli.cli.env.messages import STYLES, answer, print_end, print_message, print_opening, print_reply
-from rlcli.cli.env.task import RowNumber, Task, TaskData, chosen, opened
+from rlcli.cli.env.task import EnvironmentName, RowNumber, Task, TaskData, chosen, opened
 from rlcli.cli.options import Sets
 from rlcli.errors import ConfigError
 
@@ -20,13 +20,7 @@ BLOCK = '"""'
 
 
 def play(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Name, module:Class, path/to/file.py:Class, or functions there.",
-            autocompletion=completion.environments,
-        ),
-    ],
+    name: EnvironmentName,
     data: TaskData = None,
     row: RowNumber = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the task; unset: the row's, as in a run.")] = None,

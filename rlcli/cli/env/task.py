@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 RECIPE = "grpo"
 """The source of values that no option sets."""
 
+EnvironmentName = Annotated[
+    str,
+    typer.Argument(
+        help="Name, module:Class, path/to/file.py:Class, or functions there.", autocompletion=completion.environments
+    ),
+]
 TaskData = Annotated[
     Path | None,
     typer.Option(

@@ -11,7 +11,7 @@ from rlcli.cli import completion
 from rlcli.cli.console import emit_json
 from rlcli.cli.eval.show import show_comparison, show_evaluation
 from rlcli.cli.group import Group
-from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, Seed, Sets, Workers
+from rlcli.cli.options import Endpoint, JsonReport, MaxTokens, MostChanged, Seed, Sets, Workers
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,66 +25,72 @@ NUMBERED_ROWS = 256
 
 app = typer.Typer(cls=Group)
 
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A parquet file, or a folder with test.parquet; repeatable, for several datasets. With --environment "
+        f"it may be left out: {NUMBERED_ROWS} rows that differ in their seed (environment.eval_rows).",
+        autocompletion=completion.datasets,
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or hub id of the model, a LoRA adapter, a run or its checkpoint; with --endpoint, its served "
+        "name.",
+        autocompletion=completion.models,
+    ),
+]
+Samples = Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k and maj@k up to this k.")]
+Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: 0 (greedy) for one sample, else 1.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="One greedy response to each prompt besides the samples.")]
+MaxPrompts = Annotated[int, typer.Option(min=0, help="The first N prompts of each dataset only; 0: all.")]
+ByFields = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FIELD", help="Also report results by this field of extra_info; repeatable."),
+]
+VerifierChoice = Annotated[
+    str,
+    typer.Option(
+        help="Verifier of every row, such as math or some/file.py:function; auto: what the row names.",
+        autocompletion=completion.verifiers,
+    ),
+]
+EnvironmentChoice = Annotated[
+    str | None,
+    typer.Option(
+        help="Let the model converse with this environment (rlcli env list), or answer a program.",
+        autocompletion=completion.environments,
+    ),
+]
+SamplesFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for the samples (parquet), saved as they finish; the same command again generates only the "
+        "missing ones (default: none)."
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Discard samples in --out that were made with other settings.")]
+
 
 @app.callback(invoke_without_command=True)
 def evaluate(
     context: typer.Context,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A parquet file, or a folder with test.parquet; repeatable, for several datasets. With --environment "
-            f"it may be left out: {NUMBERED_ROWS} rows that differ in their seed (environment.eval_rows).",
-            autocompletion=completion.datasets,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub id of the model, a LoRA adapter, a run or its checkpoint; with --endpoint, its served "
-            "name.",
-            autocompletion=completion.models,
-        ),
-    ] = None,
+    data: Data = None,
+    model: Model = None,
     endpoint: Endpoint = None,
-    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt; pass@k and maj@k up to this k.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Default: 0 (greedy) for one sample, else 1.")
-    ] = None,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="One greedy response to each prompt besides the samples.")
-    ] = False,
+    samples: Samples = 1,
+    temperature: Temperature = None,
+    greedy: Greedy = False,
     max_tokens: MaxTokens = 1024,
-    max_prompts: Annotated[int, typer.Option(min=0, help="The first N prompts of each dataset only; 0: all.")] = 0,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="Also report results by this field of extra_info; repeatable."),
-    ] = None,
+    max_prompts: MaxPrompts = 0,
+    by: ByFields = None,
     workers: Workers = 1,
     seed: Seed = 0,
-    verifier: Annotated[
-        str,
-        typer.Option(
-            help="Verifier of every row, such as math or some/file.py:function; auto: what the row names.",
-            autocompletion=completion.verifiers,
-        ),
-    ] = "auto",
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            help="Let the model converse with this environment (rlcli env list), or answer a program.",
-            autocompletion=completion.environments,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the samples (parquet), saved as they finish; the same command again generates only the "
-            "missing ones (default: none)."
-        ),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Discard samples in --out that were made with other settings.")
-    ] = False,
+    verifier: VerifierChoice = "auto",
+    environment: EnvironmentChoice = None,
+    out: SamplesFolder = None,
+    force: Force = False,
     sets: Sets = None,
     as_json: JsonReport = False,
 ) -> None:
@@ -113,8 +119,6 @@ def evaluate(
     refuse_sampling(model, endpoint, samples, temperature)
     if temperature == 0.0 and greedy:
         raise ConfigError("--greedy: at --temperature = 0 the samples are greedy already", "leave one of them out")
-    if endpoint and workers > 1:
-        raise ConfigError(f"--workers = {workers}: a served model needs none", "leave it out")
     if not data and not environment:
         raise ConfigError("no data is given", "name a parquet file or folder with --data, or an --environment")
     config = sampling_config(
@@ -122,11 +126,6 @@ def evaluate(
         max_prompts=max_prompts,
         environment=environment,
     )
-    if endpoint and config.environment.name:
-        raise ConfigError(
-            f"environment.name = {config.environment.name}: conversations are held with a model that is loaded here",
-            "name it with --model, or leave --environment out",
-        )
     from rlcli.launch.evaluation.run import Request
 
     evaluation = run_evaluation(Request(config, tuple(data or ()), greedy, tuple(by or ()), out, force), endpoint)
@@ -141,6 +140,17 @@ def refuse_sampling(model: str | None, endpoint: str | None, samples: int, tempe
     if temperature == 0.0 and samples > 1:
         raise ConfigError(
             f"--temperature = 0 gives the same response {samples} times", f"raise it, or give --samples 1{also}"
+        )
+
+
+def _refuse_for_served(config: RunConfig) -> None:
+    """Raise `ConfigError` for what only a model that is loaded here has."""
+    if config.cluster.workers > 1:
+        raise ConfigError(f"--workers = {config.cluster.workers}: a served model needs none", "leave it out")
+    if config.environment.name:
+        raise ConfigError(
+            f"environment.name = {config.environment.name}: conversations are held with a model that is loaded here",
+            "name it with --model, or leave the environment out",
         )
 
 
@@ -184,7 +194,9 @@ def run_evaluation(request: Request, endpoint: str | None) -> Evaluation:
     """Evaluate the model that `endpoint` serves, or a local one."""
     from rlcli.extras import TRAINING, require
 
-    if not endpoint:
+    if endpoint:
+        _refuse_for_served(request.config)
+    else:
         require(*TRAINING)
     from rlcli.launch.evaluation.run import evaluate_endpoint, evaluate_model
     from rlcli.tracking.console import View
@@ -198,7 +210,7 @@ def run_evaluation(request: Request, endpoint: str | None) -> Evaluation:
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="Folder of rlcli eval --out, or a parquet file of samples.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The same; positive differences: B is better.")],
-    changed: Annotated[int, typer.Option(min=0, help="How many of the most changed prompts to list.")] = 10,
+    changed: MostChanged = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as one JSON object.")] = False,
 ) -> None:
     """Compare two evaluations of the same prompts: B minus A, with paired 95% intervals.

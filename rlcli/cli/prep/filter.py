@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,26 +15,35 @@ from rlcli.types import UNVERIFIED
 
 if TYPE_CHECKING:
     from rlcli.evaluation.report import EvalReport
+    from rlcli.launch.evaluation.run import Evaluation
+    from rlcli.prep.difficulty import Keep
 
 BAR = 40
 """Characters of the longest bar."""
 
+Data = Annotated[Path, typer.Option(help="A parquet file, or a folder with SPLIT.parquet.")]
+OutFolder = Annotated[Path, typer.Option(help="Folder to write SPLIT.parquet to.")]
+Model = Annotated[str | None, typer.Option(help="Folder or hub id of the model; with --endpoint, its served name.")]
+Samples = Annotated[int, typer.Option(min=1, help="Responses per prompt.")]
+PassRates = Annotated[str, typer.Option(metavar="LOW:HIGH", help="Pass rates to keep, both ends included.")]
+Split = Annotated[str, typer.Option(help="The split to filter.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="Of sampling.")]
+VerifierChoice = Annotated[str, typer.Option(help="Verifier of every row; auto: what the row names.")]
+
 
 def filter_prompts(
-    data: Annotated[Path, typer.Option(help="A parquet file, or a folder with SPLIT.parquet.")],
-    out: Annotated[Path, typer.Option(help="Folder to write SPLIT.parquet to.")],
-    model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the model; with --endpoint, its served name.")
-    ] = None,
+    data: Data,
+    out: OutFolder,
+    model: Model = None,
     endpoint: Endpoint = None,
-    samples: Annotated[int, typer.Option(min=1, help="Responses per prompt.")] = 8,
-    keep: Annotated[str, typer.Option(metavar="LOW:HIGH", help="Pass rates to keep, both ends included.")] = "0.1:0.9",
-    split: Annotated[str, typer.Option(help="The split to filter.")] = "train",
+    samples: Samples = 8,
+    keep: PassRates = "0.1:0.9",
+    split: Split = "train",
     max_tokens: MaxTokens = 1024,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Of sampling.")] = 1.0,
+    temperature: Temperature = 1.0,
     workers: Workers = 1,
     seed: Seed = 0,
-    verifier: Annotated[str, typer.Option(help="Verifier of every row; auto: what the row names.")] = "auto",
+    verifier: VerifierChoice = "auto",
     sets: Sets = None,
     as_json: JsonFigures = False,
 ) -> None:
@@ -55,26 +65,13 @@ def filter_prompts(
     target = out / f"{split}.parquet"
     refuse_sampling(model, endpoint, samples, temperature, " --keep 1:1")
     _refuse(file, target)
-    config = sampling_config(
-        *(model, str(file), samples, temperature, max_tokens, workers, seed, verifier, sets),
-    )
-    import pyarrow.parquet
-
+    config = sampling_config(*(model, str(file), samples, temperature, max_tokens, workers, seed, verifier, sets))
     from rlcli.launch.evaluation.run import Request
 
     evaluation = run_evaluation(Request(config, (str(file),)), endpoint)
-    report, in_file = evaluation.overall, pyarrow.parquet.read_metadata(file).num_rows
-    all_rows = min(in_file, config.evaluation.max_prompts or in_file)
-    rows = [int(prompt.id.rpartition(":")[2]) for prompt in evaluation.prompts]
-    rates = dict(zip(rows, report.pass_rates, strict=True))
-    _refuse_crashes(report, config.verifier.max_crash_rate)
-    counted = {
-        "rows": all_rows,
-        "too_long": all_rows - len(rates),
-        "below": sum(rate < wanted.low for rate in rates.values()),
-        "above": sum(rate > wanted.high for rate in rates.values()),
-        "kept": sum(rate in wanted for rate in rates.values()),
-    }
+    _refuse_crashes(evaluation.overall, config.verifier.max_crash_rate)
+    rates = _rates(evaluation)
+    counted = _counted(rates, wanted, file, config.evaluation.max_prompts)
     record: dict[str, Any] = {
         "model": config.model.path or endpoint,
         "samples": samples,
@@ -90,7 +87,7 @@ def filter_prompts(
         _draw(record["histogram"], len(rates))
     write_kept(file, target, rates, wanted, record)
     if as_json:
-        emit_json({"data": file, "out": target, **record, "evaluation": report.as_dict()})
+        emit_json({"data": file, "out": target, **record, "evaluation": evaluation.overall.as_dict()})
         return
     _report(counted, target)
 
@@ -114,6 +111,27 @@ def _refuse_crashes(report: EvalReport, most: float) -> None:
             f"verifier.max_crash_rate = {most:g}{first}",
             "fix the verifier or the rows, or raise verifier.max_crash_rate with --set",
         )
+
+
+def _rates(evaluation: Evaluation) -> dict[int, float]:
+    """The number of each row in the file → its pass rate."""
+    rows = [int(prompt.id.rpartition(":")[2]) for prompt in evaluation.prompts]
+    return dict(zip(rows, evaluation.overall.pass_rates, strict=True))
+
+
+def _counted(rates: Mapping[int, float], wanted: Keep, file: Path, limit: int) -> dict[str, int]:
+    """How many rows are kept, and how many are not, by reason. limit: the first rows of the file only; 0: all."""
+    import pyarrow.parquet
+
+    in_file = pyarrow.parquet.read_metadata(file).num_rows
+    rows = min(in_file, limit or in_file)
+    return {
+        "rows": rows,
+        "too_long": rows - len(rates),
+        "below": sum(rate < wanted.low for rate in rates.values()),
+        "above": sum(rate > wanted.high for rate in rates.values()),
+        "kept": sum(rate in wanted for rate in rates.values()),
+    }
 
 
 def _draw(bins: dict[str, int], prompts: int) -> None:

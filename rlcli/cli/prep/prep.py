@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,59 +64,83 @@ app.command("list")(describe_all)
 app.command("show")(show_one)
 app.command("filter")(filter_prompts)
 
+DatasetName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="The dataset; rlcli prep list shows all.", autocompletion=completion.converters
+    ),
+]
+OutFolder = Annotated[Path | None, of_output(help="Folder to write to (default: data/NAME).")]
+Format = Annotated[str, of_output("--format", help="verl: for rlcli and verl. trl: flat.")]
+Source = Annotated[str | None, of_source(help="Hub id, or local folder or file.")]
+Subset = Annotated[str | None, of_source(help="A named part of the source.")]
+Columns = Annotated[list[str] | None, of_source(metavar="OURS=THEIRS,…", help="Which columns of the source to read.")]
+Verifier = Annotated[str | None, of_source(help="Verifier of every row.")]
+DataSource = Annotated[str | None, of_source(help="The dataset's name in every row.")]
+Ability = Annotated[str | None, of_source(help="The ability in every row.")]
+Instruction = Annotated[str | None, of_source(help="Text that is added to each question.")]
+Task = Annotated[str | None, of_source(help="Task of a generator.")]
+Difficulty = Annotated[int | None, of_source(help="Difficulty of generated problems.")]
+Seed = Annotated[int | None, of_source(help="Seed of generated problems.")]
+Count = Annotated[int | None, of_source(help="Generated rows of train.")]
+TestCount = Annotated[int | None, of_source(help="Generated rows of test.")]
+Split = Annotated[str | None, of_rows(help="Only this one: train or test.")]
+MinPromptChars = Annotated[int | None, of_rows(min=1)]
+MaxPromptChars = Annotated[int | None, of_rows(min=1)]
+MaxPromptTokens = Annotated[int | None, of_rows(min=1, help="As --tokenizer counts.")]
+Tokenizer = Annotated[str | None, of_rows(help="A model's folder or hub id.")]
+Dedup = Annotated[bool, of_rows("--dedup", help="Keep the first of equal prompts.")]
+Decontaminate = Annotated[
+    list[str] | None,
+    of_rows(metavar="FILE,…", help="Leave out train rows that are in these evaluation sets (parquet); repeatable."),
+]
+Ngram = Annotated[int | None, of_rows(min=1, help="Words in a row that are compared (13).")]
+NgramShare = Annotated[
+    float | None,
+    of_rows(
+        min=0.001,
+        max=1.0,
+        help="Leave a row out if it has this share of an evaluation prompt's n-grams, or more (0.5).",
+    ),
+]
+Shuffle = Annotated[int | None, of_rows(metavar="SEED", help="Shuffle each split.")]
+Limit = Annotated[int | None, of_rows(min=1, help="At most N rows a split.")]
+NoCheck = Annotated[bool, of_rows("--no-check", help="Do not verify each row's own answer.")]
+SkipBad = Annotated[bool, of_rows("--skip-bad", help="Leave out and count malformed rows instead of stopping.")]
+JsonOutput = Annotated[bool, of_output("--json", help="Print one JSON object.")]
+
 
 @app.command("NAME")
 def prep(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="The dataset; rlcli prep list shows all.", autocompletion=completion.converters
-        ),
-    ],
-    out: Annotated[Path | None, of_output(help="Folder to write to (default: data/NAME).")] = None,
-    output_format: Annotated[str, of_output("--format", help="verl: for rlcli and verl. trl: flat.")] = "verl",
-    source: Annotated[str | None, of_source(help="Hub id, or local folder or file.")] = None,
-    subset: Annotated[str | None, of_source(help="A named part of the source.")] = None,
-    columns: Annotated[
-        list[str] | None,
-        of_source(metavar="OURS=THEIRS,…", help="Which columns of the source to read."),
-    ] = None,
-    verifier: Annotated[str | None, of_source(help="Verifier of every row.")] = None,
-    data_source: Annotated[str | None, of_source(help="The dataset's name in every row.")] = None,
-    ability: Annotated[str | None, of_source(help="The ability in every row.")] = None,
-    instruction: Annotated[str | None, of_source(help="Text that is added to each question.")] = None,
-    task: Annotated[str | None, of_source(help="Task of a generator.")] = None,
-    difficulty: Annotated[int | None, of_source(help="Difficulty of generated problems.")] = None,
-    seed: Annotated[int | None, of_source(help="Seed of generated problems.")] = None,
-    count: Annotated[int | None, of_source(help="Generated rows of train.")] = None,
-    test_count: Annotated[int | None, of_source(help="Generated rows of test.")] = None,
-    split: Annotated[str | None, of_rows(help="Only this one: train or test.")] = None,
-    min_prompt_chars: Annotated[int | None, of_rows(min=1)] = None,
-    max_prompt_chars: Annotated[int | None, of_rows(min=1)] = None,
-    max_prompt_tokens: Annotated[int | None, of_rows(min=1, help="As --tokenizer counts.")] = None,
-    tokenizer: Annotated[str | None, of_rows(help="A model's folder or hub id.")] = None,
-    dedup: Annotated[bool, of_rows("--dedup", help="Keep the first of equal prompts.")] = False,
-    decontaminate: Annotated[
-        list[str] | None,
-        of_rows(metavar="FILE,…", help="Leave out train rows that are in these evaluation sets (parquet); repeatable."),
-    ] = None,
-    ngram: Annotated[int | None, of_rows(min=1, help="Words in a row that are compared (13).")] = None,
-    ngram_share: Annotated[
-        float | None,
-        of_rows(
-            min=0.001,
-            max=1.0,
-            help="Leave a row out if it has this share of an evaluation prompt's n-grams, or more (0.5).",
-        ),
-    ] = None,
-    shuffle: Annotated[int | None, of_rows(metavar="SEED", help="Shuffle each split.")] = None,
-    limit: Annotated[int | None, of_rows(min=1, help="At most N rows a split.")] = None,
-    no_check: Annotated[bool, of_rows("--no-check", help="Do not verify each row's own answer.")] = False,
-    skip_bad: Annotated[
-        bool,
-        of_rows("--skip-bad", help="Leave out and count malformed rows instead of stopping."),
-    ] = False,
-    as_json: Annotated[bool, of_output("--json", help="Print one JSON object.")] = False,
+    name: DatasetName,
+    out: OutFolder = None,
+    output_format: Format = "verl",
+    source: Source = None,
+    subset: Subset = None,
+    columns: Columns = None,
+    verifier: Verifier = None,
+    data_source: DataSource = None,
+    ability: Ability = None,
+    instruction: Instruction = None,
+    task: Task = None,
+    difficulty: Difficulty = None,
+    seed: Seed = None,
+    count: Count = None,
+    test_count: TestCount = None,
+    split: Split = None,
+    min_prompt_chars: MinPromptChars = None,
+    max_prompt_chars: MaxPromptChars = None,
+    max_prompt_tokens: MaxPromptTokens = None,
+    tokenizer: Tokenizer = None,
+    dedup: Dedup = False,
+    decontaminate: Decontaminate = None,
+    ngram: Ngram = None,
+    ngram_share: NgramShare = None,
+    shuffle: Shuffle = None,
+    limit: Limit = None,
+    no_check: NoCheck = False,
+    skip_bad: SkipBad = False,
+    as_json: JsonOutput = False,
 ) -> None:
     """Make train.parquet and test.parquet from a dataset.
 
@@ -135,36 +159,14 @@ def prep(
     from rlcli.prep.decontaminate import NGRAM, SHARE
     from rlcli.prep.pipeline import Plan
 
-    options = ConvertOptions(
-        source=source,
-        subset=subset,
-        task=task,
-        difficulty=difficulty,
-        seed=seed,
-        count=count,
-        test_count=test_count,
-        columns=_columns(columns or []),
-        verifier=verifier,
-        data_source=data_source,
-        ability=ability,
-        instruction=instruction,
-    )
+    options = ConvertOptions(source=source, subset=subset, columns=_columns(columns or []))
+    options = replace(options, task=task, difficulty=difficulty, seed=seed, count=count, test_count=test_count)
+    options = replace(options, verifier=verifier, data_source=data_source, ability=ability, instruction=instruction)
+    plan = Plan(split=split, dedup=dedup, shuffle=shuffle, limit=limit, check=not no_check, skip_bad=skip_bad)
+    plan = replace(plan, min_chars=min_prompt_chars, max_chars=max_prompt_chars)
+    plan = replace(plan, max_tokens=max_prompt_tokens, tokenizer=tokenizer)
     against = tuple(path for paths in decontaminate or [] for path in paths.split(",") if path)
-    plan = Plan(
-        split=split,
-        min_chars=min_prompt_chars,
-        max_chars=max_prompt_chars,
-        max_tokens=max_prompt_tokens,
-        tokenizer=tokenizer,
-        dedup=dedup,
-        against=against,
-        ngram=ngram or NGRAM,
-        share=ngram_share or SHARE,
-        shuffle=shuffle,
-        limit=limit,
-        check=not no_check,
-        skip_bad=skip_bad,
-    )
+    plan = replace(plan, against=against, ngram=ngram or NGRAM, share=ngram_share or SHARE)
     _refuse(plan, ngram is not None or ngram_share is not None, output_format)
     _make(name, out or Path("data") / name, options, plan, output_format, as_json)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli import console
-from rlcli.cli.options import JsonObject
+from rlcli.cli.options import JsonObject, MostChanged
 
 if TYPE_CHECKING:
     from rlcli.evaluation.statistics import Estimate
@@ -26,7 +26,7 @@ UNITS = {"step": "steps", "tokens": "generated tokens", "seconds": "seconds"}
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="A run's folder, or its name below runs/.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
-    changed: Annotated[int, typer.Option(min=0, help="How many of the most changed prompts to list.")] = 10,
+    changed: MostChanged = 10,
     as_json: JsonObject = False,
 ) -> None:
     """Compare two runs: curves, evaluations paired by prompt, prompts that changed most, and configuration.

@@ -10,44 +10,52 @@ import typer
 
 from rlcli.cli import completion
 from rlcli.cli.console import emit_json, plain, show, table
-from rlcli.cli.options import JsonObject
+from rlcli.cli.options import JsonObject, ModelOut
 from rlcli.errors import RlcliError
 
 if TYPE_CHECKING:
     from rlcli.export.types import Export
 
+Source = Annotated[
+    Path, typer.Argument(help="A run's folder, or one of its checkpoints.", autocompletion=completion.runs)
+]
+Step = Annotated[
+    str, typer.Option(metavar="N|best", help="Which checkpoint of the run: a step, or best (default: the newest).")
+]
+Merge = Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base's weights.")]
+Dtype = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option(help="Dtype of the weights (default: as in training; adapters: float32)."),
+]
+Critic = Annotated[
+    bool, typer.Option("--critic", help="Export the value model or process reward model instead of the policy.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an export in the folder.")]
+Push = Annotated[
+    str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this hub repository, created as private.")
+]
+WithReport = Annotated[
+    bool,
+    typer.Option(
+        "--report",
+        help="Add the report of the run (rlcli report) in the folder report, without names, addresses and folders "
+        "of this machine. It shows samples of the training data.",
+    ),
+]
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Skip the comparisons with the base and with the trainer.")]
+
 
 def export(
-    source: Annotated[
-        Path, typer.Argument(help="A run's folder, or one of its checkpoints.", autocompletion=completion.runs)
-    ],
-    out: Annotated[Path, typer.Option(help="Folder to write the model to.")],
-    step: Annotated[
-        str, typer.Option(metavar="N|best", help="Which checkpoint of the run: a step, or best (default: the newest).")
-    ] = "",
-    merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base's weights.")] = False,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Dtype of the weights (default: as in training; adapters: float32)."),
-    ] = None,
-    critic: Annotated[
-        bool, typer.Option("--critic", help="Export the value model or process reward model instead of the policy.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export in the folder.")] = False,
-    push: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to this hub repository, created as private.")
-    ] = None,
-    with_report: Annotated[
-        bool,
-        typer.Option(
-            "--report",
-            help="Add the report of the run (rlcli report) in the folder report, without names, addresses and folders "
-            "of this machine. It shows samples of the training data.",
-        ),
-    ] = False,
-    no_check: Annotated[
-        bool, typer.Option("--no-check", help="Skip the comparisons with the base and with the trainer.")
-    ] = False,
+    source: Source,
+    out: ModelOut,
+    step: Step = "",
+    merge: Merge = False,
+    dtype: Dtype = None,
+    critic: Critic = False,
+    force: Force = False,
+    push: Push = None,
+    with_report: WithReport = False,
+    no_check: NoCheck = False,
     as_json: JsonObject = False,
 ) -> None:
     """Write a checkpoint as a folder for transformers, vLLM and the hub, with a model card.

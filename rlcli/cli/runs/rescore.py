@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,36 +11,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.options import Deadline, JsonReport, Processes, RunName
+from rlcli.cli.options import Deadline, JsonReport, OfEvaluations, OnlySteps, Processes, RunName, Sandbox
 from rlcli.errors import ConfigError, DataError, RlcliError
 
 if TYPE_CHECKING:
     from rlcli.config.schema import RunConfig
-    from rlcli.evaluation.rescore import Rescored
+    from rlcli.evaluation.rescore import Rescored, Stored
+    from rlcli.scoring.expression import Composition
     from rlcli.types import Prompt
+
+NewVerifier = Annotated[
+    str,
+    typer.Option(
+        help="Name, file.py:function, expression, or auto: what each row names.",
+        autocompletion=completion.verifiers,
+    ),
+]
+Limit = Annotated[int, typer.Option(min=0, help="The first N samples of each step only; 0: all.")]
+ScoresFile = Annotated[Path | None, typer.Option(help="Write each sample's old and new score (JSON Lines; .gz too).")]
+KeepInRun = Annotated[
+    bool, typer.Option("--keep", help="Write the same into the run, for rlcli runs signals and rlcli report.")
+]
 
 
 def rescore(
     run: RunName,
-    verifier: Annotated[
-        str,
-        typer.Option(
-            help="Name, file.py:function, expression, or auto: what each row names.",
-            autocompletion=completion.verifiers,
-        ),
-    ],
-    steps: Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")] = None,
-    evaluations: Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="The first N samples of each step only; 0: all.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Write each sample's old and new score (JSON Lines; .gz too).")
-    ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Write the same into the run, for rlcli runs signals and rlcli report.")
-    ] = False,
+    verifier: NewVerifier,
+    steps: OnlySteps = None,
+    evaluations: OfEvaluations = False,
+    limit: Limit = 0,
+    out: ScoresFile = None,
+    keep: KeepInRun = False,
     processes: Processes = None,
     deadline: Deadline = 5.0,
-    sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
+    sandbox: Sandbox = "",
     as_json: JsonReport = False,
 ) -> None:
     """Score the saved samples of a run again with another verifier, and compare old and new scores by step.
@@ -55,55 +59,35 @@ def rescore(
       rlcli rescore gsm8k --verifier last_word.py:verify --step 40 --out rescored.jsonl
     """
     from rlcli.config.changes import read_run_config
-    from rlcli.evaluation.rescore import rescore, steps_of, stored_samples
+    from rlcli.evaluation.rescore import rescore
     from rlcli.launch.resume import find_run
-    from rlcli.launch.verifiers import refuse_rivals
-    from rlcli.scoring.checking import check_loaded
     from rlcli.scoring.expression import parse
-    from rlcli.scoring.processes.pool import ScoringPool
     from rlcli.scoring.rows import writing
-    from rlcli.serving.here import serving_here
+    from rlcli.serving.here import scoring_here
 
     folder = find_run(run)
     composition = parse(verifier).located()
-    target = _kept_at(folder, verifier) if keep else out
     if keep and (evaluations or out):
         raise ConfigError("--keep is for the training's samples, and names the file itself", "leave out the other flag")
     if out and folder in out.expanduser().resolve().parents:
         raise ConfigError(f"--out {out} lies in the folder of the run", "give another file")
-    room = folder / ("evaluations" if evaluations else "samples")
-    chosen = steps_of(room)
-    if missing := sorted(set(steps or ()) - set(chosen)):
-        raise DataError(f"{room} has no samples of step {missing[0]}", f"it has {_range(chosen)}")
-    wanted = sorted(set(steps or ())) or chosen
-    samples = [one for step in wanted for one in stored_samples(room, [step])[: limit or None]]
-    if not samples:
-        raise DataError(f"{room} has no samples", "they are saved with tracking.save_samples = true")
+    target = _kept_at(folder, verifier) if keep else out
+    samples = _samples(folder / ("evaluations" if evaluations else "samples"), set(steps or ()), limit)
     config = read_run_config(folder).config
     prompts, note = _prompts(config, folder, str(composition), evaluations)
-    ids = {one.fields["prompt_id"]: None for one in samples}
-    if composition.names_rows_own and (gone := [key for key in ids if key not in prompts]):
-        why = f" ({note})" if note else ""
-        raise DataError(f"--verifier {verifier}: the run's data has no row {gone[0]}{why}", "name another verifier")
     thinking, template_note = _thinking(config, folder)
-    named = sorted({prompts[key].verifier for key in ids if key in prompts})
-    refuse_rivals(named or [str(composition)], "rlcli rescore")
-    expressions = named or [str(composition)]
+    expressions = _expressions(composition, samples, prompts, note)
     with (
-        serving_here(expressions, console.note),
-        ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, expressions, sandbox) as pool,
+        scoring_here(expressions, processes, deadline, sandbox, console.note) as (pool, _),
+        writing(str(target)) if target else nullcontext() as write,
+        console.progress() as on_progress,
     ):
-        check_loaded(pool.loaded, deadline, sandbox, "--deadline")
-        with writing(str(target)) if target else nullcontext() as write, console.progress() as on_progress:
-            result = rescore(
-                samples,
-                prompts,
-                str(composition),
-                pool,
-                thinking=thinking,
-                on_verdict=lambda stored, verdict: write(_fields(stored, verdict)) if write else None,
-                on_progress=on_progress,
-            )
+        result = rescore(
+            *(samples, prompts, str(composition), pool),
+            thinking=thinking,
+            on_verdict=lambda stored, verdict: write(_fields(stored, verdict)) if write else None,
+            on_progress=on_progress,
+        )
     notes = [text for text in (note, template_note) if text]
     if as_json:
         console.emit_json({"run": folder, "verifier": str(composition), **_as_dict(result), "notes": notes})
@@ -117,6 +101,19 @@ def _kept_at(folder: Path, verifier: str) -> Path:
 
     name = re.sub(r"[^\w.+-]+", "-", verifier).strip("-.")[-80:] or "verifier"
     return folder / RESCORED / f"{name}.jsonl"
+
+
+def _samples(room: Path, steps: set[int], limit: int) -> list[Stored]:
+    """The samples in this folder, of these steps. steps: none for all. limit: the first of each step only; 0: all."""
+    from rlcli.evaluation.rescore import steps_of, stored_samples
+
+    existing = steps_of(room)
+    if missing := sorted(steps - set(existing)):
+        raise DataError(f"{room} has no samples of step {missing[0]}", f"it has {_range(existing)}")
+    samples = [one for step in sorted(steps) or existing for one in stored_samples(room, [step])[: limit or None]]
+    if not samples:
+        raise DataError(f"{room} has no samples", "they are saved with tracking.save_samples = true")
+    return samples
 
 
 def _fields(stored: Any, verdict: Any) -> dict[str, Any]:
@@ -149,6 +146,21 @@ def _started_in(folder: Path) -> Path:
     from rlcli.runs.environment import directory_of, environment_of
 
     return Path(directory_of(environment_of(folder)) or Path.cwd())
+
+
+def _expressions(
+    composition: Composition, samples: Sequence[Stored], prompts: Mapping[str, Prompt], note: str
+) -> list[str]:
+    """The verifiers of these samples. note: why there are no prompts, if so."""
+    from rlcli.launch.verifiers import refuse_rivals
+
+    ids = dict.fromkeys(one.fields["prompt_id"] for one in samples)
+    if composition.names_rows_own and (gone := [key for key in ids if key not in prompts]):
+        why = f" ({note})" if note else ""
+        raise DataError(f"--verifier {composition}: the run's data has no row {gone[0]}{why}", "name another verifier")
+    expressions = sorted({prompts[key].verifier for key in ids if key in prompts}) or [str(composition)]
+    refuse_rivals(expressions, "rlcli rescore")
+    return expressions
 
 
 def _thinking(config: RunConfig, folder: Path) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rlcli.cli import console
-from rlcli.cli.options import Json, RunName
+from rlcli.cli.options import Json, OfEvaluations, OnlySteps, RunName
 from rlcli.errors import ConfigError, DataError
 from rlcli.types import Outcome
 
@@ -19,7 +19,7 @@ SHORT = 600
 
 def samples(
     run: RunName,
-    steps: Annotated[list[int] | None, typer.Option("--step", help="Only this step; repeatable.")] = None,
+    steps: OnlySteps = None,
     wrong: Annotated[
         bool, typer.Option("--wrong", help="Only those that are not right, whatever the outcome.")
     ] = False,
@@ -30,7 +30,7 @@ def samples(
     max_reward: Annotated[float | None, typer.Option(help="Only scores of at most this.")] = None,
     prompt: Annotated[str, typer.Option(metavar="ID", help="Only of this prompt, through all steps.")] = "",
     text: Annotated[str, typer.Option(help="Only those with this text in prompt, response or another message.")] = "",
-    evaluations: Annotated[bool, typer.Option("--evaluations", help="The samples of evaluations instead.")] = False,
+    evaluations: OfEvaluations = False,
     limit: Annotated[int, typer.Option(min=1, help="Show at most so many, of the newest steps.")] = 5,
     full: Annotated[bool, typer.Option("--full", help=f"Whole texts, not their first {SHORT} characters.")] = False,
     json: Json = False,

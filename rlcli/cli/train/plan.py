@@ -10,7 +10,7 @@ import typer
 
 from rlcli.cli import completion
 from rlcli.cli.console import emit_json, plain, show, stderr, table
-from rlcli.cli.options import Sets, data_sets
+from rlcli.cli.options import RecipeChoice, Sets, Steps, data_sets
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,40 +24,40 @@ BAR = 40
 GIB = 1 << 30
 COLOURS = ("cyan", "blue", "magenta", "green", "yellow", "red", "bright_cyan", "bright_blue", "bright_magenta")
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder or hub id of the model; a folder needs only config.json.", autocompletion=completion.models
+    ),
+]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH[:WEIGHT]",
+        help="A parquet file, or a folder with train.parquet, for prompt lengths; repeatable.",
+        autocompletion=completion.datasets,
+    ),
+]
+Devices = Annotated[
+    str, typer.Option(metavar="DEVICES", help="h100:8, 8x80GB or cpu (default: what this machine has).")
+]
+Workers = Annotated[int | None, typer.Option(help="Workers that train (default: all of --gpus).")]
+Calibrate = Annotated[
+    bool, typer.Option("--calibrate", help="Measure the planner's constants on this machine, in a few minutes.")
+]
+JsonPlan = Annotated[bool, typer.Option("--json", help="Print one JSON object; memory in GiB.")]
+
 
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe's name (rlcli recipes list) or a path to a .toml file.",
-            show_default=False,
-            autocompletion=completion.recipes,
-        ),
-    ] = "",
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder or hub id of the model; a folder needs only config.json.", autocompletion=completion.models
-        ),
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH[:WEIGHT]",
-            help="A parquet file, or a folder with train.parquet, for prompt lengths; repeatable.",
-            autocompletion=completion.datasets,
-        ),
-    ] = None,
-    gpus: Annotated[
-        str, typer.Option(metavar="DEVICES", help="h100:8, 8x80GB or cpu (default: what this machine has).")
-    ] = "",
-    workers: Annotated[int | None, typer.Option(help="Workers that train (default: all of --gpus).")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
+    recipe: RecipeChoice = None,
+    model: Model = None,
+    data: Data = None,
+    gpus: Devices = "",
+    workers: Workers = None,
+    steps: Steps = None,
     sets: Sets = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure the planner's constants on this machine, in a few minutes.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; memory in GiB.")] = False,
+    calibrate: Calibrate = False,
+    as_json: JsonPlan = False,
 ) -> None:
     """Predict a run's memory by phase, time, disk and batches, without a GPU and without loading weights.
 

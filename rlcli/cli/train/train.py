@@ -2,91 +2,109 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rlcli.cli import completion
-from rlcli.cli.options import JsonResult, RayAddress, Sets, ShowSamples, WholePlan, data_sets, one_or_all
+from rlcli.cli.options import (
+    JsonResult,
+    RayAddress,
+    RecipeChoice,
+    Sets,
+    ShowSamples,
+    Steps,
+    WholePlan,
+    data_sets,
+    one_or_all,
+)
 from rlcli.cli.supervised import supervised
 from rlcli.cli.train.run import Call, resume_training, run_training
 from rlcli.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rlcli.config.load import Resolved
+
+Model = Annotated[str | None, typer.Option(help="Folder or hub id of the model.", autocompletion=completion.models)]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH[:WEIGHT]",
+        help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
+        autocompletion=completion.datasets,
+    ),
+]
+EvalData = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable.",
+        autocompletion=completion.datasets,
+    ),
+]
+RunFolder = Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="Resume the run in this folder from its newest checkpoint, in place.",
+        autocompletion=completion.runs,
+    ),
+]
+Workers = Annotated[int | None, typer.Option(help="Worker processes, one a device.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")]
+VerifierChoice = Annotated[
+    str | None,
+    typer.Option(
+        help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.",
+        autocompletion=completion.verifiers,
+    ),
+]
+EnvironmentChoice = Annotated[
+    str | None,
+    typer.Option(
+        help="Train on conversations with this environment (rlcli env list), a file.py:Class, or 'python …'.",
+        autocompletion=completion.environments,
+    ),
+]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")
+]
+Memory = Annotated[
+    str | None, typer.Option(metavar="auto", help="auto: the largest micro-batch and engine share of a GPU that fit.")
+]
+Profile = Annotated[
+    bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the derived plan and exit.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace the run in the run folder and its checkpoints, unless it is alive.")
+]
+
 
 @supervised
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="A recipe's name (rlcli recipes list) or a path to a .toml file.", autocompletion=completion.recipes
-        ),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Folder or hub id of the model.", autocompletion=completion.models)
-    ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH[:WEIGHT]",
-            help="A parquet file, or a folder with train.parquet; repeatable, with weights (data/math:2) or without.",
-            autocompletion=completion.datasets,
-        ),
-    ] = None,
-    eval_data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Evaluate on this parquet file, or this folder's test.parquet, before and after; repeatable.",
-            autocompletion=completion.datasets,
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder (default: runs/RECIPE-N).")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Resume the run in this folder from its newest checkpoint, in place.",
-            autocompletion=completion.runs,
-        ),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the run.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes, one a device.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of prompt order, sampling and initialisation.")] = None,
-    verifier: Annotated[
-        str | None,
-        typer.Option(
-            help="Verifier of every row, such as 'math + 0.1 * format' or some/file.py:function.",
-            autocompletion=completion.verifiers,
-        ),
-    ] = None,
-    environment: Annotated[
-        str | None,
-        typer.Option(
-            help="Train on conversations with this environment (rlcli env list), a file.py:Class, or 'python …'.",
-            autocompletion=completion.environments,
-        ),
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Bit-identical results for the same seed; --dry-run shows the cost.")
-    ] = False,
+    recipe: RecipeChoice = None,
+    model: Model = None,
+    data: Data = None,
+    eval_data: EvalData = None,
+    out: RunFolder = None,
+    resume: Resume = None,
+    steps: Steps = None,
+    workers: Workers = None,
+    seed: Seed = None,
+    verifier: VerifierChoice = None,
+    environment: EnvironmentChoice = None,
+    deterministic: Deterministic = False,
     sets: Sets = None,
     ray_address: RayAddress = None,
     show_samples: ShowSamples = 0,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="auto", help="auto: the largest micro-batch and engine share of a GPU that fit."),
-    ] = None,
-    profile: Annotated[
-        bool, typer.Option("--profile", help="Write a trace of one step, the third, for https://ui.perfetto.dev.")
-    ] = False,
+    memory: Memory = None,
+    profile: Profile = False,
     whole_plan: WholePlan = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the derived plan and exit.")
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace the run in the run folder and its checkpoints, unless it is alive."),
-    ] = False,
+    dry_run: DryRun = False,
+    force: Force = False,
     as_json: JsonResult = False,
 ) -> None:
     """Train a model by reinforcement learning with verifiable rewards.
@@ -121,18 +139,29 @@ def train(
         "cluster.address": ray_address,
     }
     call = Call(show_samples, dry_run, as_json, profile, whole_plan)
+    _refuse(resume, memory, out, force)
+    if resume is not None:
+        return resume_training(resume, recipe, flags, sets or [], call)
+    resolved = _resolved(recipe, flags, sets or [], memory)
+    run_training(resolved, call, out=out, force=force, auto_memory=bool(memory))
+
+
+def _refuse(resume: Path | None, memory: str | None, out: Path | None, force: bool) -> None:
+    """Refuse options that do not fit together."""
     if memory not in (None, "auto"):
         raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
-    if resume is not None:
-        if memory:
-            raise ConfigError(
-                f"--memory auto is for new runs, and {resume} has already started", "leave it out: its sizes stay"
-            )
-        if out is not None or force:
-            raise ConfigError(
-                f"--resume {resume} continues in that folder", f"leave {'--out' if out is not None else '--force'} out"
-            )
-        return resume_training(resume, recipe, flags, sets or [], call)
+    if resume is not None and memory:
+        raise ConfigError(
+            f"--memory auto is for new runs, and {resume} has already started", "leave it out: its sizes stay"
+        )
+    if resume is not None and (out is not None or force):
+        raise ConfigError(
+            f"--resume {resume} continues in that folder", f"leave {'--out' if out is not None else '--force'} out"
+        )
+
+
+def _resolved(recipe: str | None, flags: Mapping[str, object], sets: Sequence[str], memory: str | None) -> Resolved:
+    """The configuration of a new run; with `memory`, sizes that are not set may yet change."""
     if recipe is None:
         raise ConfigError(
             "no recipe is given", "name one (rlcli recipes list shows them), or resume a run: --resume runs/NAME"
@@ -141,4 +170,4 @@ def train(
         from rlcli.launch.planning.memory_auto import resolve_auto as resolve
     else:
         from rlcli.config.load import resolve
-    run_training(resolve(recipe, flags, sets or []), call, out=out, force=force, auto_memory=bool(memory))
+    return resolve(recipe, flags, sets)

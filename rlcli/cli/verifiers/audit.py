@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlcli.cli import completion, console
-from rlcli.cli.options import Deadline, JsonReport, Processes
+from rlcli.cli.options import Deadline, JsonReport, Processes, Sandbox
 from rlcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def audit_verifier(
     html: Annotated[Path | None, typer.Option(help="Write the full report as one HTML file.")] = None,
     processes: Processes = None,
     deadline: Deadline = 5.0,
-    sandbox: Annotated[str, typer.Option(help="Sandbox of verifiers that run programs.")] = "",
+    sandbox: Sandbox = "",
     as_json: JsonReport = False,
 ) -> None:
     """Test a verifier on a dataset's right answers and on mutations of them, and report whether it passes.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,18 +17,24 @@ if TYPE_CHECKING:
 
 SANDBOXES = "bwrap, landlock, unsafe or auto"
 
+Responses = Annotated[str, typer.Option("--input", help="JSON Lines file of responses (.gz too); -: standard input.")]
+ScoredRows = Annotated[
+    str | None, typer.Option(help="File for the scored rows (.gz too); -: standard output; unset: no rows.")
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")]
+SandboxChoice = Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")]
+JsonSummary = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")]
+
 
 def run_verifier(
     name: VerifierName,
-    source: Annotated[str, typer.Option("--input", help="JSON Lines file of responses (.gz too); -: standard input.")],
-    output: Annotated[
-        str | None, typer.Option(help="File for the scored rows (.gz too); -: standard output; unset: no rows.")
-    ] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave malformed lines out and count them.")] = False,
+    source: Responses,
+    output: ScoredRows = None,
+    skip_bad: SkipBad = False,
     processes: Processes = None,
     deadline: Deadline = 5.0,
-    sandbox: Annotated[str, typer.Option(help=f"Sandbox of verifiers that run programs: {SANDBOXES}.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON on standard output.")] = False,
+    sandbox: SandboxChoice = "",
+    as_json: JsonSummary = False,
 ) -> None:
     """Score responses: each row keeps its fields and gains score, outcome, extracted and seconds.
 
@@ -45,13 +50,10 @@ def run_verifier(
       cat rows.jsonl | rlcli verifiers run gsm8k --input - --output - > scored.jsonl
     """
     from rlcli.sandbox import backend_name
-    from rlcli.scoring.checking import check_loaded
     from rlcli.scoring.expression import parse
-    from rlcli.scoring.processes.pool import ScoringPool
     from rlcli.scoring.registry import target
     from rlcli.scoring.rows import STANDARD, Summary, as_fields, read_rows, verify_rows, writing
-    from rlcli.serving.here import serving_here
-    from rlcli.types import UNVERIFIED
+    from rlcli.serving.here import scoring_here
 
     if as_json and output == STANDARD:
         raise ConfigError("--json and --output - both use standard output", "give --output a file")
@@ -64,27 +66,31 @@ def run_verifier(
     rows, skipped = read_rows(source, skip_bad)
     summary = Summary()
     with (
-        serving_here([str(composition)], console.note),
-        ScoringPool(processes or len(os.sched_getaffinity(0)), deadline, [str(composition)], sandbox) as pool,
+        scoring_here([str(composition)], processes, deadline, sandbox, console.note) as (pool, backend),
+        writing(output) if output else nullcontext() as write,
+        console.progress() as on_progress,
     ):
-        backend = check_loaded(pool.loaded, deadline, sandbox, "--deadline")
-        with writing(output) if output else nullcontext() as write, console.progress() as on_progress:
-            for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
-                summary.add(verdict)
-                if write:
-                    write(as_fields(row, verdict))
+        for row, verdict in verify_rows(str(composition), rows, pool, on_progress):
+            summary.add(verdict)
+            if write:
+                write(as_fields(row, verdict))
     totals = _as_dict(summary, skipped)
     if as_json:
         asked = {"verifier": str(composition), "input": source, "output": output, "sandbox": backend or None}
         console.emit_json({**asked, **totals})
     else:
         _print(totals)
-    failed = " and ".join(f"{totals['outcomes'][how]} {how}" for how in UNVERIFIED if how in totals["outcomes"])
+    written = f"; {output} is written" if output else ""
+    _report_failures(summary, f"fix the verifier or the rows of {source}{written}")
+
+
+def _report_failures(summary: Summary, hint: str) -> None:
+    """Warn of rows without a verdict. Raises `RunFailed` with this hint if no row has one."""
+    from rlcli.types import UNVERIFIED
+
+    failed = " and ".join(f"{summary.outcomes[how]} {how}" for how in UNVERIFIED if how in summary.outcomes)
     if failed and not summary.verified:
-        raise RunFailed(
-            f"none of {summary.rows} rows was verified ({failed}): {summary.failures[0]}",
-            f"fix the verifier or the rows of {source}" + (f"; {output} is written" if output else ""),
-        )
+        raise RunFailed(f"none of {summary.rows} rows was verified ({failed}): {summary.failures[0]}", hint)
     if failed:
         typer.echo(f"warning: not verified: {failed}; the first: {summary.failures[0]}", err=True)
 

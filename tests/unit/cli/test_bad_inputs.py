@@ -81,6 +81,24 @@ def test_text_that_is_not_utf8_is_named_with_its_row(column: str, tmp_path: Path
         read_prompts(file, "train")
 
 
+@pytest.mark.parametrize("command", [["eval"], ["prep", "filter", "--out", "kept"]])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--workers", "2"], "--workers = 2: a served model needs none"),
+        (["--set", "environment.name=countdown"], "conversations are held with a model that is loaded here"),
+    ],
+)
+def test_what_a_served_model_does_not_have_is_refused(
+    command: list[str], words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = [{"role": "user", "content": "1"}]
+    file = tmp_path / "train.parquet"
+    write_rows(file, [row(data_source="toy", messages=messages, verifier="gsm8k", ground_truth="1")])
+    given = [*command, "--data", str(file), "--endpoint", "http://127.0.0.1:9/v1", *words]
+    assert says in error_of(capsys, *given)
+
+
 @pytest.mark.parametrize("json_words", [[], ["--json"]])
 def test_binary_files_in_a_run_folder_are_named(
     json_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
