@@ -364,7 +364,10 @@ class Worker(WeightSync):
     @dispatch()
     def step_report(self) -> StepReport:
         """What this worker measured and recorded of a step, once it is over and the device is idle. Peak memory is of
-        each phase since the last call (see `rlcli.cluster.process.memory`)."""
+        each phase since the last call (see `rlcli.cluster.process.memory`). Raises `RunFailed` if the step's samples
+        cannot be written."""
+        if self.rollout_role is not None:
+            self.rollout_role.finish_saving()
         peaks, (advantages, problem) = memory.collect(), self.recorder.finish()
         return StepReport(peaks, busy.collect(), advantages, problem)
 

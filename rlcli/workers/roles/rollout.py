@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -62,8 +62,10 @@ class RolloutRole:
         self.engine = engine
         self.scorer = scorer
         self.version = 0
-        self._texts: list[dict[str, Any]] = []
+        self._saver: Saver | None = None
         self._shard: SampleShard | None = None
+        self._saving = ThreadPoolExecutor(1, "samples")
+        self._saved: Future[None] | None = None
         self.counters = counters()
 
     def run(
@@ -72,6 +74,7 @@ class RolloutRole:
         """Yield progress regularly, and the report last. tasks: those assigned to this engine. queue: shared with other
         engines; its groups are taken as slots become free."""
         started = reported = time.monotonic()
+        self.finish_saving()
         round = _Round(self, call)
         work_queue, ends_early = WorkQueue(queue, self.counters), queue.until is not None
         self.engine.begin(call.sampling)
@@ -100,9 +103,22 @@ class RolloutRole:
         goes_on_as("verify")
         report = round.report()
         verified = time.monotonic()
-        self._texts, self._shard = round.saver.rows, round.shard
+        self._saver, self._shard = round.saver, round.shard
         yield round.progress()
         yield replace(report, generate_s=generated - started, verify_s=verified - generated)
+
+    def save(self, saver: Saver, *, wait: bool) -> None:
+        """Save a round's samples, which all have their verdicts. wait: or do it in the background, while this worker
+        is idle or trains."""
+        self._saved = self._saving.submit(saver.save_rest)
+        if wait:
+            self.finish_saving()
+
+    def finish_saving(self) -> None:
+        """Wait until the samples of the last rollout are on disk. Raises `RunFailed` if they cannot be written."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            saved.result()
 
     def _grant(self, work_queue: WorkQueue, round: _Round, *, counted: bool) -> WorkGrant:
         """The leader's grant for the workers that share its engine; only the leader uses the queue. counted: whether
@@ -122,7 +138,8 @@ class RolloutRole:
 
     def texts(self, count: int) -> list[dict[str, Any]]:
         """The first `count` samples of the last rollout, as text."""
-        return self._texts[:count]
+        self.finish_saving()
+        return self._saver.rows[:count] if self._saver else []
 
     def verify(
         self, task: PromptTask, trajectory: Trajectory, fields: Mapping[str, Any] | None = None
@@ -176,6 +193,7 @@ class _Round:
         self._whole: list[int] = []
         self._greedy: dict[int, Future[Scored]] = {}
         self._unrewarded: set[int] = set()  # prompts whose greedy response was cut off, so that its reward is 0
+        self._finished: list[tuple[PromptTask, int, Trajectory, Future[Scored], Held | None]] = []
         self._pending: list[PendingSample] = []
         self._begun: list[PartialRollout] = []
         self._builder = ShardBuilder()
@@ -253,15 +271,21 @@ class _Round:
             if whole.stop_reason == "length" and self.call.truncated == "zero_reward":
                 self._unrewarded.add(task.prompt)
         else:
+            self._finished.append((task, sample, whole, scored, held))
+        self._verdicts[task.prompt].append(scored)
+        if len(self._verdicts[task.prompt]) == task.responses:
+            self._whole.append(task.prompt)
+            self._compare(task.prompt)
+
+    def _collect(self) -> None:
+        """Take the counts and the tokens of what has finished: between the engine's steps that would cost time."""
+        for task, sample, whole, scored, held in self._finished:
             row, seed = self._builder.add(whole) if self.call.keep_tokens else None, self._seed(task, sample)
             saved = {"saved_step": self.call.step, "saved_group": self.call.first_group + task.prompt}
             item = pending(task, sample, whole, scored, shard=self.role.rank, row=row, seed=seed, held=held, **saved)
             self._pending.append(item)
             self.saver.wait_for(item)
-        self._verdicts[task.prompt].append(scored)
-        if len(self._verdicts[task.prompt]) == task.responses:
-            self._whole.append(task.prompt)
-            self._compare(task.prompt)
+        self._finished.clear()
 
     def _compared(self, task: PromptTask, sample: int, whole: Trajectory, fields: Mapping[str, Any]) -> Future[Scored]:
         """Keep a response whose verifier compares it with others until its group is generated."""
@@ -321,13 +345,15 @@ class _Round:
     def progress(self) -> Progress:
         """The progress to report now."""
         finished, self._unreported = self._unreported, 0
+        self._collect()
         self.saver.save_finished()
         return Progress(finished)
 
     def report(self) -> Collected:
         """Call once all verdicts are there. The caller fills in the seconds."""
-        self.saver.save_rest()
+        self._collect()
         samples = Samples.of(self._sample(item) for item in self._pending)
+        self.role.save(self.saver, wait=not self.call.keep_tokens)
         baselines = {prompt: awaited(scored).verdict for prompt, scored in self._greedy.items()}
         baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in self._unrewarded}
         kept = self.call.keep_tokens and (self._pending or self._begun)
