@@ -126,6 +126,8 @@ class JudgeReport:
     def faults(self) -> list[str]:
         found = []
         tried, lost = (sum(getattr(one, name) for one in self.kinds.values()) for name in ("tried", "unverified"))
+        if lost == tried:
+            return [f"none of {tried} responses got a verdict"]
         if not self.agreement >= LEAST_AGREEMENT:
             found.append(f"it agrees with {self.agreement:.1%} of the labels, below {LEAST_AGREEMENT:.0%}")
         if not abs(self.length_shift) <= MOST_SHIFT:

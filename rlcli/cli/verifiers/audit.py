@@ -110,8 +110,8 @@ def _print_judge(report: JudgeReport) -> None:
             kind.name,
             "accept" if kind.expected else "refuse",
             kind.tried,
-            f"{kind.share:.1%}",
-            f"{kind.mean:.2f}",
+            f"{kind.share:.1%}" if kind.judged else "",
+            f"{kind.mean:.2f}" if kind.judged else "",
             kind.unverified,
         )
         for kind in report.kinds.values()
@@ -123,9 +123,10 @@ def _print_judge(report: JudgeReport) -> None:
     for name, total in report.usage.items():
         console.plain(f"{name}: {total:,.10g}")
     order = f", pairs decided by their order {report.flips:.1%}" if report.flips == report.flips else ""
-    console.plain(
-        f"agreement with the labels {report.agreement:.1%}, change by padding {report.length_shift:+.2f}{order}"
-    )
+    if report.agreement == report.agreement:
+        console.plain(
+            f"agreement with the labels {report.agreement:.1%}, change by padding {report.length_shift:+.2f}{order}"
+        )
     console.plain(f"FAIL: {'; '.join(report.faults)}" if report.faults else "PASS")
 
 

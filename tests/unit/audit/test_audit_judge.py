@@ -89,7 +89,7 @@ def test_an_endpoint_that_fails_is_no_judgement(capsys: pytest.CaptureFixture[st
     with judging() as server:
         server.always = says(403, {"error": "no more"})
         report, _ = audited(capsys, server, data, "--json", expect=1)
-        assert "48 of 48 responses got no verdict" in report["faults"]
+        assert report["faults"] == ["none of 48 responses got a verdict"]
         _, text = audited(capsys, server, data, "--html", "page.html", expect=2)
         assert "makes no page" in text
         assert main(["verifiers", "audit", "judge + math", "--data", str(data)]) == 2
