@@ -17,6 +17,7 @@ from rlcli.evaluation.rescore import steps_of
 from rlcli.evaluation.statistics import Estimate
 from rlcli.evaluation.store import read_samples
 from rlcli.report.curves import Curve, curves_of
+from rlcli.report.source import names_of
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.listing import config_of, run_at
 from rlcli.runs.records import metrics_of
@@ -113,21 +114,27 @@ def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
         if not (folder / "config.toml").is_file():
             why = "it has no config.toml" if folder.is_dir() else "no such folder"
             raise RlcliError(f"{folder} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
-    names = _names(folders)
+    names = names_of(folders)
     lines = [metrics_of(folder) for folder in folders]
     config = _config(*folders)
     evaluations = _evaluations(*folders, changed)
     runs = [asdict(run_at(folder)) | {"name": name} for name, folder in zip(names, folders, strict=True)]
     empty = [f"{name} has no metrics of a step" for name, own in zip(names, lines, strict=True) if not own]
-    notes = [*empty, *_notes(config), *evaluations.notes]
+    shown = dict(zip(folders, names, strict=True))
+    notes = [*empty, *_notes(config), *(_with_names(note, shown) for note in evaluations.notes)]
     curves = curves_of(list(zip(names, lines, strict=True)))
     return Comparison(runs, curves, evaluations.paired, evaluations.changed, config, notes)
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names; their whole paths if these are equal."""
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [f"{side}: {f}" for side, f in zip("AB", folders, strict=True)]
+def _with_names(note: str, names: Mapping[Path, str]) -> str:
+    """A note with the names of the runs in place of their folders.
+
+    >>> _with_names("/runs/a2/evaluations is empty", {Path("/runs/a"): "a", Path("/runs/a2"): "mine/a2"})
+    'mine/a2/evaluations is empty'
+    """
+    for folder, name in names.items():
+        note = note.replace(f"{folder}/", f"{name}/")
+    return note
 
 
 def _config(run_a: Path, run_b: Path) -> dict[str, tuple[Any, Any]]:

@@ -289,6 +289,18 @@ class _Room:
         self.steps = sorted(self._folders.keys() | self._flat.keys())
 
 
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What to call the runs in these folders: their names; with the parent's where two are equal.
+
+    >>> names_of([Path("/a/run"), Path("/b/run")]), names_of([Path("/a/run"), Path("/a/run")])
+    (['a/run', 'b/run'], ['a/run (1)', 'a/run (2)'])
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
+    return names if len(set(names)) == len(names) else [f"{name} ({at + 1})" for at, name in enumerate(names)]
+
+
 def key_of(row: dict[str, Any]) -> Key:
     """The key of a row of samples, advantages or tokens."""
     return str(row.get("prompt_id")), int(row.get("group") or 0), int(row.get("sample") or 0)

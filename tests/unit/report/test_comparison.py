@@ -138,7 +138,9 @@ def test_a_half_written_run_shows_what_there_is(runs: tuple[Path, Path], capsys:
     found = compare(*runs)
     assert curve(found, "Reward", "step")["a"] == [[1, 0.5]]
     assert {one.steps for one in found.evaluations} == {(0, 0)}
-    assert any("cannot be read as parquet" in note for note in found.notes)
+    (note,) = found.notes
+    unread = "a/evaluations/step-000003/rank-0.parquet cannot be read as parquet"
+    assert note.startswith(f"the evaluations after step 3 are not paired: {unread}")
     (runs[1] / "metrics.jsonl").unlink()
     assert main(["runs", "compare", *map(str, runs)]) == 0
     assert "b has no metrics of a step" in capsys.readouterr().out
