@@ -20,8 +20,8 @@ MOST_ROWS = 128
 MOST_STEPS = 64
 """Steps of a run: the first and the last quarter of these in a row, the others evenly between them."""
 COLUMNS = (
-    *("prompt_id", "sample", "prompt", "response", "ground_truth", "score", "outcome", "response_tokens"),
-    *("turns", "left_out"),
+    *("prompt_id", "group", "sample", "prompt", "response", "ground_truth", "score", "outcome"),
+    *("response_tokens", "turns", "left_out"),
 )
 RESCORED = "rescored"
 """Folder of a run with what `rlcli rescore --keep` wrote."""
