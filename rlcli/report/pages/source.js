@@ -6,16 +6,19 @@ class Refused extends Error {}
 class ViewSource {
   constructor() {
     this.live = true;
+    this.token = new URLSearchParams(location.search).get("token");
   }
   async ask(what, parameters = {}) {
     const given = Object.entries(parameters).filter(([, value]) => R.known(value) && value !== "" && value !== false);
-    const query = new URLSearchParams(given.map(([key, value]) => [key, String(value)]));
+    const query = new URLSearchParams([...given.map(([key, value]) => [key, String(value)]), ["token", this.token]]);
     let response;
     try {
       response = await fetch(`/api/${what}?${query}`, { cache: "no-store" });
     } catch (error) {
       throw new Refused("rlcli view has ended. Start it again to continue.");
     }
+    // Another rlcli view listens here now.
+    if (response.status === 403) throw new Refused((await response.text()).replace("403: ", ""));
     const found = await response.json();
     if (!response.ok) throw new Refused(found.error);
     return found;
