@@ -141,7 +141,9 @@ class ReportSource {
     const found = piece.groups.filter((one) => one.prompt_id === prompt && (!R.known(group) || group === "" || one.group === Number(group))).sort((a, b) => a.group - b.group)[0];
     if (!found) throw new Refused(`step ${step} has no such group in this report; rlcli view shows all`);
     const rows = found.rows.map((row) => ({ ...row, tokens: Boolean(row.token_columns) }));
-    return { ...found, kind: kind || "samples", step: Number(step), rows };
+    const at = piece.groups.indexOf(found);
+    const [previous, next] = [at - 1, at + 1].map((place) => piece.groups[place]).map((one) => (one ? { prompt: one.prompt_id, group: one.group } : null));
+    return { ...found, kind: kind || "samples", step: Number(step), rows, previous, next };
   }
   async sample(run, parameters) {
     const found = await this.group(run, parameters);
