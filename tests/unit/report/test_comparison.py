@@ -127,7 +127,7 @@ def test_without_a_common_step_the_last_evaluations_are_paired(runs: tuple[Path,
     other = make_run(tmp_path / "c", [0.5], {7: {0: "wr", 3: "ww"}})
     found = compare(runs[0], other).as_dict()
     assert {(one["step"], one["step_b"]) for one in found["evaluations"]} == {(3, 7)}
-    assert any("after step 3 of A, after step 7 of B" in note for note in found["notes"])
+    assert any("after step 3 of A, step 7 of B" in note for note in found["notes"])
     longer = make_run(tmp_path / "d", [0.5], {0: {0: "ww"}, 7: {0: "wr", 3: "ww"}})
     assert {one.steps for one in compare(runs[0], longer).evaluations} == {(0, 0), (3, 7)}
 
@@ -138,7 +138,8 @@ def test_a_half_written_run_shows_what_there_is(runs: tuple[Path, Path], capsys:
     found = compare(*runs)
     assert curve(found, "Reward", "step")["a"] == [[1, 0.5]]
     assert {one.steps for one in found.evaluations} == {(0, 0)}
-    (note,) = found.notes
+    truncated, note = found.notes
+    assert truncated == "a: metrics.jsonl: the last line is incomplete and left out"
     unread = "a/evaluations/step-000003/rank-0.parquet cannot be read as parquet"
     assert note.startswith(f"the evaluations after step 3 are not paired: {unread}")
     (runs[1] / "metrics.jsonl").unlink()
@@ -184,7 +185,7 @@ def test_the_terminal_shows_no_control_characters(
 def test_a_folder_that_is_no_run_is_one_line(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RlcliError, match="is not a run: it has no config"):
+    with pytest.raises(RlcliError, match="is not a run: it has neither config"):
         compare(runs[0], tmp_path)
     assert main(["runs", "compare", str(runs[0]), str(tmp_path / "missing")]) == 2
     assert "is not a run: no such folder" in capsys.readouterr().err
