@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlcli.cli.main import main
@@ -145,6 +148,15 @@ def test_a_half_written_run_shows_what_there_is(runs: tuple[Path, Path], capsys:
     (runs[1] / "metrics.jsonl").unlink()
     assert main(["runs", "compare", *map(str, runs)]) == 0
     assert "b has no metrics of a step" in capsys.readouterr().out
+
+
+def test_samples_without_a_score_are_not_paired(runs: tuple[Path, Path]) -> None:
+    for file in runs[1].glob("evaluations/step-000003/rank-*.parquet"):
+        table = pq.read_table(file)
+        scores = pa.nulls(len(table), pa.float64())
+        pq.write_table(table.set_column(table.column_names.index("score"), "score", scores), file)
+    (note,) = compare(*runs).notes
+    assert re.search(r"after step 3 are not paired: .* \d+ samples of b/evaluations/step-000003 have no score", note)
 
 
 def test_long_runs_are_thinned() -> None:
