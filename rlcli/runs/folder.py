@@ -200,7 +200,7 @@ def append_line(path: Path, line: str) -> None:
 
 def check_is_run(path: Path) -> None:
     """RlcliError unless the folder has something that a run writes."""
-    why = "" if path.is_dir() else "no such folder"
+    why = "" if path.is_dir() else "it is a file" if path.exists() else "no such folder"
     if not why and not any((path / name).exists() for name in RECORDS):
         why = f"it has neither config.toml nor {METRICS}"
     if why:

@@ -20,7 +20,7 @@ from rlcli.cluster.ray_session import check_local
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.data.prompts.table import read_prompts
 from rlcli.doctor import Status, check_sandbox
-from rlcli.errors import DataError, ModelError, SetupError, VerifierError
+from rlcli.errors import ConfigError, DataError, ModelError, SetupError, VerifierError
 from rlcli.model.io.facts import check_model
 from rlcli.model.io.tiny import make_tiny_model
 from rlcli.planner.shape import read_shape
@@ -145,6 +145,15 @@ def test_one_file_of_a_run_that_cannot_be_read_is_named(
         (warning,) = capsys.readouterr().err.splitlines()
         assert warning.startswith(f"warning: {says}")
     assert main(["runs", "list", str(tmp_path)]) == 0  # it hides no other run
+
+
+def test_chat_names_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+    from rlcli.cli.chat import model_place
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 7}\n')
+    with pytest.raises(ConfigError, match="run is a run without a checkpoint; name a model, or a run that has saved"):
+        model_place(str(tmp_path / "run"))
 
 
 def test_a_run_without_its_configuration_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
