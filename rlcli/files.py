@@ -94,7 +94,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if it cannot be read or holds something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rlcli.errors import RlcliError
 
 if TYPE_CHECKING:
+    from rlcli.report.source import Kind
     from rlcli.runs.listing import State
 
 Columns = dict[str, list[Any]]
 """Name → values: what `pandas.DataFrame` and `polars.DataFrame` take."""
+SAMPLES: Kind = "samples"
+EVALUATIONS: Kind = "evaluations"
 
 
 class Run:
@@ -28,9 +31,9 @@ class Run:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        from rlcli.launch.resume import find_run
+        from rlcli.launch.resume import find_record
 
-        self.path = find_run(folder)
+        self.path = find_record(folder)
 
     def __repr__(self) -> str:
         at = f"{self.state}, step {self.step} of {self.steps}"
@@ -83,6 +86,13 @@ class Run:
 
         return evaluations_of(self.path)
 
+    @property
+    def notes(self) -> list[str]:
+        """What of its records cannot be read, one line each: the rest is what the other properties give."""
+        from rlcli.report.source import RunData
+
+        return RunData(self.path).damage()
+
     def metrics(self) -> Columns:
         """The metrics of each step as columns (docs/metrics.md), None where a step lacks one. Step 0 is the evaluation
         before training."""
@@ -93,28 +103,35 @@ class Run:
     def samples(self, step: int | None = None, *, evaluation: bool = False) -> Columns:
         """The samples of a step as columns, one row a response; of the last step that has any by default.
 
-        `messages` are the messages of a conversation, `parts` the named parts of its reward. evaluation: those of the
-        evaluation after that step. Raises `RlcliError` if there are none.
+        `messages` are the messages of a conversation, `parts` the named parts of its reward. `advantage` and `reward`,
+        the shaped score, are what training made of a sample, in the step `trained_step`; None if it was left out.
+        evaluation: samples of the evaluation after that step, which have none of these. Files that cannot be read are
+        left out with a Python warning. Raises `RlcliError` if there are no samples.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from rlcli.data.samples import schema
+        from rlcli.report.details import add_training
+        from rlcli.report.source import RunData
 
-        from rlcli.data.samples import sample_files
-
-        room = self.path / ("evaluations" if evaluation else "samples")
-        last = next(_steps_with_samples(room), 0) if step is None else step
-        files = sample_files(room, last)
-        if not files:
-            there = _ranges(sorted(_steps_with_samples(room)))
+        data, kind = RunData(self.path), EVALUATIONS if evaluation else SAMPLES
+        data.refresh()
+        last = next((one for one in reversed(data.steps(kind)) if data.files(one, kind=kind)), 0)
+        last = last if step is None else step
+        if not data.files(last, kind=kind):
+            there = _ranges([one for one in data.steps(kind) if data.files(one, kind=kind)])
             what = f"{self.path} has no samples of " + ("an evaluation after " if evaluation else "") + f"step {last}"
             raise RlcliError(what, f"there are those of step {there}" if there else "no step has any")
-        try:
-            table = pa.concat_tables([pq.read_table(file) for file in files], promote_options="default")
-        except (OSError, pa.ArrowException) as error:
-            raise RlcliError(
-                f"the samples of step {last} in {room} cannot be read: {error}", "see another step"
-            ) from None
-        return {name: [_plain(name, value) for value in table[name].to_pylist()] for name in table.column_names}
+        rows = data.rows(last, schema().names, kind)
+        known = {} if evaluation else data.advantages(last)
+        for row in rows:
+            row["messages"] = _parsed(row["messages"])
+            if not evaluation:
+                add_training(row, known)
+        for note in data.notes:
+            if note.startswith(kind):
+                warnings.warn(f"{self.path}: {note}", stacklevel=2)
+        if not rows:
+            raise RlcliError(f"the samples of step {last} in {self.path} cannot be read", "see another step")
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _with_nonfinite(line: dict[str, Any]) -> dict[str, Any]:
@@ -134,15 +151,6 @@ def _columns(lines: list[dict[str, Any]]) -> Columns:
     return found
 
 
-def _steps_with_samples(room: Path) -> Iterator[int]:
-    """The steps that have files of samples, latest first."""
-    from rlcli.data.samples import sample_files
-    from rlcli.runs.records import OF_STEP
-
-    steps = {int(named[1]) for path in room.glob("step-*") if (named := OF_STEP.match(path.name))}
-    return (step for step in sorted(steps, reverse=True) if sample_files(room, step))
-
-
 def _ranges(steps: list[int]) -> str:
     """
     >>> _ranges([1, 2, 3, 7])
@@ -157,10 +165,8 @@ def _ranges(steps: list[int]) -> str:
     return ", ".join(f"{first} to {last}" if last > first else str(first) for first, last in spans)
 
 
-def _plain(column: str, value: Any) -> Any:
-    if column == "parts":
-        return dict(value or [])
-    if column == "messages" and value:
-        with suppress(ValueError):
-            return json.loads(value)
-    return value
+def _parsed(messages: str | None) -> Any:
+    """Messages from their JSON; what is none, as it is."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(messages or "null")
+    return messages

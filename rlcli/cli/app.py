@@ -19,6 +19,7 @@ from typer import TyperException
 
 from rlcli import __version__
 from rlcli.attempt import INTERRUPTED, REPORTED, RETRY, error_file, is_supervised
+from rlcli.cli.bash_words import rejoined_words
 from rlcli.cli.group import Root, command_line
 from rlcli.errors import RlcliError, RunFailed
 from rlcli.extras import TRAINING, not_installed
@@ -74,7 +75,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = _format_warning
     try:
         # Not standalone: Typer would print its errors in boxes, and import rich for them.
-        done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
+        with rejoined_words():
+            done = app([word for word in words if word != "--debug"], prog_name="rlcli", standalone_mode=False)
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else int(left.code is not None)
     except KeyboardInterrupt:

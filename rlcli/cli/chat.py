@@ -86,6 +86,8 @@ def model_place(name: str) -> str:
     path = Path(name).expanduser()
     if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
         path = RUNS / path
+    if _is_record(path):
+        raise ConfigError(f"{path} is a run without a checkpoint", "name a model, or a run that has saved one")
     folder = model_folder(str(path) if path.exists() else name, console.note)
     if (Path(folder) / "adapter_config.json").is_file():
         if is_run(path) or is_checkpoint(path):
@@ -98,6 +100,14 @@ def model_place(name: str) -> str:
         offline_unless_reachable(console.note)
     check_place(folder)
     return folder
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a folder is that of a run, or what is left of one, and holds neither a checkpoint nor a model."""
+    from rlcli.runs.folder import EVENTS, METRICS
+
+    recorded = any((path / name).is_file() for name in (EVENTS, METRICS))
+    return recorded and not (path / "checkpoints").is_dir() and not (path / "config.json").is_file()
 
 
 def _merged(source: Path) -> str:

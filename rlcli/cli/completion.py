@@ -11,6 +11,12 @@ from functools import wraps
 from pathlib import Path
 
 Names = Callable[[str], list[str]]
+REGISTRIES = {
+    "rollout.engine": "rlcli.engines",
+    "verifier.name": "rlcli.verifiers",
+    "environment.name": "rlcli.environments",
+}
+"""Key → entry points that its values name."""
 
 
 def completer(find: Callable[[str], Iterable[str]]) -> Names:
@@ -35,15 +41,18 @@ def recipes(incomplete: str) -> Iterable[str]:
 
 @completer
 def keys(incomplete: str) -> Iterable[str]:
-    """Keys with their `=`; after it, the values that the key's rule lists."""
+    """Keys with their `=`; after it, and of a single key, the values that its rule or a registry lists."""
     from rlcli.config.keys import find
     from rlcli.config.keys import keys as known
 
     name, equals, _ = incomplete.partition("=")
     if not equals:
-        return [f"{key}=" for key, one in known().items() if one.kind != "object"]
+        begun = [key for key, one in known().items() if one.kind != "object" and key.startswith(name)]
+        if len(begun) != 1 or not (values := _values_of(begun[0], known()[begun[0]].rule)):
+            return [f"{key}=" for key in begun]
+        return [f"{begun[0]}={value}" for value in values]
     key = find(name)
-    return [f"{name}={value}" for value in _values(key.rule if key else "")]
+    return [f"{name}={value}" for value in _values_of(name, key.rule if key else "")]
 
 
 @completer
@@ -114,6 +123,15 @@ def _files(incomplete: str, suffix: str) -> list[str]:
     path = Path(incomplete)
     above = path if incomplete.endswith("/") or not incomplete else path.parent
     return sorted(str(file) for file in above.glob(f"*{suffix}"))
+
+
+def _values_of(key: str, rule: str) -> list[str]:
+    from rlcli.registry import Registry
+
+    if key in REGISTRIES:
+        found: Registry[object] = Registry("value", REGISTRIES[key])
+        return found.names()
+    return _values(rule)
 
 
 def _values(rule: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 import time
@@ -69,7 +70,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def emit_json(result: object) -> None:
-    """Print `result` as JSON: dataclasses and paths too; NaN and infinities become null."""
+    """Print `result` as JSON: dataclasses, paths and dates too; NaN and infinities become null."""
     print(json.dumps(_jsonable(result), indent=2, ensure_ascii=False))
 
 
@@ -82,7 +83,7 @@ def _jsonable(value: object) -> Any:
         return [_jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, Path):
+    if isinstance(value, Path | datetime.date | datetime.time):  # TOML has dates
         return str(value)
     return value
 

@@ -151,9 +151,9 @@ def schema() -> Any:
 def sample_files(room: Path, step: int) -> list[Path]:
     """The files of samples that the workers of a run wrote for one step, sorted by rank. room: the run's `samples` or
     `evaluations` folder. In runs that an older rlcli started, they are in that folder itself, with the step as a
-    prefix of their name."""
+    prefix of their name: it is listed only for a step without files in a folder of its own."""
     named = f"step-{step:06d}"
-    found = [*(room / named).glob("rank-*.parquet"), *room.glob(f"{named}.rank-*.parquet")]
+    found = [*(room / named).glob("rank-*.parquet")] or [*room.glob(f"{named}.rank-*.parquet")]
     return sorted(found, key=lambda path: [int(number) for number in _NUMBERS.findall(path.name.removeprefix(named))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -158,6 +159,9 @@ def _matched(a: str, b: str, one: Mapping[str, Any], other: Mapping[str, Any]) -
 
 
 def _pair(name: str, a: str, b: str, one: Any, other: Any) -> _Pair:
+    for path, table in ((a, one), (b, other)):
+        if lacking := sum(score is None or not math.isfinite(score) for score in table.column("score").to_pylist()):
+            raise DataError(f"{name}: {lacking} samples of {path} have no score", "evaluate again")
     rows, others = _prompts(one), _prompts(other)
     ids = sorted(rows.keys() & others.keys(), key=prompt_order)
     if not ids:

@@ -17,7 +17,7 @@ from rlcli.types import UNVERIFIED, USAGE, Outcome, Prompt, Verdict, VerifyReque
 
 COLUMNS = (
     "prompt_id", "sample", "prompt", "response", "ground_truth", "score", "outcome", "finish_reason", "response_tokens",
-    "turns",
+    "turns", "group",
 )  # fmt: skip
 _STEP = re.compile(r"step-(\d+)")
 

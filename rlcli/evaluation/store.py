@@ -24,6 +24,8 @@ from rlcli.runs.folder import evaluation_folder, write_json
 
 FORMAT = 1
 SETTINGS, REPORT, PARTS, HELD = "evaluation.json", "report.json", "parts", ".evaluation.lock"
+NEEDED = ("prompt_id", "sample", "outcome", "score")
+"""Columns without which a row is no sample."""
 SPLITS = ("test", "train", "validation", "valid", "val", "dev", "eval")
 
 
@@ -134,8 +136,8 @@ def settings_of(path: Path) -> dict[str, Any]:
 
 
 def read_samples(file: Path, columns: Sequence[str] | None = None) -> Any:
-    """A table of samples with the current columns, or the requested ones; a column that the file lacks is null. Raises
-    `DataError`."""
+    """A table of samples with the current columns, or the requested ones; a column that the file lacks, or that another
+    version wrote in another type, is null. Raises `DataError` if that is one of `NEEDED`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -148,14 +150,21 @@ def read_samples(file: Path, columns: Sequence[str] | None = None) -> Any:
             f"{file} cannot be read as parquet: {str(error).rstrip('. '):.200}",
             "remove it; its samples are then generated again",
         ) from error
-    missing = [name for name in ("prompt_id", "sample", "outcome", "score") if name not in there]
+    missing = [name for name in NEEDED if name not in there]
     if missing:
         raise DataError(f"{file} holds no samples: it has no column '{missing[0]}'", "give a file that rlcli wrote")
     fields = [field for field in schema() if columns is None or field.name in columns]
-    found = [table.column(field.name) if field.name in there else pa.nulls(len(table)) for field in fields]
-    return pa.table(
-        [column.cast(field.type) for column, field in zip(found, fields, strict=True)], schema=pa.schema(fields)
-    )
+    found = []
+    for field in fields:
+        try:
+            held = table.column(field.name) if field.name in there else pa.nulls(len(table))
+            found.append(held.cast(field.type))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            if field.name in NEEDED:
+                why = f"its column '{field.name}' is {held.type}, not {field.type}"
+                raise DataError(f"{file} is of another version: {why}", "give a file that rlcli wrote") from None
+            found.append(pa.nulls(len(table), field.type))
+    return pa.table(found, schema=pa.schema(fields))
 
 
 def _distinct(table: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import rlcli
 from rlcli.errors import RlcliError
 from rlcli.report import details, overview, queries
-from rlcli.report.source import Kind, RunData
+from rlcli.report.source import Kind, RunData, names_of
 
 FINISH_REASONS = ("stop", "length")
 MOST_NAMES = 30
@@ -24,7 +24,7 @@ class Api:
 
     def __init__(self, runs: Sequence[RunData]) -> None:
         self.runs = list(runs)
-        self.names = _names(self.runs)
+        self.names = names_of([run.folder for run in self.runs])
         self.news = 0
         """Grows whenever a run has recorded something."""
         self._lock = threading.Lock()
@@ -122,14 +122,6 @@ def comparison_of(runs: Sequence[RunData]) -> dict[str, Any]:
         return compare(runs[0].folder, runs[1].folder).as_dict()
     except RlcliError as error:
         return {"error": str(error)}
-
-
-def _names(runs: Sequence[RunData]) -> list[str]:
-    """The names of the folders; with the parent's where two are equal."""
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = ["/".join(run.folder.resolve().parts[-2:]) for run in runs]
-    return names if len(set(names)) == len(names) else [f"{name} ({at + 1})" for at, name in enumerate(names)]
 
 
 def as_json(answer: Any) -> str:

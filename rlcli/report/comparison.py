@@ -10,13 +10,14 @@ from typing import Any
 from rlcli.config.changes import PATHS
 from rlcli.config.recipes import flatten
 from rlcli.data.samples import sample_files
-from rlcli.errors import DataError, RlcliError
+from rlcli.errors import DataError
 from rlcli.evaluation.compare import Compared
 from rlcli.evaluation.compare import compare as compare_samples
 from rlcli.evaluation.rescore import steps_of
 from rlcli.evaluation.statistics import Estimate
 from rlcli.evaluation.store import read_samples
 from rlcli.report.curves import Curve, curves_of
+from rlcli.report.source import RunData, names_of
 from rlcli.runs.environment import directory_of, environment_of
 from rlcli.runs.listing import config_of, run_at
 from rlcli.runs.records import metrics_of
@@ -109,25 +110,29 @@ def compare(run_a: Path, run_b: Path, changed: int = CHANGED) -> Comparison:
     What one of them lacks or what cannot be read is a note. Raises `RlcliError` for a folder that is no run.
     """
     folders = (run_a, run_b)
-    for folder in folders:
-        if not (folder / "config.toml").is_file():
-            why = "it has no config.toml" if folder.is_dir() else "no such folder"
-            raise RlcliError(f"{folder} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
-    names = _names(folders)
+    names = names_of(folders)
+    damage = [RunData(folder).damage() for folder in folders]
+    unread = [f"{name}: {note}" for name, notes in zip(names, damage, strict=True) for note in notes]
     lines = [metrics_of(folder) for folder in folders]
     config = _config(*folders)
     evaluations = _evaluations(*folders, changed)
     runs = [asdict(run_at(folder)) | {"name": name} for name, folder in zip(names, folders, strict=True)]
     empty = [f"{name} has no metrics of a step" for name, own in zip(names, lines, strict=True) if not own]
-    notes = [*empty, *_notes(config), *evaluations.notes]
+    shown = dict(zip(folders, names, strict=True))
+    notes = [*unread, *empty, *_notes(config), *(_with_names(note, shown) for note in evaluations.notes)]
     curves = curves_of(list(zip(names, lines, strict=True)))
     return Comparison(runs, curves, evaluations.paired, evaluations.changed, config, notes)
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' names; their whole paths if these are equal."""
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [f"{side}: {f}" for side, f in zip("AB", folders, strict=True)]
+def _with_names(note: str, names: Mapping[Path, str]) -> str:
+    """A note with the names of the runs in place of their folders.
+
+    >>> _with_names("/runs/a2/evaluations is empty", {Path("/runs/a"): "a", Path("/runs/a2"): "mine/a2"})
+    'mine/a2/evaluations is empty'
+    """
+    for folder, name in names.items():
+        note = note.replace(f"{folder}/", f"{name}/")
+    return note
 
 
 def _config(run_a: Path, run_b: Path) -> dict[str, tuple[Any, Any]]:
@@ -172,7 +177,6 @@ def _evaluations(run_a: Path, run_b: Path, changed: int) -> _Evaluations:
     pairs, last = [(step, step) for step in _evenly(both)], (steps[0][-1], steps[1][-1])
     if not both or both[-1] not in last:
         pairs.append(last)
-        found.notes.append(f"the last evaluations are compared: after step {last[0]} of A, after step {last[1]} of B")
     for pair in pairs:
         of_a, of_b = (str(room / f"step-{step:06d}") for room, step in zip(rooms, pair, strict=True))
         try:
@@ -180,6 +184,8 @@ def _evaluations(run_a: Path, run_b: Path, changed: int) -> _Evaluations:
             found.paired += _measures(pair, compared)
             if pair == pairs[-1]:
                 found.changed = _changed(compared, rooms, pair)
+            if pair[0] != pair[1]:
+                found.notes.append(f"the last evaluations are compared: after step {pair[0]} of A, step {pair[1]} of B")
         except DataError as error:
             found.notes.append(f"the evaluations after step {pair[0]} are not paired: {error.message}")
             break

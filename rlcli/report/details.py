@@ -27,8 +27,9 @@ OF_SAMPLE = (
 
 def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None = None) -> dict[str, Any]:
     """The samples of a prompt in a step, with advantages: the prompt's messages once, and of each sample what it
-    `said` after them. number: of the group; None: the first of this prompt. RlcliError if there are none."""
-    places = _places(run, kind, step, prompt_id, number)
+    `said` after them; `previous` and `next`: prompt and number of the step's neighbouring groups. number: of the group;
+    None: the first of this prompt. RlcliError if there are none."""
+    places, groups = _places(run, kind, step, prompt_id, number)
     rows = taken(run, kind, step, OF_GROUP, places)
     if not rows:
         raise RlcliError(f"step {step} has no samples of the prompt {prompt_id:.100}", "choose another step or prompt")
@@ -45,14 +46,15 @@ def group(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | Non
         found.setdefault("messages", asked)
         for name in ("messages", "prompt", "response"):
             del row[name]
-    return found | {"rows": rows}
+    previous, following = _neighbours(groups, (prompt_id, rows[0]["group"]))
+    return found | {"rows": rows, "previous": previous, "next": following}
 
 
 def sample(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None, index: int) -> dict[str, Any]:
     """One sample with all of its columns, the prompt's `messages` and what was `said` after them, its tokens if the run
     keeps them, and the indexes of all samples of its group. number, index: of the group, as in `group`, and in it.
     RlcliError if there is none."""
-    places = _places(run, kind, step, prompt_id, number)
+    places, _ = _places(run, kind, step, prompt_id, number)
     found = taken(run, kind, step, OF_SAMPLE, places)
     row = next((row for row in found if (row["sample"] or 0) == index), None)
     if row is None:
@@ -103,11 +105,30 @@ def _message(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": str(found.get("role", "")), "content": "" if content is None else str(content), **more}
 
 
-def _places(run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None) -> list[int]:
-    rows = run.rows(step, ("prompt_id", "group"), kind)
-    own = [(at, row["group"] or 0) for at, row in enumerate(rows) if row["prompt_id"] == prompt_id]
-    wanted = min((group for _, group in own), default=None) if number is None else number
-    return [at for at, group in own if group == wanted]
+Group = tuple[str, int]
+"""Prompt and number of a group."""
+
+
+def _places(
+    run: RunData, kind: Kind, step: int, prompt_id: str, number: int | None
+) -> tuple[list[int], Sequence[Group]]:
+    """The rows of a group, and all groups of the step, in the order of the files."""
+    groups: list[Group] = [
+        (row["prompt_id"] or "", row["group"] or 0) for row in run.rows(step, ("prompt_id", "group"), kind)
+    ]
+    own = [group for prompt, group in groups if prompt == prompt_id]
+    wanted = (prompt_id, min(own, default=0) if number is None else number)
+    return [at for at, group in enumerate(groups) if group == wanted], list(dict.fromkeys(groups))
+
+
+def _neighbours(groups: Sequence[Group], own: Group) -> list[dict[str, Any] | None]:
+    """
+    >>> _neighbours([("a", 0), ("b", 1)], ("b", 1))
+    [{'prompt': 'a', 'group': 0}, None]
+    """
+    at = groups.index(own)
+    beside = (groups[at - 1] if at else None, groups[at + 1] if at + 1 < len(groups) else None)
+    return [one and {"prompt": one[0], "group": one[1]} for one in beside]
 
 
 def taken(run: RunData, kind: Kind, step: int, columns: Sequence[str], places: Sequence[int]) -> list[dict[str, Any]]:

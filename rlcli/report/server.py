@@ -1,11 +1,17 @@
-"""Serves the pages on loopback, for `rlcli view`."""
+"""Serves the pages on loopback, for `rlcli view`.
+
+Loopback is open to every user of the machine, and to every web page that makes its own name resolve to it. So each
+request must have a secret token, which only the printed address has, and ask by a local name.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import logging
 import re
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,31 +37,54 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 LEAST_COMPRESSED = 1 << 14
+REFUSED = "403: the token is missing or wrong. Open the whole address that rlcli view has printed.\n"
+
+
+class Access:
+    """Who may ask: those who know `token`. once: opens the page a single time, for the command line of a browser, which
+    other users can read."""
+
+    def __init__(self) -> None:
+        self.token, self.once = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        self._used = False
+
+    def allows(self, given: Mapping[str, str]) -> bool:
+        """Whether the parameters of a request have the token."""
+        return _equal(given.get("token", ""), self.token)
+
+    def redeems(self, given: Mapping[str, str]) -> bool:
+        """Whether they have `once`, for the first time."""
+        found = not self._used and _equal(given.get("once", ""), self.once)
+        self._used = self._used or found
+        return found
 
 
 class Server:
     """Serves `api` in the running event loop.
 
     async with Server(api, port=None) as server:
-        print(server.url)
+        print(server.url)              # http://127.0.0.1:8765/?token=…
+        webbrowser.open(server.once)   # leads there, a single time
     """
 
     def __init__(self, api: Api, port: int | None = None) -> None:
         self.api, self._port = api, port
-        self.url = ""
+        self.access = Access()
+        self.origin = self.url = self.once = ""
 
     async def __aenter__(self) -> Server:
         """Listen. SetupError if the given port, or every port that is tried, is in use."""
         from aiohttp import web
 
-        self._runner = web.AppRunner(application(self.api), access_log=None)
+        self._runner = web.AppRunner(application(self.api, self.access), access_log=None)
         await self._runner.setup()
         try:
             port = await self._listen()
         except BaseException:
             await self._runner.cleanup()
             raise
-        self.url = f"http://{HOST}:{port}/"
+        self.origin = f"http://{HOST}:{port}/"
+        self.url, self.once = f"{self.origin}?token={self.access.token}", f"{self.origin}?once={self.access.once}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -78,15 +107,22 @@ class Server:
         raise SetupError(f"ports {PORT} to {PORT + TRIES - 1} are in use", "give a free one with --port")
 
 
-def application(api: Api) -> web.Application:
-    """The page at `/`, and answers below `/api/`."""
+def application(api: Api, access: Access) -> web.Application:
+    """The page at `/`, and answers below `/api/`, to those whom `access` allows."""
     from aiohttp import web
 
     @web.middleware
     async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> Any:
         if _PORT.sub("", request.host) not in NAMES:
-            raise web.HTTPForbidden(text="this server answers to localhost alone\n")
-        response = await handler(request)
+            response: web.StreamResponse = web.Response(
+                status=403, text="403: this server answers to localhost alone\n"
+            )
+        elif request.path == "/" and access.redeems(request.query):
+            response = web.Response(status=303, headers={"Location": f"/?token={access.token}"})
+        elif not access.allows(request.query):
+            response = web.Response(status=403, text=REFUSED)
+        else:
+            response = await handler(request)
         response.headers.update(HEADERS)
         return response
 
@@ -125,13 +161,18 @@ def warm_up(api: Api) -> None:
     api.answer("state", {})
 
 
-def serve(api: Api, port: int | None, on_start: Callable[[str], None]) -> None:
-    """Serve until interrupted. on_start: receives the URL."""
+def serve(api: Api, port: int | None, on_start: Callable[[Server], None]) -> None:
+    """Serve until interrupted. on_start: receives the server once it listens."""
 
     async def forever() -> None:
         async with Server(api, port) as server:
-            on_start(server.url)
+            on_start(server)
             await asyncio.to_thread(warm_up, api)
             await asyncio.Event().wait()
 
     asyncio.run(forever())
+
+
+def _equal(given: str, secret: str) -> bool:
+    """Compared in constant time."""
+    return hmac.compare_digest(given.encode(errors="replace"), secret.encode())

@@ -17,14 +17,14 @@ import re
 import tomllib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcli.data.step_files import ADVANTAGES
-from rlcli.errors import RlcliError
+from rlcli.data.step_files import ADVANTAGES, advantages_schema, tokens_schema
 from rlcli.files import read_object
 from rlcli.report.lines import GrowingFile, Metrics, Records, Timeline
-from rlcli.runs.folder import EVENTS, METRICS, TIMELINE
+from rlcli.runs.folder import EVENTS, METRICS, TIMELINE, check_is_run
 from rlcli.runs.listing import config_of, state_of
 
 Kind = Literal["samples", "evaluations"]
@@ -49,15 +49,7 @@ class RunData:
         self._events = Records(folder / EVENTS)
         self._notes: dict[str, None] = {}
         self._rooms: dict[Kind, _Room] = {kind: _Room(folder / kind) for kind in ("samples", "evaluations")}
-        if not folder.is_dir():
-            raise RlcliError(
-                f"{folder} is not a run: no such folder", "give the folder of a run; rlcli runs list shows them"
-            )
-        if not any((folder / name).exists() for name in ("config.toml", METRICS, EVENTS, "samples", "evaluations")):
-            raise RlcliError(
-                f"{folder} is not a run: it has neither config.toml nor {METRICS}",
-                "give the folder of a run; rlcli runs list shows them",
-            )
+        check_is_run(folder)
 
     def refresh(self) -> bool:
         """Read what the run has added to its records; whether there was anything new."""
@@ -76,6 +68,13 @@ class RunData:
         lines = [note for file in self._files() for note in file.notes()]
         broken = [f"{room.path.name} cannot be read: {room.error}" for room in self._rooms.values() if room.error]
         return [*lines, *broken, *self._notes]
+
+    def damage(self) -> list[str]:
+        """What of the records cannot be read, one line each. Reads them all."""
+        self.refresh()
+        self.config()
+        self.evaluations()
+        return self.notes
 
     @property
     def state(self) -> str:
@@ -145,18 +144,19 @@ class RunData:
         """Of the samples in the step's files: advantage, shaped reward, reason for being left out, and `trained_step`,
         which is later if the sample waited. Empty if there are none."""
         found: dict[Key, dict[str, Any]] = {}
-        for row in self._of_saved(step, ADVANTAGES):
+        for row in self._of_saved(step, ADVANTAGES, advantages_schema()):
             kept = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
             found[key_of(row)] = kept | {"trained_step": row.get("step")}
         return found
 
     def tokens(self, step: int) -> list[dict[str, Any]]:
         """The token columns of those samples in the step's files for which the run has kept them."""
-        return self._of_saved(step, "tokens-")
+        return self._of_saved(step, "tokens-", tokens_schema())
 
     def token_keys(self, step: int) -> set[Key]:
         """The samples in the step's files that have token columns, without reading the tokens."""
-        return {key_of(row) for row in self._of_saved(step, "tokens-", ["prompt_id", "saved_step", "group", "sample"])}
+        fields = [tokens_schema().field(name) for name in ("prompt_id", "saved_step", "group", "sample")]
+        return {key_of(row) for row in self._of_saved(step, "tokens-", fields)}
 
     def note(self, text: str) -> None:
         """Add a note, once."""
@@ -182,17 +182,17 @@ class RunData:
                 arrays.append(pa.nulls(len(found), field.type))
         return pa.table(arrays, schema=pa.schema(fields))
 
-    def _of_saved(self, step: int, pattern: str, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def _of_saved(self, step: int, pattern: str, fields: Sequence[Any]) -> list[dict[str, Any]]:
         """Rows about the samples in the files of `step`: from its own folder, and from those of the next steps, which
         trained on samples that had waited."""
         steps = self.steps()
-        rows = [row for path in self.files(step, pattern) for row in self._read(path, columns)]
+        rows = [row for path in self.files(step, pattern) for row in self._read(path, fields)]
         found = [row for row in rows if (row.get("saved_step") or step) == step]
         begin = bisect_right(steps, step)
         for later in steps[begin : begin + WAITED]:
             for path in self.files(later, pattern):
                 if self._least(path, "saved_step") <= step:
-                    found += [row for row in self._read(path, columns) if row.get("saved_step") == step]
+                    found += [row for row in self._read(path, fields) if row.get("saved_step") == step]
         return found
 
     def _least(self, path: Path, column: str) -> float:
@@ -206,26 +206,35 @@ class RunData:
                 groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
                 leaves = [group.column(leaf) for group in groups for leaf in range(group.num_columns) if at >= 0]
                 known = [leaf.statistics for leaf in leaves if leaf.path_in_schema == column]
-                return min((one.min for one in known if one is not None and one.has_min_max), default=math.inf)
+                least = [one.min for one in known if one is not None and one.has_min_max]
+                return min((one for one in least if isinstance(one, int)), default=math.inf)
         except (OSError, pa.ArrowException):  # noted when the step's own samples are read
             return math.inf
 
-    def _read(self, path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        found = self._open(path, columns)
+    def _read(self, path: Path, fields: Sequence[Any]) -> list[dict[str, Any]]:
+        found = self._columns(path, fields)
         return [] if found is None else found.to_pylist()
 
-    def _open(self, path: Path, columns: Sequence[str] | None) -> Any:
-        """The columns of a file that exist, None with a note if it cannot be read."""
+    def _open(self, path: Path, columns: Sequence[str]) -> Any:
+        """The columns of a file that exist and can be read, None with a note if none can. It has all rows of the file
+        whatever the columns, so that rows may be chosen by some columns and shown with others."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
             with pq.ParquetFile(path) as file:
                 held = file.schema_arrow.names
-                wanted = None if columns is None else [name for name in columns if name in held]
-                if wanted == []:  # ParquetFile.read([]) gives a table without rows
-                    return pa.table({"_": pa.nulls(file.metadata.num_rows)})
-                return file.read(wanted, use_threads=False)
+                wanted = [name for name in columns if name in held]
+                try:
+                    if wanted:  # ParquetFile.read([]) gives a table without rows
+                        return file.read(wanted, use_threads=False)
+                except (OSError, pa.ArrowException, ValueError):
+                    self.note(f"{self._relative(path)} is damaged: some of its columns cannot be read")
+                found = {"_": pa.nulls(file.metadata.num_rows)}
+                for name in wanted:
+                    with suppress(OSError, pa.ArrowException, ValueError):
+                        found[name] = file.read([name], use_threads=False).column(name)
+                return pa.table(found)
         except (OSError, pa.ArrowException, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is damaged or incomplete"
             self.note(f"{self._relative(path)} cannot be read: {why}")
@@ -287,6 +296,18 @@ class _Room:
         for paths in self._flat.values():
             paths.sort(key=lambda path: _by_number(path.name))
         self.steps = sorted(self._folders.keys() | self._flat.keys())
+
+
+def names_of(folders: Sequence[Path]) -> list[str]:
+    """What to call the runs in these folders: their names; with the parent's where two are equal.
+
+    >>> names_of([Path("/a/run"), Path("/b/run")]), names_of([Path("/a/run"), Path("/a/run")])
+    (['a/run', 'b/run'], ['a/run (1)', 'a/run (2)'])
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = ["/".join(folder.resolve().parts[-2:]) for folder in folders]
+    return names if len(set(names)) == len(names) else [f"{name} ({at + 1})" for at, name in enumerate(names)]
 
 
 def key_of(row: dict[str, Any]) -> Key:

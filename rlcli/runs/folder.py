@@ -25,6 +25,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 3, 0.1
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 TIMELINE = "timeline.jsonl"
+RECORDS = ("config.toml", METRICS, EVENTS, "samples", "evaluations")
 """A line a step: when the controller was in which phase, and each worker in which call."""
 TRACKERS = "trackers.json"
 """The run's id in each tracker."""
@@ -195,6 +196,15 @@ def append_line(path: Path, line: str) -> None:
             raise
     finally:
         os.close(file)
+
+
+def check_is_run(path: Path) -> None:
+    """RlcliError unless the folder has something that a run writes."""
+    why = "" if path.is_dir() else "it is a file" if path.exists() else "no such folder"
+    if not why and not any((path / name).exists() for name in RECORDS):
+        why = f"it has neither config.toml nor {METRICS}"
+    if why:
+        raise RlcliError(f"{path} is not a run: {why}", "give the folder of a run; rlcli runs list shows them")
 
 
 def place_of(path: Path) -> dict[str, Any]:

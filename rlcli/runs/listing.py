@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import fcntl
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcli.errors import ConfigError
-from rlcli.runs.folder import EVENTS, LOCK, METRICS, events_of
+from rlcli.runs.folder import LOCK, events_of
 from rlcli.runs.measure import LOSS, REWARD, measure_of
 from rlcli.runs.records import evaluations_of, metrics_of
 
@@ -77,20 +75,6 @@ def number(value: Any) -> float | None:
     """`value` if it is a finite number, else None: a damaged or edited file may contain anything."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return value if plain and abs(value) < MOST else None
-
-
-def check_readable(folder: Path) -> None:
-    """Raise `ConfigError` if the record of the run in `folder` is not text. Single invalid lines are allowed, since
-    readers skip them: a kill may have truncated them."""
-    for file in (folder / METRICS, folder / EVENTS):
-        try:
-            with file.open("rb") as opened:
-                codecs.getincrementaldecoder("utf-8")().decode(opened.read(1 << 20))
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text in UTF-8"
-            raise ConfigError(f"{file} cannot be read: {why}", "put a copy of it there, or remove it") from error
 
 
 def _pass_at_1(report: dict[str, Any]) -> float | None:

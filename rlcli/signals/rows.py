@@ -20,8 +20,8 @@ MOST_ROWS = 128
 MOST_STEPS = 64
 """Steps of a run: the first and the last quarter of these in a row, the others evenly between them."""
 COLUMNS = (
-    *("prompt_id", "sample", "prompt", "response", "ground_truth", "score", "outcome", "response_tokens"),
-    *("turns", "left_out"),
+    *("prompt_id", "group", "sample", "prompt", "response", "ground_truth", "score", "outcome"),
+    *("response_tokens", "turns", "left_out"),
 )
 RESCORED = "rescored"
 """Folder of a run with what `rlcli rescore --keep` wrote."""
@@ -35,9 +35,7 @@ def read_step(room: Path, step: int, most: int = MOST_ROWS) -> list[Row]:
     """The first groups of a step that together have at most `most` rows, at least one group, as far as their files can
     be read. Rows without a verdict are left out. room: the run's `samples`."""
     rows: list[Row] = []
-    # `sample_files` lists the whole room, for files of an older layout.
-    files = sorted((room / f"step-{step:06d}").glob("rank-*.parquet"), key=_rank) or sample_files(room, step)
-    for file in files:
+    for file in sample_files(room, step):
         with contextlib.suppress(RlcliError):
             rows += read_samples(file, COLUMNS).slice(0, 4 * most).to_pylist()
         if len(rows) >= 4 * most:
@@ -52,11 +50,6 @@ def saved_steps(room: Path) -> list[int]:
     except OSError:
         return []
     return sorted({int(found[1]) for name in names if (found := _STEP.match(name))})
-
-
-def _rank(file: Path) -> tuple[int, str]:
-    digits = "".join(filter(str.isdecimal, file.stem))
-    return int(digits or 0), file.name
 
 
 def is_counted(row: Row) -> bool:

@@ -15,10 +15,11 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Example:
-    """One sample of a training step. note: what to look at."""
+    """One sample of a training step. group: of the step; None in runs of an older rlcli. note: what to look at."""
 
     step: int
     prompt_id: str
+    group: int | None
     sample: int
     excerpt: str
     note: str
@@ -48,7 +49,7 @@ def example_of(step: int, row: Mapping[str, Any], note: str) -> Example:
     """A row of samples as an example."""
     text = str(row.get("response") or "")
     excerpt = text if len(text) <= EXCERPT else f"…{text[-EXCERPT:]}"
-    return Example(step, str(row.get("prompt_id")), int(row.get("sample") or 0), excerpt, note)
+    return Example(step, str(row.get("prompt_id")), row.get("group"), int(row.get("sample") or 0), excerpt, note)
 
 
 def summary(signals: Sequence[Signal]) -> str:

@@ -12,14 +12,22 @@ from rlcli.signals.monitor import PREFIX, Monitor
 class HackingAlarms:
     """The driver's side of `Monitor`.
 
-    run: the run's folder. steps: of the whole run. note: prints a line. event: writes an event of this name and these
-    fields. enabled: whether the policy's own responses are rewarded.
+    run: the run's folder. steps: of the whole run. note: prints a line. warn: prints a warning of a step. event: writes
+    an event of this name and these fields. enabled: whether the policy's own responses are rewarded.
     """
 
     def __init__(
-        self, run: Path, steps: int, note: Callable[[str], None], event: Callable[..., Any], *, enabled: bool
+        self,
+        run: Path,
+        steps: int,
+        note: Callable[[str], None],
+        warn: Callable[[str, int], None],
+        event: Callable[..., Any],
+        *,
+        enabled: bool,
     ) -> None:
-        self.run, self.steps, self.note, self.event, self.enabled = run, steps, note, event, enabled
+        self.run, self.steps, self.note, self.warn, self.event = run, steps, note, warn, event
+        self.enabled = enabled
         self.monitor: Monitor | None = None
 
     def restart(self, done: int) -> None:
@@ -49,5 +57,7 @@ class HackingAlarms:
     def _report(self, number: int) -> None:
         for signal in self.monitor.take() if self.monitor else ():
             value = "" if signal.value is None else f" ({signal.value:.2f}, threshold {signal.threshold:g})"
-            self.note(f"warning {PREFIX}{signal.name}: {signal.title}{value}; see rlcli runs signals {self.run}")
+            self.warn(
+                f"warning {PREFIX}{signal.name}: {signal.title}{value}; see rlcli runs signals {self.run}", number
+            )
             self.event("warning", step=number, name=PREFIX + signal.name, text=f"{signal.title}{value}")

@@ -114,7 +114,12 @@ class Trainer:
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
         self.hacking = HackingAlarms(
-            folder.path, config.train.steps, view.note, folder.event, enabled=not config.data.response
+            folder.path,
+            config.train.steps,
+            view.note,
+            view.warning,
+            folder.event,
+            enabled=not config.data.response,
         )
         self.invariants = Invariants()
         faults = config.fault_tolerance

@@ -46,6 +46,10 @@ def build(folder: Path, out: Path) -> int:
         raise SiteError(f"zensical reports:\n{done.stdout}{done.stderr}")
     for page in (folder / "site").rglob("*.html"):
         page.write_text(breakable(page.read_text(encoding="utf-8")), encoding="utf-8")
+    # From disk the theme loads its index as a script, which only zensical's own plugin for that would write, together
+    # with a script from elsewhere. Browsers that allow no worker from disk then report that search is unavailable.
+    index = (folder / "site" / "search.json").read_text(encoding="utf-8")
+    (folder / "site" / "search.js").write_text(f"var __index = {index};\n", encoding="utf-8")
     if found := problems(folder / "site"):
         raise SiteError("the built pages have problems:\n  " + "\n  ".join(found))
     shutil.rmtree(out, ignore_errors=True)

@@ -56,13 +56,7 @@ def report(
 
 def opened(runs: list[Path]) -> list[RunData]:
     """The runs, by path or by name below runs/. RlcliError for a folder that is no run."""
-    from rlcli.launch.resume import RUNS
+    from rlcli.launch.resume import find_record
     from rlcli.report.source import RunData
 
-    found = []
-    for name in runs:
-        path = name.expanduser()
-        if not path.exists() and len(path.parts) == 1 and (RUNS / path).is_dir():
-            path = RUNS / path
-        found.append(RunData(path))
-    return found
+    return [RunData(find_record(name)) for name in runs]

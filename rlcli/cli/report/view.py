@@ -20,8 +20,8 @@ def view(
 ) -> None:
     """Show in a browser what a run does: curves, samples, tokens, time. Follows a run in progress. Ctrl-C ends it.
 
-    It listens on this machine alone. From another one, forward the port:
-    ssh -L 8765:localhost:8765 MACHINE
+    It listens on this machine alone, for those who have the printed address: it ends with a secret token. From another
+    machine, forward the port, and open the same address there: ssh -L 8765:localhost:8765 MACHINE
 
     Examples:
 
@@ -30,12 +30,12 @@ def view(
       rlcli view runs/gsm8k runs/gsm8k-dapo --port 9000 --no-browser
     """
     from rlcli.report.api import Api
-    from rlcli.report.server import serve
+    from rlcli.report.server import Server, serve
 
-    def on_start(url: str) -> None:
-        console.plain(url)
+    def on_start(server: Server) -> None:
+        console.plain(server.url)
         if not no_browser:
-            open_browser(url)
+            open_browser(server.once)
 
     api = Api(opened(runs))
     try:

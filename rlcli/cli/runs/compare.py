@@ -39,10 +39,10 @@ def compare(
 
       rlcli runs compare runs/grpo-1 runs/grpo-2 --changed 3 --json
     """
-    from rlcli.launch.resume import find_run
+    from rlcli.launch.resume import find_record
     from rlcli.report import comparison
 
-    found = comparison.compare(find_run(a), find_run(b), changed)
+    found = comparison.compare(find_record(a), find_record(b), changed)
     if as_json:
         console.emit_json(found.as_dict())
     else:

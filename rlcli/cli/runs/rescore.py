@@ -32,6 +32,8 @@ ScoresFile = Annotated[Path | None, typer.Option(help="Write each sample's old a
 KeepInRun = Annotated[
     bool, typer.Option("--keep", help="Write the same into the run, for rlcli runs signals and rlcli report.")
 ]
+KEPT = ("prompt_id", "group", "sample", "prompt", "response", "ground_truth")
+"""Columns of a sample that are written with its scores."""
 
 
 def rescore(
@@ -118,7 +120,7 @@ def _samples(room: Path, steps: set[int], limit: int) -> list[Stored]:
 
 def _fields(stored: Any, verdict: Any) -> dict[str, Any]:
     new = {"score": verdict.score, "outcome": str(verdict.outcome), "answer": verdict.answer, "detail": verdict.detail}
-    kept = {name: stored.fields[name] for name in ("prompt_id", "sample", "prompt", "response", "ground_truth")}
+    kept = {name: stored.fields[name] for name in KEPT}
     old = {f"old_{name}": stored.fields[name] for name in ("score", "outcome")}
     return {"step": stored.step, **kept, **old, **new, "parts": dict(verdict.parts)}
 

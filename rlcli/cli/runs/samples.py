@@ -49,12 +49,12 @@ def samples(
     """
     from rlcli.evaluation.browse import Filter, wanted_samples
     from rlcli.evaluation.rescore import steps_of
-    from rlcli.launch.resume import find_run
+    from rlcli.launch.resume import find_record
 
     unknown = sorted(set(outcomes or ()) - {str(one) for one in Outcome})
     if unknown:
         raise ConfigError(f"--outcome {unknown[0]} is not known", f"give one of {', '.join(Outcome)}")
-    folder = find_run(run)
+    folder = find_record(run)
     room = folder / ("evaluations" if evaluations else "samples")
     there = steps_of(room)
     if not there:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -14,7 +13,6 @@ import typer
 from rlcli.cli import console
 from rlcli.cli.options import Json, RunName
 from rlcli.cli.runs.samples import print_samples
-from rlcli.errors import ConfigError
 
 LAST_EVENTS = 12
 CURVE_WIDTH, CURVE_HEIGHT = 72, 8
@@ -38,15 +36,17 @@ def show(
 
       rlcli runs show runs/grpo-1 --samples 0 --json
     """
-    from rlcli.launch.resume import find_run
+    from rlcli.launch.resume import find_record
+    from rlcli.report.source import RunData
     from rlcli.runs.folder import events_of
-    from rlcli.runs.listing import check_readable, checkpoints_of, config_of, run_at
+    from rlcli.runs.listing import checkpoints_of, config_of, run_at
     from rlcli.runs.measure import measure_of
     from rlcli.runs.records import course_of, evaluations_of, metrics_of
 
-    folder = find_run(run)
+    folder = find_record(run)
+    for note in RunData(folder).damage():
+        console.note(f"warning: {note}")
     own = _own_settings(folder)
-    check_readable(folder)
     summary, evaluations = run_at(folder), evaluations_of(folder)
     events, checkpoints = events_of(folder)[-LAST_EVENTS:], checkpoints_of(folder)
     measure = measure_of(config_of(folder))
@@ -132,18 +132,13 @@ def _own_settings(folder: Path) -> dict[str, dict[str, Any]]:
     from rlcli.config.recipes import flatten
     from rlcli.runs.listing import config_of
 
-    file = folder / "config.toml"
     try:
-        text = file.read_text(encoding="utf-8")
-        tomllib.loads(text)
-        origins = origins_in(text)
-    except (OSError, ValueError, RecursionError) as error:
-        why = "it is not text in UTF-8" if isinstance(error, UnicodeDecodeError) else f"it is not TOML: {error}"
-        why = getattr(error, "strerror", None) or why
-        raise ConfigError(f"{file} cannot be read: {why}", "put a copy of the run's configuration there") from error
+        origins = origins_in((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return {}
     values = flatten(config_of(folder))
-    given = {key: origin for key, origin in origins.items() if not origin.startswith("recipe ")}
-    return {key: {"value": values.get(key), "origin": origin} for key, origin in given.items()}
+    given = {key: origin for key, origin in origins.items() if key in values and not origin.startswith("recipe ")}
+    return {key: {"value": values[key], "origin": origin} for key, origin in given.items()}
 
 
 def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str]:

@@ -34,10 +34,13 @@ def signals(
 
       rlcli runs signals runs/grpo-1 --json
     """
-    from rlcli.launch.resume import find_run
+    from rlcli.launch.resume import find_record
+    from rlcli.report.source import RunData
     from rlcli.signals.panel import panel_of
 
-    folder = find_run(run)
+    folder = find_record(run)
+    for note in RunData(folder).damage():
+        console.note(f"warning: {note}")
     found = panel_of(folder)
     if as_json:
         console.emit_json({"run": folder, "signals": [one.as_dict() for one in found]})

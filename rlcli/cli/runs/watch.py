@@ -40,10 +40,10 @@ def watch(
       rlcli runs watch runs/grpo-1 --json | jq '."reward/mean"'
     """
     from rlcli.attempt import INTERRUPTED
-    from rlcli.launch.resume import find_run
+    from rlcli.launch.resume import find_record
     from rlcli.tracking.console import View
 
-    folder = find_run(run)
+    folder = find_record(run)
     try:
         with View() as view:
             follower = Follower(folder, view, _print_line if json else lambda metrics: None)

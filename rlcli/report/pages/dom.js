@@ -91,7 +91,7 @@ R.signed = (value) => (R.known(value) ? (value > 0 ? "+" : "") + R.number(value)
 R.percent = (value) => (R.known(value) ? `${(100 * value).toFixed(1)}%` : "–");
 R.seconds = (value) => {
   if (!R.known(value)) return "–";
-  if (value < 0.0095) return `${(value * 1000).toFixed(1)} ms`;
+  if (value < 0.095) return `${(value * 1000).toFixed(1)} ms`;
   if (value < 90) return `${R.number(value)} s`;
   const minutes = Math.round(value / 60);
   return minutes < 90 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;

@@ -75,7 +75,7 @@ R.restore = (main, before) => {
 R.KEYS = [
   ["j k, ↓ ↑", "next, previous"],
   ["Enter", "open what is selected"],
-  ["[ ]", "previous, next sample or step"],
+  ["[ ]", "previous, next sample, group or step"],
   ["/", "search samples"],
   ["1 to 5", "the pages of the bar"],
   ["u", "up: from a sample to its group, to the samples"],

@@ -31,7 +31,7 @@ R.pages.prompt = async (room, given, page) => {
   R.fill(
     ends,
     R.section("", R.h("div.conversation", {}, shown[0].messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.brief(shown[0].ground_truth))),
-    R.h("div.halves", {}, shown.map((one, at) => R.h("div", {}, R.h("h2", {}, at ? "Last responses" : "First responses", " ", R.a("group", { kind, step: one.step, prompt: one.prompt_id, group: one.group }, `step ${R.count(one.step)}`)), R.h("div.grid.one", {}, one.rows.slice(0, 4).map((row) => R.groupCard(row, one, Math.max(...one.rows.map((other) => Math.abs(other.advantage || 0))))))))),
+    R.h(shown.length > 1 ? "div.halves" : "div.whole", {}, shown.map((one, at) => R.h("div", {}, R.h("h2", {}, shown.length > 1 ? (at ? "Last responses" : "First responses") : "Responses", " ", R.a("group", { kind, step: one.step, prompt: one.prompt_id, group: one.group }, `step ${R.count(one.step)}`)), R.h(shown.length > 1 ? "div.grid.one" : "div.grid", {}, one.rows.slice(0, 4).map((row) => R.groupCard(row, one, Math.max(...one.rows.map((other) => Math.abs(other.advantage || 0))))))))),
   );
 };
 
@@ -42,10 +42,9 @@ R.pages.time = async (room, given, page) => {
   const history = names.length ? R.h("section.card", {}, R.stackChart(whole.phases, go)) : null;
   if (!found.lanes.length) return R.fill(room, R.h("h1", {}, "Time"), history, R.empty(names.length ? "This run did not record what each worker does when." : "No step has finished yet."));
   page.neighbours = [R.known(found.previous) ? R.link("time", { step: found.previous }) : null, R.known(found.next) ? R.link("time", { step: found.next }) : null];
-  const [back, on] = page.neighbours;
   R.fill(
     room,
-    R.h("div.heading", {}, R.h("h1", {}, "Time"), R.h("span.push", {}), R.h("nav.steps", { "aria-label": "steps" }, back ? R.h("a.button", { href: back }, "‹ previous") : null, on ? R.h("a.button", { href: on }, "next ›") : null)),
+    R.h("div.heading", {}, R.h("h1", {}, "Time"), R.h("span.push", {}), R.steps("steps", page.neighbours)),
     history,
     R.lanes(found),
   );
@@ -67,7 +66,11 @@ R.stackChart = (phases, onpick) => {
 
 R.lanes = (found) => {
   const end = Math.max(1e-9, ...found.lanes.flatMap((lane) => lane.spans.map((span) => span[2])));
-  const names = [...new Set(found.lanes.flatMap((lane) => lane.spans.map((span) => span[0])))];
+  const spent = new Map();
+  for (const [name, from, to] of found.lanes.flatMap((lane) => lane.spans)) spent.set(name, (spent.get(name) || 0) + Math.max(0, to - from));
+  // The longest first: there are more phases than colours, and short ones share one.
+  const names = [...spent.keys()].sort((a, b) => spent.get(b) - spent.get(a));
+  const listed = names.filter((name) => spent.get(name) / found.lanes.length > 0.003 * end);
   const color = (name) => R.phaseColor(name, names);
   const percent = (part) => `${(100 * part) / end}%`;
   const busy = (lane) => {
@@ -86,7 +89,7 @@ R.lanes = (found) => {
     "section.card",
     {},
     R.h("h2", {}, `Step ${R.count(found.step)}`, R.h("small", {}, ` ${R.seconds(end)}${R.known(found.start) ? `, from ${R.when(found.start)}` : ""}`)),
-    R.h("ul.keys", {}, names.map((name) => R.h("li", {}, R.h("i", { style: { background: color(name) } }), R.text(name.replaceAll("_", " "))))),
+    R.h("ul.keys", {}, listed.map((name) => R.h("li", {}, R.h("i", { style: { background: color(name) } }), R.text(name.replaceAll("_", " "))))),
     R.h("div.lanes", {}, R.h("div.lane.head", {}, R.h("span.name", {}), R.h("div.track", {}, ticks), R.h("span.idle", {}, "waits")), rows),
   );
 };
@@ -121,7 +124,7 @@ R.signal = (signal) => {
     { tabindex: -1 },
     R.h("header", {}, R.h("h2", {}, R.text(signal.title)), R.h("span.push", {}), R.h(`span.pill.${kind}`, {}, signal.state)),
     R.h("p.facts", {}, `value ${R.number(signal.value)}`, R.known(signal.threshold) ? ` · threshold ${R.number(signal.threshold)}` : ""),
-    R.h("p", {}, R.text(signal.explanation)),
+    R.h("p", {}, signal.state === "ok" ? R.h("span.faint", {}, "A warning would mean: ") : null, R.text(signal.explanation)),
     signal.series.length > 1 ? R.chart({ title: signal.name, series: [{ label: "", points }], threshold: R.isOfValue(signal) ? signal.threshold : null, height: 120, smooth: false }) : null,
     examples.length ? R.h("details", { open: signal.state === "warning" }, R.h("summary", {}, R.plural(examples.length, "example")), R.h("ul.examples", {}, examples)) : null,
   );

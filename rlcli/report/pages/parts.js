@@ -4,9 +4,10 @@
 R.kindOf = (row) => (row.outcome === "ok" ? "good" : row.outcome === "wrong" || row.outcome === "no_answer" ? "bad" : "odd");
 R.outcome = (row) => R.h(`span.pill.${R.kindOf(row)}`, {}, (row.outcome || "no verdict").replace("_", " "));
 R.stopped = (reason) => (reason === "length" ? "cut off at the limit" : reason || "");
+R.score = (row) => R.h("span.fact", {}, "score ", R.h("b.figure", {}, R.number(row.score)));
 R.badges = (row) => [
   R.outcome(row),
-  R.h("span.figure", { title: "score" }, R.number(row.score)),
+  R.score(row),
   R.known(row.advantage) ? R.h(`span.figure.${row.advantage > 0 ? "up" : row.advantage < 0 ? "down" : "flat"}`, { title: "advantage" }, `A ${R.signed(row.advantage)}`) : null,
   R.known(row.response_tokens) ? R.h("span.fact", {}, R.plural(row.response_tokens, "token")) : null,
   row.finish_reason === "length" ? R.h("span.pill.odd", {}, "cut off") : null,
@@ -36,7 +37,7 @@ R.NAMES = { system: "System", user: "User", assistant: "Model", tool: "Tool", de
 // Messages that the policy did not draw are dimmed.
 R.message = (message, { drawn = false, mark = "", most, score = null } = {}) => {
   const name = R.NAMES[message.role] || message.role;
-  const head = R.h("header", {}, R.h("b", {}, R.text(name)), message.name ? R.h("code", {}, R.text(message.name)) : null, R.known(score) ? R.h("span.figure", { title: "reward of this turn" }, R.signed(score)) : null);
+  const head = R.h("header", {}, R.h("b", {}, R.text(name)), message.name ? R.h("code", {}, R.text(message.name)) : null, R.known(score) ? R.h("span", {}, "turn reward ", R.h("b.figure", {}, R.signed(score))) : null);
   const body = [];
   if (message.reasoning_content) body.push(R.h("details", {}, R.h("summary", {}, "Reasoning"), R.prose(message.reasoning_content, { mark, most })));
   if (message.content || !message.tool_calls) body.push(R.prose(message.content, { mark, most, missing: message.content_left_out }));

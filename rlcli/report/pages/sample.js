@@ -7,6 +7,9 @@ R.stepCrumbs = (found) => {
   return [R.a("samples", { kind }, kind ? "Evaluation samples" : "Samples"), R.a("samples", { kind, first: found.step, last: found.step }, `step ${R.count(found.step)}`)];
 };
 
+// Links to the neighbours of a page, which [ and ] follow too.
+R.steps = (name, [previous, next]) => R.h("nav.steps", { "aria-label": name }, previous ? R.h("a.button", { href: previous }, "‹ previous") : null, next ? R.h("a.button", { href: next }, "next ›") : null);
+
 R.pages.group = async (room, given, page) => {
   const found = await R.ask("group", given);
   const kind = found.kind === "evaluations" ? "evaluations" : null;
@@ -20,10 +23,11 @@ R.pages.group = async (room, given, page) => {
   };
   show(given.order || "sample");
   page.items = () => [...grid.children];
+  page.neighbours = [found.previous, found.next].map((one) => (one ? R.link("group", { kind, step: found.step, ...one }) : null));
   R.fill(
     room,
     R.crumbs(...R.stepCrumbs(found), "group"),
-    R.h("h1", {}, "Group"),
+    R.h("div.heading", {}, R.h("h1", {}, "Group"), R.h("span.push", {}), R.steps("groups of the step", page.neighbours)),
     R.h("p.faint.id", {}, R.text(found.prompt_id), " · ", R.a("prompt", { kind, prompt: found.prompt_id }, "this prompt over the run")),
     R.section("", R.h("div.conversation", {}, found.messages.map((message) => R.message(message, { most: 1500 }))), R.h("p.truth", {}, "Ground truth ", R.brief(found.ground_truth))),
     R.h("div.heading", {}, R.h("h2", {}, `${R.plural(found.rows.length, "sample")}, ${passed} right`), R.h("span.push", {}), R.select("Order", given.order, [["sample", "as drawn"], ["score", "score"], ["advantage", "advantage"], ["response_tokens", "length"]], show)),
@@ -37,7 +41,7 @@ R.groupCard = (row, found, most) => {
   return R.h(
     `article.answer.${R.kindOf(row)}`,
     { tabindex: -1 },
-    R.h("header", {}, R.h("a", { href: R.link("sample", place) }, row.sample < 0 ? "greedy" : `sample ${row.sample}`), R.outcome(row), R.h("span.push", {}), R.h("span.figure", { title: "score" }, R.number(row.score))),
+    R.h("header", {}, R.h("a", { href: R.link("sample", place) }, row.sample < 0 ? "greedy" : `sample ${row.sample}`), R.outcome(row), R.h("span.push", {}), R.score(row)),
     found.kind === "evaluations" ? null : R.advantage(row.advantage, most),
     R.h("p.facts", {}, [R.known(row.response_tokens) ? R.plural(row.response_tokens, "token") : "", R.stopped(row.finish_reason), row.left_out ? `left out: ${row.left_out}` : "", row.tokens ? "with tokens" : ""].filter(Boolean).join(" · ")),
     R.h("p.truth", {}, "Answer ", R.brief(row.answer)),
@@ -55,7 +59,7 @@ R.pages.sample = async (room, given, page) => {
   R.fill(
     room,
     R.crumbs(...R.stepCrumbs(found), R.a("group", { kind, step: found.step, prompt: found.prompt_id, group: found.group }, "group"), found.sample < 0 ? "greedy" : `sample ${found.sample}`),
-    R.h("div.heading", {}, R.h("h1", {}, found.sample < 0 ? "Greedy response" : `Sample ${found.sample}`), R.h("div.badges", {}, R.badges(found)), R.h("span.push", {}), R.h("nav.steps", { "aria-label": "samples of the group" }, R.known(previous) ? R.h("a.button", { href: place(previous) }, "‹ previous") : null, R.known(next) ? R.h("a.button", { href: place(next) }, "next ›") : null)),
+    R.h("div.heading", {}, R.h("h1", {}, found.sample < 0 ? "Greedy response" : `Sample ${found.sample}`), R.h("div.badges", {}, R.badges(found)), R.h("span.push", {}), R.steps("samples of the group", page.neighbours)),
     found.left_out ? R.h("aside.notes", {}, R.h("b", {}, `Not trained on: ${found.left_out}. `), R.LEFT_OUT[found.left_out] || "") : null,
     R.h("div.columns", {}, R.h("div", {}, R.conversation(found), found.token_columns ? R.tokens(found.token_columns, given) : R.h("p.faint.hint", {}, kind ? "" : "No tokens were kept of this sample: the key tracking.token_samples says of how many samples a step they are.")), R.verdict(found)),
   );

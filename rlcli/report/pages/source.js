@@ -6,16 +6,19 @@ class Refused extends Error {}
 class ViewSource {
   constructor() {
     this.live = true;
+    this.token = new URLSearchParams(location.search).get("token");
   }
   async ask(what, parameters = {}) {
     const given = Object.entries(parameters).filter(([, value]) => R.known(value) && value !== "" && value !== false);
-    const query = new URLSearchParams(given.map(([key, value]) => [key, String(value)]));
+    const query = new URLSearchParams([...given.map(([key, value]) => [key, String(value)]), ["token", this.token]]);
     let response;
     try {
       response = await fetch(`/api/${what}?${query}`, { cache: "no-store" });
     } catch (error) {
       throw new Refused("rlcli view has ended. Start it again to continue.");
     }
+    // Another rlcli view listens here now.
+    if (response.status === 403) throw new Refused((await response.text()).replace("403: ", ""));
     const found = await response.json();
     if (!response.ok) throw new Refused(found.error);
     return found;
@@ -138,7 +141,9 @@ class ReportSource {
     const found = piece.groups.filter((one) => one.prompt_id === prompt && (!R.known(group) || group === "" || one.group === Number(group))).sort((a, b) => a.group - b.group)[0];
     if (!found) throw new Refused(`step ${step} has no such group in this report; rlcli view shows all`);
     const rows = found.rows.map((row) => ({ ...row, tokens: Boolean(row.token_columns) }));
-    return { ...found, kind: kind || "samples", step: Number(step), rows };
+    const at = piece.groups.indexOf(found);
+    const [previous, next] = [at - 1, at + 1].map((place) => piece.groups[place]).map((one) => (one ? { prompt: one.prompt_id, group: one.group } : null));
+    return { ...found, kind: kind || "samples", step: Number(step), rows, previous, next };
   }
   async sample(run, parameters) {
     const found = await this.group(run, parameters);

@@ -15,7 +15,11 @@ def message_text(message: Mapping[str, Any]) -> str:
     >>> message_text({"role": "tool", "content": "8"})
     'tool: 8'
     """
-    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    called = message.get("tool_calls")
+    calls = [
+        call.get("function", call) if isinstance(call, dict) else call
+        for call in (called if isinstance(called, list) else ())
+    ]
     parts = [message.get("reasoning_content") or "", message.get("content") or "", *calls]
     return f"{message.get('role')}: " + "\n".join(part for part in map(_as_text, parts) if part)
 
@@ -29,7 +33,7 @@ def messages_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The messages of a saved sample; empty if it has none, or text that is no list of messages."""
     try:
         found = json.loads(row.get("messages") or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     sound = isinstance(found, list) and all(isinstance(message, dict) for message in found)
     return found if sound else ()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas
+import pyarrow.parquet as pq
 import pytest
 
 import rlcli
 from rlcli.config.load import dump_toml, resolve
 from rlcli.data.samples import sample_row, write_samples
+from rlcli.data.step_files import ADVANTAGES, advantages_table
 from rlcli.errors import RlcliError
 from rlcli.runs.folder import RunFolder
 from rlcli.types import Outcome, Prompt, Verdict
@@ -90,12 +93,40 @@ def test_samples_that_are_not_there_are_named(folder: Path) -> None:
         run.samples(7)
     with pytest.raises(RlcliError, match="no samples of an evaluation after step 2; there are those of step 0"):
         run.samples(2, evaluation=True)
-    file = folder / "samples" / "step-000002" / "rank-0.parquet"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(RlcliError, match=r"the samples of step 2 in .* cannot be read"):
+
+
+def test_what_cannot_be_read_is_left_out_and_named(folder: Path) -> None:
+    run = rlcli.Run(folder)
+    assert run.notes == ["metrics.jsonl: the last line is incomplete and left out"]
+    ranks = [folder / "samples" / "step-000002" / f"rank-{rank}.parquet" for rank in range(2)]
+    ranks[0].write_bytes(ranks[0].read_bytes()[:100])
+    broken = "samples/step-000002/rank-{}.parquet cannot be read: it is damaged or incomplete"
+    with pytest.warns(UserWarning, match=broken.format(0)):
+        assert run.samples()["sample"] == [1]
+    ranks[1].write_bytes(b"")
+    with (
+        pytest.warns(UserWarning, match=broken.format("[01]")),
+        pytest.raises(RlcliError, match=r"the samples of step 2 in .* cannot be read"),
+    ):
         run.samples()
+    (folder / "config.toml").unlink()
+    run = rlcli.Run(folder)
+    assert (run.config, run.steps, run.metrics()["step"]) == ({}, 0, [0, 1, 2])
+    assert run.notes[-1] == "config.toml cannot be read: No such file or directory"
+
+
+def test_samples_have_what_training_made_of_them(folder: Path) -> None:
+    room, whole = folder / "samples" / "step-000001", np.zeros(1, np.int64)
+    write_samples(room / "rank-0.parquet", 1, [row(0, 0.0, group=0), row(1, 1.0, group=0)])
+    table = advantages_table(1, ["sums:train:0"], whole + 1, whole, whole, whole - 0.5, whole + 0.25, [None])
+    pq.write_table(table, room / ADVANTAGES)
+    found = rlcli.Run(folder).samples(1)
+    assert found["advantage"] == [-0.5, None]
+    assert found["reward"] == [0.25, None]
+    assert found["trained_step"] == [1, None]
+    assert "advantage" not in rlcli.Run(folder).samples(0, evaluation=True)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RlcliError, match="is not a run: it has no config"):
+    with pytest.raises(RlcliError, match="is not a run: it has neither config"):
         rlcli.Run(tmp_path)

@@ -20,7 +20,7 @@ from rlcli.cluster.ray_session import check_local
 from rlcli.data.prompts.schema import row, write_rows
 from rlcli.data.prompts.table import read_prompts
 from rlcli.doctor import Status, check_sandbox
-from rlcli.errors import DataError, ModelError, SetupError, VerifierError
+from rlcli.errors import ConfigError, DataError, ModelError, SetupError, VerifierError
 from rlcli.model.io.facts import check_model
 from rlcli.model.io.tiny import make_tiny_model
 from rlcli.planner.shape import read_shape
@@ -100,15 +100,20 @@ def test_what_a_served_model_does_not_have_is_refused(
 
 
 @pytest.mark.parametrize("json_words", [[], ["--json"]])
-def test_binary_files_in_a_run_folder_are_named(
+def test_each_binary_file_of_a_run_is_named_in_one_line(
     json_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RunFolder.create(tmp_path / "run"):
         pass
     for name in ("config.toml", "events.jsonl", "metrics.jsonl", "environment.json", "evaluations/step-000001.json"):
         (tmp_path / "run" / name).write_bytes(b"\xff\xfe\x00" * 100)
-    said = error_of(capsys, "runs", "show", str(tmp_path / "run"), *json_words)
-    assert "config.toml cannot be read: it is not text in UTF-8" in said
+    assert main(["runs", "show", str(tmp_path / "run"), *json_words]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: metrics.jsonl: the last line is incomplete and left out",
+        "warning: events.jsonl: the last line is incomplete and left out",
+        "warning: config.toml cannot be read: it is not text in UTF-8",
+        "warning: evaluations/step-000001.json cannot be read",
+    ]
 
 
 BINARY = b"\xff\xfe\x00" * 100
@@ -120,9 +125,10 @@ BINARY = b"\xff\xfe\x00" * 100
     [
         ("config.toml", BINARY, "config.toml cannot be read: it is not text in UTF-8"),
         ("config.toml", b"[train]\nsteps = ", "config.toml cannot be read: it is not TOML: Invalid value"),
-        ("metrics.jsonl", BINARY, "metrics.jsonl cannot be read: it is not text in UTF-8; put a copy of it there"),
-        ("events.jsonl", BINARY, "events.jsonl cannot be read: it is not text in UTF-8; put a copy of it there"),
+        ("metrics.jsonl", BINARY + b"\n", "metrics.jsonl: 1 line is damaged and left out"),
+        ("metrics.jsonl", b'{"step": 1}\n{"ste', "metrics.jsonl: the last line is incomplete and left out"),
         ("metrics.jsonl", None, "metrics.jsonl cannot be read: Is a directory"),
+        ("events.jsonl", BINARY + b"\n", "events.jsonl: 1 line is damaged and left out"),
     ],
 )
 def test_one_file_of_a_run_that_cannot_be_read_is_named(
@@ -134,8 +140,31 @@ def test_one_file_of_a_run_that_cannot_be_read_is_named(
         (tmp_path / "run" / name).mkdir()
     else:
         (tmp_path / "run" / name).write_bytes(content)
-    assert says in error_of(capsys, "runs", "show", str(tmp_path / "run"), *json_words)
+    for command in ("show", "signals"):
+        assert main(["runs", command, str(tmp_path / "run"), *json_words]) == 0
+        (warning,) = capsys.readouterr().err.splitlines()
+        assert warning.startswith(f"warning: {says}")
     assert main(["runs", "list", str(tmp_path)]) == 0  # it hides no other run
+
+
+def test_chat_names_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+    from rlcli.cli.chat import model_place
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 7}\n')
+    with pytest.raises(ConfigError, match="run is a run without a checkpoint; name a model, or a run that has saved"):
+        model_place(str(tmp_path / "run"))
+
+
+def test_a_run_without_its_configuration_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 7, "reward/mean": 0.5}\n')
+    for words in (["show"], ["signals"], ["compare", str(tmp_path / "run")]):
+        assert main(["runs", *words, str(tmp_path / "run")]) == 0
+        shown = capsys.readouterr()
+        assert "config.toml cannot be read: No such file or directory" in shown.out + shown.err
+    assert main(["runs", "resume", str(tmp_path / "run")]) == 2
+    assert "is not a run: it has no config.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +79,9 @@ def test_a_shell_is_offered_what_fits(line: str, some: list[str], place: Path) -
             ["train.schedule=constant", "train.schedule=linear", "train.schedule=cosine"],
         ),
         (completion.keys, "data.shuffle=t", ["data.shuffle=true"]),
+        (completion.keys, "rollout.engine=", ["rollout.engine=transformers", "rollout.engine=vllm"]),
+        (completion.keys, "rollout.engi", ["rollout.engine=transformers", "rollout.engine=vllm"]),
+        (completion.keys, "environment.name=calc", ["environment.name=calculator"]),
         (completion.keys, "train.lr=", []),
         (completion.key_names, "lora.r", ["lora.rank"]),
         (completion.verifiers, "math + 0.1 * form", ["math + 0.1 * format"]),
@@ -90,6 +97,45 @@ def test_candidates_begin_with_what_was_typed(
     complete: completion.Names, incomplete: str, wanted: list[str], place: Path
 ) -> None:
     assert complete(incomplete) == wanted
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("rlcli train grpo --set rollout.engine=v", "rollout.engine=vllm "),
+        ("rlcli train grpo --set rollout.engi", "rollout.engine="),
+        ("rlcli train grpo --set train.lr=1 --set train.schedule=li", "train.lr=1 --set train.schedule=linear "),
+        ("rlcli train grpo --environment=calc", "--environment=calculator "),
+    ],
+)
+def test_bash_completes_what_comes_after_an_equals_sign(typed: str, completed: str, place: Path) -> None:
+    """In a real interactive bash, which splits words at `=`."""
+    bash = shutil.which("bash")
+    assert bash
+    script = subprocess.run(
+        [sys.executable, "-m", "rlcli.cli.main"],
+        env={**os.environ, "_RLCLI_COMPLETE": "source_bash"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    # The function is called with the command's name: here a function, which asks this interpreter.
+    (place / "rc").write_text(
+        f"rlcli() {{ {sys.executable} -m rlcli.cli.main; }}\n{script.replace('env ', '')}PS1='> '\n"
+    )
+    process, terminal = pty.fork()
+    if not process:
+        os.execve(bash, [bash, "--noprofile", "--rcfile", "rc", "-i"], {**os.environ, "TERM": "dumb", "COLUMNS": "200"})
+    shown = ""
+    try:
+        os.write(terminal, f"{typed}\t".encode())
+        while completed not in shown and (ready := select.select([terminal], [], [], 60)[0]):
+            shown += os.read(terminal, 4096).decode(errors="replace").replace("\a", "") if ready else ""
+        assert completed in shown
+    finally:
+        os.close(terminal)
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
 
 
 def test_an_error_offers_nothing() -> None:

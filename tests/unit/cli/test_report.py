@@ -70,7 +70,7 @@ def test_view_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        with urllib.request.urlopen(f"{url}api/index", timeout=60) as response:
+        with urllib.request.urlopen(url.replace("/?token=", "/api/index?token="), timeout=60) as response:
             assert json.load(response)["runs"][0]["name"] == "run"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

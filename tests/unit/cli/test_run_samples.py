@@ -127,6 +127,15 @@ def test_bad_input_is_one_line(words: str, line: str, run: Path, capsys: pytest.
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("messages", ["[", "[1]", '[{"role": 3, "content": {"a": 1}, "tool_calls": 5}]', "[" * 100_000])
+def test_messages_of_another_version_do_no_harm(messages: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_samples(run, 9, [row("8", 0, "It is 8", 1.0) | {"messages": messages}])
+    assert main(["runs", "samples", "first", "--step", "9"]) == 0
+    assert "── step 9 · a:train:8" in capsys.readouterr().out
+    assert main(["runs", "samples", "first", "--step", "9", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["response"] == "It is 8"
+
+
 def test_nothing_found_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "samples", "first", "--text", "no such text"]) == 0
     captured = capsys.readouterr()

@@ -155,4 +155,4 @@ def test_ctrl_c_leaves_the_run_alone(live: RunFolder) -> None:
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "watch", str(tmp_path)]) == 2
-    assert "is not a run: it has no config.toml" in capsys.readouterr().err
+    assert "is not a run: it has neither config.toml nor" in capsys.readouterr().err

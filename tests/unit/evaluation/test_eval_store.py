@@ -219,6 +219,25 @@ def test_a_row_says_what_is_known_of_a_sample(tmp_path: Path) -> None:
     assert other["mean_log_prob"] is None
 
 
+def test_samples_of_another_version_are_read_or_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "a.parquet"
+    write_samples(file, 7, [row(0, 0)])
+    written = pq.read_table(file)
+
+    def with_text(column: str) -> Any:
+        return written.set_column(written.column_names.index(column), column, pa.array(["high"]))
+
+    pq.write_table(with_text("verify_s").append_column("colour", pa.array(["red"])), file)
+    (found,) = read_samples(file).to_pylist()
+    assert (found["verify_s"], found["step"], "colour" in found) == (None, 7, False)
+    pq.write_table(with_text("score"), file)
+    with pytest.raises(DataError, match="is of another version: its column 'score' is string, not double"):
+        read_samples(file)
+
+
 @pytest.mark.parametrize(
     ("paths", "names"),
     [

@@ -180,6 +180,11 @@ def test_keys_move_open_search_and_help(visit: Any, report: str) -> None:
     page.wait_for_selector("h1:has-text('Sample 2')")
     page.keyboard.press("u")
     page.wait_for_selector("h1:has-text('Group')")
+    first = page.inner_text(".id")
+    page.keyboard.press("]")
+    page.wait_for_function("first => document.querySelector('.id').innerText !== first", arg=first)
+    page.click("text=‹ previous")
+    page.wait_for_function("first => document.querySelector('.id').innerText === first", arg=first)
     page.keyboard.press("?")
     assert "search samples" in page.inner_text("dialog")
     page.keyboard.press("Escape")
@@ -244,6 +249,8 @@ def test_what_the_policy_did_not_draw_is_dimmed(visit: Any, report: str) -> None
     drawn = [name for kind, name in roles if "drawn" in kind]
     assert [name for _, name in roles] == ["System", "User", "Model", "Tool", "Model"]
     assert drawn == ["Model", "Model"]
+    rewards = page.locator(".message.drawn header").all_inner_texts()
+    assert all("turn reward" in text for text in rewards), rewards
     assert "calculator" in page.inner_text(".call")
     left_out = visit(report).open("sample?step=1&prompt=sums%2F0&sample=3")
     assert "Not trained on: truncated." in left_out.inner_text("main")
@@ -354,6 +361,18 @@ def test_view_follows_a_run_that_grows(visit: Any, tmp_path: Path) -> None:
         page.click("text=New samples, up to step 4")
         page.wait_for_selector(".sample:has-text('step 4')")
         page.goto("about:blank")
+
+
+def test_a_page_of_another_server_says_what_to_open(visit: Any, folder: Path) -> None:
+    with served(folder) as url:
+        visitor = visit(url)
+        page = visitor.open("overview")
+        page.evaluate("R.source.token = 'of the one before'")
+        page.evaluate("location.hash = '#/samples'")
+        page.wait_for_selector("text=Open the whole address that rlcli view has printed.")
+        page.goto("about:blank")
+    assert all("403" in error for error in visitor.errors)
+    visitor.errors.clear()
 
 
 def test_two_runs_are_chosen_between_in_the_bar(visit: Any, folder: Path, tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlcli.cli.main import main
@@ -127,7 +130,7 @@ def test_without_a_common_step_the_last_evaluations_are_paired(runs: tuple[Path,
     other = make_run(tmp_path / "c", [0.5], {7: {0: "wr", 3: "ww"}})
     found = compare(runs[0], other).as_dict()
     assert {(one["step"], one["step_b"]) for one in found["evaluations"]} == {(3, 7)}
-    assert any("after step 3 of A, after step 7 of B" in note for note in found["notes"])
+    assert any("after step 3 of A, step 7 of B" in note for note in found["notes"])
     longer = make_run(tmp_path / "d", [0.5], {0: {0: "ww"}, 7: {0: "wr", 3: "ww"}})
     assert {one.steps for one in compare(runs[0], longer).evaluations} == {(0, 0), (3, 7)}
 
@@ -138,10 +141,22 @@ def test_a_half_written_run_shows_what_there_is(runs: tuple[Path, Path], capsys:
     found = compare(*runs)
     assert curve(found, "Reward", "step")["a"] == [[1, 0.5]]
     assert {one.steps for one in found.evaluations} == {(0, 0)}
-    assert any("cannot be read as parquet" in note for note in found.notes)
+    truncated, note = found.notes
+    assert truncated == "a: metrics.jsonl: the last line is incomplete and left out"
+    unread = "a/evaluations/step-000003/rank-0.parquet cannot be read as parquet"
+    assert note.startswith(f"the evaluations after step 3 are not paired: {unread}")
     (runs[1] / "metrics.jsonl").unlink()
     assert main(["runs", "compare", *map(str, runs)]) == 0
     assert "b has no metrics of a step" in capsys.readouterr().out
+
+
+def test_samples_without_a_score_are_not_paired(runs: tuple[Path, Path]) -> None:
+    for file in runs[1].glob("evaluations/step-000003/rank-*.parquet"):
+        table = pq.read_table(file)
+        scores = pa.nulls(len(table), pa.float64())
+        pq.write_table(table.set_column(table.column_names.index("score"), "score", scores), file)
+    (note,) = compare(*runs).notes
+    assert re.search(r"after step 3 are not paired: .* \d+ samples of b/evaluations/step-000003 have no score", note)
 
 
 def test_long_runs_are_thinned() -> None:
@@ -182,7 +197,7 @@ def test_the_terminal_shows_no_control_characters(
 def test_a_folder_that_is_no_run_is_one_line(
     runs: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RlcliError, match="is not a run: it has no config"):
+    with pytest.raises(RlcliError, match="is not a run: it has neither config"):
         compare(runs[0], tmp_path)
     assert main(["runs", "compare", str(runs[0]), str(tmp_path / "missing")]) == 2
     assert "is not a run: no such folder" in capsys.readouterr().err

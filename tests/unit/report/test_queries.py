@@ -96,6 +96,9 @@ def test_a_group_has_advantages_and_the_prompt_once(api: Api) -> None:
     group = api.answer("group", {"step": "1", "prompt": "sums/1"})
     assert [message["role"] for message in group["messages"]] == ["system", "user"]
     assert [row["sample"] for row in group["rows"]] == [0, 1, 2, 3]
+    assert group["previous"] == {"prompt": "sums/0", "group": 0}
+    assert group["next"] == {"prompt": "sums/2", "group": 2}
+    assert api.answer("group", {"step": "1", "prompt": "sums/0"})["previous"] is None
     assert [row["advantage"] for row in group["rows"]] == [0.75, -0.25, -0.25, None]
     assert group["rows"][3]["left_out"] == "truncated"
     assert [message["role"] for message in group["rows"][0]["said"]] == ["assistant", "tool", "assistant"]

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcli.errors import RlcliError
+from rlcli.report.api import Api
 from rlcli.report.source import RunData
 from tests.report_runs import Settings, write_run, write_step
 
@@ -109,6 +110,37 @@ def test_a_damaged_file_of_samples_is_left_out_with_a_note(tmp_path: Path, conte
     run = opened(folder)
     assert len(run.rows(1, ["score"])) == 6
     assert run.notes == ["samples/step-000001/rank-0.parquet cannot be read: it is damaged or incomplete"]
+
+
+def test_a_file_damaged_in_one_column_keeps_its_rows(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=1)
+    file = folder / "samples" / "step-000001" / "rank-0.parquet"
+    column = pq.ParquetFile(file).schema_arrow.get_field_index("response")
+    meta = pq.ParquetFile(file).metadata.row_group(0).column(column)
+    content = bytearray(file.read_bytes())
+    start, size = meta.dictionary_page_offset or meta.data_page_offset, meta.total_compressed_size
+    content[start : start + size] = bytes(size)
+    file.write_bytes(content)
+    run = opened(folder)
+    rows = run.rows(1, ["prompt_id", "response"])
+    assert [row["response"] is None for row in rows] == [True] * 6 + [False] * 6
+    assert {row["prompt_id"] for row in rows} == {"sums/0", "sums/1", "sums/2"}
+    assert run.notes == ["samples/step-000001/rank-0.parquet is damaged: some of its columns cannot be read"]
+    assert len(Api([run]).answer("samples", {"text": "plus"})["rows"]) == 12
+
+
+@pytest.mark.parametrize("name", ["advantages.parquet", "tokens-0.parquet"])
+def test_what_the_trainer_wrote_in_other_types_is_left_out(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run", steps=2)
+    for file in folder.glob(f"samples/*/{name}"):
+        held = pq.read_table(file)
+        pq.write_table(pa.table({column: ["x"] * len(held) for column in held.column_names}), file)
+    run = opened(folder)
+    answered = Api([run]).answer("samples", {})
+    assert len(answered["rows"]) == 24
+    kept = {"advantages.parquet": "tokens", "tokens-0.parquet": "advantage"}[name]
+    assert any(row[kept] for row in answered["rows"])
+    assert any(f"{name}: column group has another type and is left out" in note for note in run.notes)
 
 
 def test_a_run_without_configuration_is_read_with_a_note(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The server of `rlcli view`: on loopback, for local names, on a free port."""
+"""The server of `rlcli view`: on loopback, for local names, for those who know the token, on a free port."""
 
 from __future__ import annotations
 
@@ -22,20 +22,24 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Api:
     return Api([RunData(write_run(tmp_path_factory.mktemp("runs") / "run", steps=2))])
 
 
-def asked(api: Api, ask: Callable[[Any, str], Awaitable[Any]], port: int | None = None) -> Any:
-    """What `ask` returns for a session and the address of a server."""
+def asked(api: Api, ask: Callable[[Any, Server], Awaitable[Any]], port: int | None = None) -> Any:
+    """What `ask` returns for a session and a server."""
     import aiohttp
 
     async def main() -> Any:
         async with Server(api, port) as server, aiohttp.ClientSession() as session:
-            return await ask(session, server.url)
+            return await ask(session, server)
 
     return asyncio.run(main())
 
 
+def api_of(server: Server, query: str) -> str:
+    return f"{server.origin}api/{query}&token={server.access.token}"
+
+
 def test_it_answers_with_the_page_and_with_json(api: Api) -> None:
-    async def ask(session: Any, url: str) -> Any:
-        async with session.get(url) as page, session.get(f"{url}api/samples?outcome=ok") as samples:
+    async def ask(session: Any, server: Server) -> Any:
+        async with session.get(server.url) as page, session.get(api_of(server, "samples?outcome=ok")) as samples:
             return page.headers, await page.text(), samples.headers, await samples.json()
 
     headers, html, of_json, found = asked(api, ask)
@@ -58,16 +62,38 @@ def test_it_answers_with_the_page_and_with_json(api: Api) -> None:
     ],
 )
 def test_it_answers_to_local_names_alone(api: Api, host: str, status: int) -> None:
-    async def ask(session: Any, url: str) -> Any:
-        async with session.get(f"{url}api/index", headers={"Host": host}) as response:
+    async def ask(session: Any, server: Server) -> Any:
+        async with session.get(api_of(server, "index?"), headers={"Host": host}) as response:
             return response.status
 
     assert asked(api, ask) == status
 
 
+@pytest.mark.parametrize("where", ["", "api/index", "api/samples", "nowhere"])
+@pytest.mark.parametrize("query", ["", "?token=", "?token=0", "?token=%FF%ED%A0%80", "?once=0", "?token={once}"])
+def test_nothing_is_answered_without_the_token(api: Api, where: str, query: str) -> None:
+    async def ask(session: Any, server: Server) -> Any:
+        async with session.get(server.origin + where + query.format(once=server.access.once)) as response:
+            return response.status, response.headers["X-Frame-Options"], await response.text()
+
+    assert asked(api, ask) == (403, "DENY", serving.REFUSED)
+    assert serving.REFUSED.count("\n") == 1
+
+
+def test_the_link_for_a_browser_opens_the_page_once(api: Api) -> None:
+    async def ask(session: Any, server: Server) -> Any:
+        found = []
+        for url in (server.once.replace("/?", "/api/index?"), server.once, server.once):
+            async with session.get(url) as response:
+                found.append((response.status, str(response.url) == server.url))
+        return found
+
+    assert asked(api, ask) == [(403, False), (200, True), (403, False)]
+
+
 def test_what_does_not_exist_is_an_error_in_json(api: Api) -> None:
-    async def ask(session: Any, url: str) -> Any:
-        async with session.get(f"{url}api/group?step=9&prompt=p") as response:
+    async def ask(session: Any, server: Server) -> Any:
+        async with session.get(api_of(server, "group?step=9&prompt=p")) as response:
             return response.status, await response.json()
 
     assert asked(api, ask) == (
@@ -77,8 +103,8 @@ def test_what_does_not_exist_is_an_error_in_json(api: Api) -> None:
 
 
 def test_a_port_in_use_is_passed_over_or_refused(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def address(session: Any, url: str) -> str:
-        return url
+    async def address(session: Any, server: Server) -> str:
+        return server.origin
 
     with socket.socket() as taken:
         taken.bind((serving.HOST, 0))

@@ -94,7 +94,7 @@ def test_runs_are_listed_and_shown(runs: Path, capsys: pytest.CaptureFixture[str
     assert main(["runs", "show", str(runs / "b")]) == 0
     assert "flag --steps" in capsys.readouterr().out
     assert main(["runs", "show", str(runs / "data")]) == 2
-    assert "is not a run: it has no config.toml" in capsys.readouterr().err
+    assert "is not a run: it has neither config.toml nor" in capsys.readouterr().err
 
 
 def test_listing_runs_imports_nothing_heavy(runs: Path) -> None:

@@ -17,6 +17,7 @@ from scripts._docs.__main__ import build
 from scripts._docs.built import Page, breakable, problems
 from scripts._docs.staging import DOCS, ROOT, SiteError, adapted, check_navigation, navigated
 from scripts._docs.text import prose, table
+from tests.browser import LAPTOP, PHONE, Visitor, chromium, url_of
 
 PAGE = "<html><body><h1 id='top'>Top</h1>{}</body></html>"
 
@@ -79,6 +80,27 @@ def test_a_diagram_is_part_of_the_page(site: Path) -> None:
     text = (site / "concepts" / "step.html").read_text(encoding="utf-8")
     assert re.search(r'<div class="diagram"><svg.*advantages A', text, re.DOTALL)
     assert "<style" not in text[text.index('<div class="diagram">') : text.index("</svg>", text.index('"diagram"'))]
+
+
+@pytest.mark.parametrize("viewport", [LAPTOP, PHONE], ids=["laptop", "phone"])
+def test_the_site_opens_from_disk_without_a_network(site: Path, viewport: dict[str, int]) -> None:
+    with chromium() as browser:
+        visitor = Visitor(browser, url_of(site / "index.html"), viewport=viewport)
+        page = visitor.page
+        for name in ("index", "debug", "looking_at_runs", "reference/keys", "reference/commands", "concepts/step"):
+            page.goto(url_of(site / f"{name}.html"))
+            page.wait_for_load_state("networkidle")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        drawn = page.locator(".diagram svg").bounding_box()
+        assert drawn
+        assert drawn["width"] > 200
+        assert drawn["height"] > 40
+        assert "advantages" in page.locator(".diagram svg").text_content()
+        page.goto(url_of(site / "index.html"))
+        page.locator("article a[href='start.html'], article a[href='./start.html']").first.click()
+        page.wait_for_url("**/start.html")
+        assert page.locator("h1").count() == 1
+        visitor.close()
 
 
 def test_the_search_index_has_the_pages(site: Path) -> None:

@@ -64,6 +64,7 @@ def rows_of(
             rows.append(
                 {
                     "prompt_id": f"sums:train:{step}-{prompt}",
+                    "group": prompt,
                     "sample": sample,
                     "prompt": f"What is the sum of {answer // 2} and {answer - answer // 2}?",
                     "response": response,

@@ -36,12 +36,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(run: Path, first: int, last: int, done: int = 0) -> list[str]:
-    """Steps of HACKED with the alarms of a run; returns what was noted."""
+    """Steps of HACKED with the alarms of a run; returns what was printed, warnings with their step."""
     notes: list[str] = []
+
+    def warn(text: str, step: int) -> None:
+        notes.append(f"step {step}: {text}")
+
     lines, samples = HACKED
     with RunFolder.resume(run) if (run / "config.toml").exists() else RunFolder.create(run) as folder:
         folder.write_config("[train]\nsteps = 30\n")
-        alarms = HackingAlarms(run, 30, notes.append, folder.event, enabled=True)
+        alarms = HackingAlarms(run, 30, notes.append, warn, folder.event, enabled=True)
         alarms.restart(done)
         for line, (step, rows) in zip(lines[first - 1 : last], samples[first - 1 : last], strict=True):
             save(run, step, rows)
@@ -64,7 +68,8 @@ def test_each_signal_is_one_event_one_note_and_in_the_last_line(tmp_path: Path, 
     names = [event["name"] for event in events]
     assert "hacking_phrase" in names
     assert len(names) == len(set(names))
-    assert sum("warning hacking_phrase" in note for note in notes) == 1
+    (warned,) = [event["step"] for event in events if event["name"] == "hacking_phrase"]
+    assert sum(note.startswith(f"step {warned}: warning hacking_phrase: ") for note in notes) == 1
     assert notes[-1].startswith("signals of reward hacking: ")
     assert "phrase (A phrase is rewarded: «am absolutely certain ####»)" in notes[-1]
     assert "rlcli runs signals" in notes[-1]
@@ -124,7 +129,9 @@ def test_a_failure_of_the_thread_is_one_line(tmp_path: Path, monkeypatch: pytest
 
 def test_runs_that_are_given_their_responses_have_no_monitor(tmp_path: Path) -> None:
     notes: list[str] = []
-    alarms = HackingAlarms(tmp_path, 30, notes.append, lambda *_, **__: None, enabled=False)
+    alarms = HackingAlarms(
+        tmp_path, 30, notes.append, lambda text, step: notes.append(text), lambda *_, **__: None, enabled=False
+    )
     alarms.restart(0)
     alarms.step(1, {"reward/mean": 1.0})
     alarms.finish(1)

@@ -182,7 +182,9 @@ def test_signals_are_json_and_those_that_warn_come_first() -> None:
     first = json.loads(json.dumps(found[0].as_dict()))
     assert first["name"] == "several_answers"
     assert first["series"][0][0] == 1
-    assert set(first["examples"][0]) == {"step", "prompt_id", "sample", "excerpt", "note"}
+    assert set(first["examples"][0]) == {"step", "prompt_id", "group", "sample", "excerpt", "note"}
+    groups = [(f"sums:train:{one['step']}-{one['group']}", one["prompt_id"]) for one in first["examples"]]
+    assert all(of_group == prompt for of_group, prompt in groups)
     assert len({one.name for one in found}) == len(found) == 13
 
 

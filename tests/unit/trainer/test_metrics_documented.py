@@ -17,16 +17,8 @@ from rlcli.trainer.metrics import PER_TOKEN
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.weight_transfer import Synced
 from rlcli.workers.step_recorder import StepReport
+from tests.pages import documented_metrics
 from tests.trainers import PROMPT, trainer_of
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "metrics.md"
-
-
-def documented() -> set[str]:
-    """The names in the table's first column."""
-    rows = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
-
 
 SUMS = ("tokens", *PER_TOKEN, "grad_norm")
 MISMATCH = ("tokens", "kl", "k3", "ratio", "ratio_squared", "outliers", "corrected")
@@ -92,4 +84,4 @@ def test_the_metrics_are_those_that_are_documented(tmp_path: Path) -> None:
     found = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in found}
     found = {re.sub(r"^ended/\w+", "ended/NAME", name) for name in found}
     found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}
-    assert found == documented()
+    assert found == documented_metrics()
