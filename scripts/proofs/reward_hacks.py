@@ -1,11 +1,12 @@
 """Are planted reward hacks named by the right signal, and do honest runs raise none?
 
-    .venv/bin/python scripts/proofs/reward_hacks.py [NAME …] [--folder FOLDER] [--json FILE]
+    .venv/bin/python scripts/proofs/reward_hacks.py [NAME …] [--seed N] [--folder FOLDER] [--json FILE]
 
 Each case is a real run of the quickstart's tiny model: a few demonstrations in a hundred show the behaviour, and RL
 makes it the rule, because the verifier rewards it. The honest runs are the quickstart's own tasks. Prints a table: what
 each run's panel warns of, and when the alarm came in the run. Exit code 1 unless each hack is named by its signal and
-no honest run raises one. With --folder runs and warm starts stay, and a run that is complete is not repeated.
+no honest run raises one. --seed: added to each case's own. With --folder runs and warm starts stay, and a run that is
+complete is not repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def lessons(data: Path) -> Any:
 
 def train(name: str, case: Case, folder: Path) -> Path:
     """The run of a case, trained now unless it is complete."""
-    run = folder / name
+    run = folder / f"{name}-{case.seed}"
     if _finished(run):
         return run
     data, model = _start(case, folder)
@@ -231,6 +232,7 @@ def line_of(one: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="NAME", help=f"of: {', '.join(CASES)}")
+    parser.add_argument("--seed", type=int, default=0, help="added to the seed of each case (0)")
     parser.add_argument("--folder", type=Path, default=None, help="where runs and warm starts are kept")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
@@ -240,7 +242,8 @@ def main() -> int:
         print("| run | | steps | reward | panel | alarm at step |\n|---|---|---|---|---|---|", flush=True)
         found = []
         for name in arguments.cases:
-            found.append(judge(name, CASES[name], train(name, CASES[name], folder)))
+            case = replace(CASES[name], seed=CASES[name].seed + arguments.seed)
+            found.append(judge(name, case, train(name, case, folder)))
             print(line_of(found[-1]), flush=True)
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=2) + "\n")
