@@ -99,7 +99,7 @@ CASES: dict[str, Case] = {
     "hole": Case("hole", ("truth", "one_response")),
     "padding": Case("thorough", ("length",)),
     "listing": Case("mentions", ("several_answers",), (*EARLY, "--set", "rollout.max_response_tokens=56")),
-    "phrase": Case("impressed", ("phrase",), (*SHORT, "--set", "rollout.max_response_tokens=40")),
+    "phrase": Case("impressed", ("phrase",), (*EARLY, "--set", "rollout.max_response_tokens=40")),
     "sums": Case(words=("--verifier", "gsm8k + 0.1 * repetition")),
     "sums-rloo": Case(words=(*SHORT, "--set", "algorithm.advantage=rloo"), seed=1),
     "sums-kl": Case(words=(*SHORT, "--set", "algorithm.kl_coef=0.01"), seed=2),
