@@ -377,10 +377,13 @@ class Worker(WeightSync):
         return busy.collect()
 
     def close(self) -> None:
-        """Close what this process holds, in order: engine, scoring processes, process group, watchdog."""
+        """Close what this process holds, in order: files, engine, scoring processes, process group, watchdog."""
         import torch.distributed as dist
 
         self.recorder.flush()
+        with contextlib.suppress(Exception):
+            if self.rollout_role is not None:
+                self.rollout_role.finish_saving()
         with contextlib.suppress(Exception):
             if self.engine is not None:
                 self.engine.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from commands import SMALL, Cli, descendants, start
 
@@ -205,6 +206,8 @@ def test_a_verifier_that_fails_stops_the_run_and_says_why(cli: Cli, tiny: Path, 
     assert "16 of 16 verifications crashed" in done.stderr
     assert "ValueError" in done.stderr
     assert "verifier.max_crash_rate" in done.stderr
+    (saved,) = (tmp_path / "run" / "samples").glob("step-000001/rank-*.parquet")
+    assert all("ValueError" in detail for detail in pq.read_table(saved)["detail"].to_pylist())
 
 
 @pytest.mark.long

@@ -26,7 +26,7 @@ from rlcli.rollout.call import GREEDY, RolloutCall
 from rlcli.rollout.engine import Engine, Generation, GenerationRequest
 from rlcli.scoring.expression import rivals_of
 from rlcli.scoring.service.client import Scored, ScoringService
-from rlcli.types import Sample
+from rlcli.types import UNVERIFIED, Sample
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S
 from rlcli.workers.roles.conversations import Conversations, turn_seed
 from rlcli.workers.roles.sample_writer import PendingSample, Saver, awaited, pending, sent
@@ -352,8 +352,12 @@ class _Round:
     def report(self) -> Collected:
         """Call once all verdicts are there. The caller fills in the seconds."""
         self._collect()
-        samples = Samples.of(self._sample(item) for item in self._pending)
-        self.role.save(self.saver, wait=not self.call.keep_tokens)
+        later = False  # samples that may stop the run are on disk before it stops, and its workers are killed
+        try:
+            samples = Samples.of(self._sample(item) for item in self._pending)
+            later = self.call.keep_tokens and not samples.is_(*UNVERIFIED).any()
+        finally:
+            self.role.save(self.saver, wait=not later)
         baselines = {prompt: awaited(scored).verdict for prompt, scored in self._greedy.items()}
         baselines |= {prompt: replace(baselines[prompt], score=0.0) for prompt in self._unrewarded}
         kept = self.call.keep_tokens and (self._pending or self._begun)
