@@ -18,6 +18,8 @@ from rlcli.errors import ConfigError, VerifierError
 
 ADDRESSES, KEY = "RLCLI_SERVED", "RLCLI_SERVED_KEY"
 """Environment variables: model → addresses, as JSON, and the key that all of them ask for."""
+ENGINE_KEY = "RLCLI_ENGINE_KEY"
+"""Environment variable with the key that servers of others ask for: those of `rollout.servers` and of teachers."""
 
 
 @dataclass(frozen=True)

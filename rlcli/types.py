@@ -205,13 +205,14 @@ class Sample:
 
     prompt: index of its prompt in the step (its group). sample: index within the group. prompt_tokens: before the first
     drawn token. drawn_tokens: those that the policy drew, the end-of-text token included. version: the engine's number
-    of weight syncs when it drew the first of them; newer_by: how many more it had seen at the last. seed: of drawing
-    them. signature: of its tokens, log-probs and score (`rlcli.data.signature`); 0: not signed. context_tokens: those
-    after the prompt that the policy did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as
-    an index into `ENDED`; tool_calls: of the policy; failed_calls: those that could not be read or that failed;
-    turn_rewards: what the environment gave for each turn; turn_states: a hash of what it had written before each turn;
-    branches: sequences that it consists of. saved_step, saved_group: where its row is saved: in the files of which step
-    (0: unknown, from an older checkpoint), and its group among those that this step generated.
+    of weight syncs when it drew the first of them; newer_by: how many more it had seen at the last; version_tokens: how
+    many it drew with each of these versions, empty if all with one. seed: of drawing them. signature: of its tokens,
+    log-probs and score (`rlcli.data.signature`); 0: not signed. context_tokens: those after the prompt that the policy
+    did not draw. turns: how often the policy spoke. Of a conversation, ended: why, as an index into `ENDED`;
+    tool_calls: of the policy; failed_calls: those that could not be read or that failed; turn_rewards: what the
+    environment gave for each turn; turn_states: a hash of what it had written before each turn; branches: sequences
+    that it consists of. saved_step, saved_group: where its row is saved: in the files of which step (0: unknown, from
+    an older checkpoint), and its group among those that this step generated.
     """
 
     prompt: int
@@ -236,6 +237,7 @@ class Sample:
     saved_group: int = 0
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[int, ...] = ()
+    version_tokens: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:

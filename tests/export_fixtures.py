@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from rlcli.cli.main import main
-from rlcli.config.load import dump_toml, resolve
+from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.export.weights import Stored
 from rlcli.model.io.loading import load_policy, load_value
 from rlcli.model.io.state import save_state, trained_state
@@ -37,12 +38,15 @@ def save_run(
     recipe: str = "grpo",
     dtype: torch.dtype = torch.float32,
     swap: bool = False,
+    resolved: Resolved | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Path:
     """A run folder with a checkpoint of `base`, its weights moved at random; that checkpoint. Needs a process group.
 
-    swap: two tensors of one shape have changed places in the files.
+    swap: two tensors of one shape have changed places in the files. resolved: the configuration, in place of
+    `settings`. state: more of the trainer's state.
     """
-    resolved = resolve(recipe, {"model.path": str(base)}, list(settings))
+    resolved = resolved or resolve(recipe, {"model.path": str(base)}, list(settings))
     lora = resolved.config.lora
     place: dict[str, Any] = {"dtype": dtype, "device": CPU, "mesh": init_device_mesh("cpu", (1,))}
     torch.manual_seed(step)
@@ -74,7 +78,8 @@ def save_run(
     written = save_state(trained_state(trained), {}, folder, group())
     return checkpoints.commit(
         step,
-        {"step": step, "dtype": str(dtype).removeprefix("torch."), "probe": {"tokens": PROBE, "log_probs": log_probs}},
+        {"step": step, "dtype": str(dtype).removeprefix("torch."), "probe": {"tokens": PROBE, "log_probs": log_probs}}
+        | dict(state or {}),
         dump_toml(resolved),
         {f"policy/{name}": facts for name, facts in written.items()},
         {},
@@ -106,6 +111,9 @@ def save_runs(root: Path) -> Path:
     save_run(root / "full", base, step=2)
     save_run(root / "full", base, step=5)
     save_run(root / "untied", untied)
+    mixture = save_tiny(root / "mixture-base", "qwen3_moe")
+    save_run(root / "mixture", mixture)
+    save_run(root / "mixture-lora", mixture, *LORA)
     save_run(root / "lora", base, *LORA)
     save_run(root / "half", base, dtype=torch.bfloat16)
     save_run(root / "unmoved", base, moved_by=0.0)

@@ -42,8 +42,11 @@ def packed(responses: Responses, dtype: torch.dtype = torch.float64) -> dict[str
         pairs = zip(values, responses, strict=True)
         return torch.tensor([value for value, response in pairs for _ in response.new], dtype=dtype)
 
+    new = floats("new").requires_grad_()
     return {
-        "log_probs": floats("new").requires_grad_(),
+        "log_probs": new,
+        "candidate_log_probs": torch.stack([new - 1.0, new - 2.0], dim=1),
+        "teacher_top_log_probs": torch.stack([floats("reference") - 0.5, floats("reference") - 1.5], dim=1),
         "old_log_probs": floats("old"),
         "reference_log_probs": floats("reference"),
         "advantages": of_tokens([response.advantage for response in responses], dtype),
@@ -201,3 +204,19 @@ def sppo(responses: Responses, eta: float = 1e3) -> list[list[Term]]:
         log_ratio = math.fsum(response.new) - math.fsum(response.old)
         terms.append([Term((log_ratio - eta * response.advantage) ** 2)] * len(response.new))
     return terms
+
+
+def kl_with_rest(first: list[float], second: list[float], least: float) -> float:
+    """KL of two distributions of which some log-probs are given; the others are one event, at least that likely."""
+
+    def whole(given: list[float]) -> list[float]:
+        return [*map(math.exp, given), max(1.0 - math.fsum(map(math.exp, given)), least)]
+
+    return math.fsum(p * (math.log(p) - math.log(q)) for p, q in zip(whole(first), whole(second), strict=True))
+
+
+DISTILLATIONS: dict[str, Callable[[list[float], list[float], float], float]] = {
+    "opd_forward": lambda policy, teacher, least: kl_with_rest(teacher, policy, least),
+    "opd_reverse": lambda policy, teacher, least: kl_with_rest(policy, teacher, least),
+}
+"""Losses over the teacher's likeliest tokens, of one token: the log-probs of policy and teacher."""

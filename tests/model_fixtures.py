@@ -24,13 +24,15 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
 Row = tuple[np.ndarray, int]
 
 
 def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(kind, **{**SIZES, "tie_word_embeddings": True, **changes})
+    own = EXPERTS if kind == "qwen3_moe" else {}
+    return AutoConfig.for_model(kind, **{**SIZES, **own, "tie_word_embeddings": True, **changes})
 
 
 def tiny_lm(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:

@@ -1,7 +1,7 @@
 """The commands that the documentation shows, and what is wrong with one: nothing of them is run here.
 
-A line in a `bash` block is a command, and one that begins with `rlcli` or `scripts/` in a block without a language; so
-is code in a sentence that begins with `rlcli`. `…` and words in capitals stand for something.
+A line in a `bash` block is a command, and so is code in a sentence that begins with `rlcli`. `…` and words in capitals
+stand for something.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,21 +31,33 @@ PAGES = [
     *(ROOT / folder / "README.md" for folder in ("recipes", "verifiers", "environments", "data_prep")),
 ]
 NOT_RUN = {
-    "echo",
-    "eval",
-    "exec",
-    "hf",
-    "pip",
-    "pre-commit",
-    "python",
-    "python3",
-    "ray",
-    "source",
-    "srun",
-    "uv",
-    "vllm",
+    "rlcli doctor": "imports all that it checks: tests/unit/test_doctor.py",
+    "rlcli engines *": "needs a run with servers: tests/unit/cli/test_cli_engines.py",
+    "rlcli plan --calibrate": "measures for minutes: tests/unit/planner/test_calibration.py",
+    "rlcli quickstart*": "trains for minutes: tests/integration/test_quickstart.py",
+    "rlcli tiny-model * --warm *": "trains for a minute: tests/unit/quickstart/test_warm_start.py",
+    "rlcli train *reward_model(path=*": "loads torch twice: tests/unit/verifiers/test_verifier_reward_model.py",
+    "rlcli train *(serve=*": "starts a server of a model: tests/integration/test_judge.py",
+    "rlcli train *rollout.servers_folder=*": "uses servers of engines: tests/integration/test_servers.py",
+    "rlcli train *teacher.path=http*": "asks a server: tests/integration/test_teacher_servers.py",
+    "rlcli train * --ray-address *": "needs a Ray cluster of several machines",
+    "rlcli view *": "serves until it is ended: tests/unit/report/test_server.py",
+    "scripts/*": "installs or measures; its options are looked up in it",
+    "python scripts/*": "measures; its options are looked up in it",
+    "python3 -m rlcli.cli.main doctor": "as rlcli doctor",
+    "echo *": "writes a file that the folder of the tests has",
+    "eval *": "sets variables of the reader's shell",
+    "hf download *": "downloads",
+    "pip install *": "installs",
+    "pre-commit install": "installs",
+    "python -m pytest *": "runs tests",
+    "python -m vllm.*": "serves until it is ended",
+    "ray start *": "starts a Ray cluster of several machines",
+    "source *": "changes the reader's shell",
+    "uv *": "installs",
+    "vllm serve *": "serves until it is ended",
 }
-"""Programs of others that pages name: they are neither run nor checked."""
+"""Commands in blocks that are checked and not run, and why."""
 STANDS_FOR = re.compile(r"…|[A-Z][A-Z_]*(\[.*\])?|\.\.\.")
 FENCE = re.compile(r"^([ \t]*)```(\w*)[^\n]*\n(.*?)^\1```[ \t]*$", re.MULTILINE | re.DOTALL)
 SEPARATORS = {"&&", "||", ";", "|", "&"}
@@ -65,9 +78,8 @@ def shown(page: Path, text: str | None = None) -> Iterator[Shown]:
     """The commands of a page, in order. text: in place of the file's."""
     text = page.read_text(encoding="utf-8") if text is None else text
     for _, language, body in FENCE.findall(text):
-        for line in body.replace("\\\n", " ").splitlines():
-            if language == "bash" or (not language and re.match(r"\s*(rlcli |scripts/)", line)):
-                yield from (Shown(page, words, True) for words in simple_commands(line))
+        for line in body.replace("\\\n", " ").splitlines() if language == "bash" else ():
+            yield from (Shown(page, words, True) for words in simple_commands(line))
     for code in re.findall(r"`(rlcli [^`]+)`", FENCE.sub("", text)):
         for words in simple_commands(code):
             yield Shown(page, words, False)
@@ -87,14 +99,13 @@ def simple_commands(line: str) -> Iterator[list[str]]:
         if ">" in words:
             words = words[: words.index(">")]
         if words:
-            yield words
+            yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
         words = []
 
 
 def complaint(command: Shown) -> str:
     """What is wrong with a command, in one line; empty if nothing is."""
     program, *words = command.words
-    program = program.removeprefix(".venv/bin/")
     if program == "rlcli":
         try:
             return _complaint_of_ours(words, command.whole)
@@ -102,11 +113,29 @@ def complaint(command: Shown) -> str:
             return error.format_message()
         except RlcliError as error:
             return str(error)
-    if program in ("python", "python3") and words and words[0].startswith("scripts/"):
-        program = words[0]
+    if program == "python" and words and words[0].startswith("scripts/"):
+        program, *words = words
     if program.startswith("scripts/"):
-        return "" if (ROOT / program).exists() else f"there is no {program}"
-    return "" if program in NOT_RUN else f"'{program}' is not among the programs that pages may name"
+        return _complaint_of_script(program, words)
+    known = {pattern.partition(" ")[0] for pattern in NOT_RUN}
+    return "" if program in known else f"'{program}' is not among the programs that pages may name"
+
+
+def _complaint_of_script(name: str, words: list[str]) -> str:
+    """A script names its options itself, or a package of its name does: `scripts/_gpu_check` of `scripts/gpu-check`."""
+    script = ROOT / name
+    if not script.is_file():
+        return f"there is no {name}"
+    package = script.with_name("_" + script.name.replace("-", "_"))
+    text = "".join(file.read_text(encoding="utf-8") for file in (script, *package.glob("*.py")))
+    options = [word for word in words if word.startswith("--") and not re.search(rf"{word}(?![\w-])", text)]
+    return f"{name} has no option {options[0]}" if options else ""
+
+
+def not_run(command: Shown) -> str:
+    """The pattern of `NOT_RUN` that the command matches; empty if it is to be run."""
+    line = " ".join(command.words)
+    return next((pattern for pattern in NOT_RUN if fnmatchcase(line, pattern)), "")
 
 
 def _complaint_of_ours(words: list[str], whole: bool) -> str:

@@ -39,6 +39,7 @@ class Settings:
     sets: Sequence[str] = ()
     texts: Mapping[tuple[int, int, int], str] = field(default_factory=dict)
     question: str = "What is {a}+{b}?"
+    prompt_id: str = "sums/{n}"
     tools: bool = False
     alive: bool = False
     older: bool = False
@@ -107,7 +108,7 @@ def group_rows(run: Settings, step: int, place: int) -> list[dict[str, Any]]:
         good = sample < right
         answer = a + b if good else a + b + 1 + sample
         text = run.texts.get((step, place, sample), f"{a} plus {b} is {answer}. The answer is #### {answer}")
-        rows.append(sample_row(run, step, f"sums/{number}", sample, question, text, str(a + b), good))
+        rows.append(sample_row(run, step, run.prompt_id.format(n=number), sample, question, text, str(a + b), good))
     return [row | {"group": place} for row in rows]
 
 

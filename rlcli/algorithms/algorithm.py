@@ -35,6 +35,8 @@ class Objective:
         ratio_abs_dev    |ρ − 1|: how far the policy has moved since generation
         kl               the KL estimate, not multiplied by its coefficient (only with a reference)
         entropy          the policy's entropy (only if given)
+        teacher_kl       log π − log ν of the drawn tokens: their mean estimates KL(π ‖ teacher) (only with a teacher)
+        teacher_agreement  drawn tokens that are the teacher's likeliest (only with a teacher)
         mismatch_…       see `correction.mismatch_sums` (only with the engine's log-probs)
     """
 
@@ -86,7 +88,7 @@ class Algorithm:
     @property
     def is_token_level(self) -> bool:
         """Whether advantages differ within a response, so that they are computed where its tokens are."""
-        return "sequence" in inputs_of(self.advantage)
+        return bool(inputs_of(self.advantage) & {"sequence", "teacher_log_probs"})
 
     @property
     def is_turn_level(self) -> bool:
@@ -111,6 +113,16 @@ class Algorithm:
         """Whether reference log-probs are computed."""
         return self.kl.coef > 0 or self.needs_process_rewards or "reference_log_probs" in inputs_of(self.loss)
 
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether a teacher's log-probs are computed."""
+        return "teacher_log_probs" in inputs_of(self.advantage) | inputs_of(self.loss) or self.needs_teacher_top
+
+    @property
+    def needs_teacher_top(self) -> bool:
+        """Whether the loss compares the teacher's likeliest tokens."""
+        return "teacher_top_log_probs" in inputs_of(self.loss)
+
     def needs_old_log_probs(self, updates_per_step: int) -> bool:
         """Whether old log-probs must be computed before the first update.
 
@@ -119,7 +131,8 @@ class Algorithm:
         functions that need the policy at the start of the step still need these log-probs.
         """
         several = updates_per_step > 1 and not self.bypasses
-        return several or self.rejects or self.kl_in_reward or self.token_selector is not None
+        distils = "old_log_probs" in inputs_of(self.advantage)
+        return several or distils or self.rejects or self.kl_in_reward or self.token_selector is not None
 
     @property
     def bypasses(self) -> bool:
@@ -210,11 +223,12 @@ class Algorithm:
 
         inputs, packed over its T drawn tokens: `log_probs` (float [T], carries the gradient), `advantages` [T],
         `sequence` int64 [T], `lengths` int64 [S], and if available `old_log_probs` (else the detached `log_probs`),
-        `reference_log_probs`, `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`, `right` (bool
-        [S]), `group_tokens` [S] and `kept` (bool [T], from `keep_tokens`: the others are treated as absent, in the
-        denominators too). kl_coef, entropy_coef: their values at this step. right_tokens: tokens of right responses in
-        the whole minibatch. on_policy_input: receives the log-probs that only the policy loss reads, kept tokens only,
-        so their gradient lacks the other terms. T = 0 is allowed and gives a loss of 0.
+        `reference_log_probs`, `teacher_log_probs` with `teacher_agrees` (bool [T]), `candidate_log_probs` and
+        `teacher_top_log_probs` [T, K], `rollout_log_probs` (the engine's), `entropy`, `selected` [T], `pairs`, `right`
+        (bool [S]), `group_tokens` [S] and `kept` (bool [T], from `keep_tokens`: the others are treated as absent, in
+        the denominators too). kl_coef, entropy_coef: their values at this step. right_tokens: tokens of right responses
+        in the whole minibatch. on_policy_input: receives the log-probs that only the policy loss reads, kept tokens
+        only, so their gradient lacks the other terms. T = 0 is allowed and gives a loss of 0.
         """
         given, mismatch = self._corrected(inputs)
         given["denominators"] = denominators
@@ -236,6 +250,9 @@ class Algorithm:
             sums["kl"] = self.divergence(log_probs, given["reference_log_probs"], old)
             if not self.kl_in_reward:
                 terms = terms + kl_coef * sums["kl"]
+        if "teacher_log_probs" in given:
+            sums["teacher_kl"] = log_probs - given["teacher_log_probs"]
+            sums["teacher_agreement"] = given["teacher_agrees"]
         if "entropy" in given:
             sums["entropy"] = given["entropy"]
             terms = terms - entropy_coef * given["entropy"] if entropy_coef else terms
@@ -264,7 +281,10 @@ class Algorithm:
         return (only_kept(given) if "kept" in inputs else given), mismatch
 
 
-TOKEN_LEVEL = ("log_probs", "old_log_probs", "reference_log_probs", "advantages", "weights", "entropy", "selected")
+TOKEN_LEVEL = (
+    *("log_probs", "old_log_probs", "reference_log_probs", "advantages", "weights", "entropy", "selected"),
+    *("teacher_log_probs", "teacher_agrees", "candidate_log_probs", "teacher_top_log_probs"),
+)
 
 
 def only_kept(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -303,5 +323,8 @@ def loss_of_four(algorithm: Algorithm, advantages: Tensor, *, moved: bool = True
         "lengths": torch.tensor([2, 2]),
         "pairs": torch.tensor([0, 0]),
         "selected": torch.tensor([moved, False, moved, False]),
+        "teacher_log_probs": old.flip(0),
+        "candidate_log_probs": torch.stack([log_probs - 1.0, log_probs - 2.0], dim=1),
+        "teacher_top_log_probs": torch.tensor([[-0.5, -1.5]] * 4, dtype=torch.float64),
     }
     return log_probs, call(algorithm.loss, inputs, algorithm.options).loss.sum()

@@ -26,10 +26,11 @@ RESPONSE_INPUTS = frozenset({"rewards", "groups", "lengths", "baselines", "parts
 TURN_INPUTS = frozenset({"turn_rewards", "turn_states", "turns", "groups"})
 TOKEN_INPUTS = frozenset(
     {"token_rewards", "values", "process_rewards", "sequence", "lengths", "rewards", "groups", "group_count", "ranks"}
+    | {"old_log_probs", "teacher_log_probs"}
 )
 LOSS_INPUTS = frozenset(
     {"log_probs", "old_log_probs", "reference_log_probs", "advantages", "sequence", "lengths", "pairs", "selected"}
-    | {"weights"}
+    | {"weights", "teacher_log_probs", "candidate_log_probs", "teacher_top_log_probs"}
 )
 AGGREGATION_INPUTS = frozenset({"values", "sequence", "lengths", "denominators", "group_tokens"})
 SELECTION_INPUTS = frozenset({"rewards", "groups", "generator"})

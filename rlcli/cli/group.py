@@ -54,6 +54,7 @@ COMMANDS = {
         "chat:chat",
         "Talk to a model, or to the newest checkpoint of a run, on transformers in this process.",
     ),
+    "engines": Command(TRAIN, "runs.engines:app", "List the inference servers of a run; let others join it, or leave."),
     "export": Command(
         TRAIN,
         "runs.export:export",

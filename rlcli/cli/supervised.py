@@ -27,7 +27,7 @@ def supervised(command: Callable[P, None]) -> Callable[P, None]:
         alone = words is None or is_supervised() or options.get("dry_run")
         if alone or not words or (folder := _folder(options)) is None:
             return command(*args, **options)
-        resumes = "out" not in options or bool(options.get("resume"))
+        resumes = "out" not in options or bool(options.get("resume")) or _is_there(options)
         debug = ["--debug"] if "--debug" in words else []
         name, *rest = (word for word in words if word != "--debug")
         out = [] if resumes or options["out"] else ["--out", str(folder)]
@@ -53,6 +53,13 @@ def _folder(options: Options) -> Path | None:
     out: Path | None = options["out"]
     recipe: str | None = options["recipe"]
     return out or (default_out(load(recipe).header.name) if recipe else None)
+
+
+def _is_there(options: Options) -> bool:
+    """Whether --continue finds a run."""
+    from rlcli.runs.folder import has_results
+
+    return bool(options.get("go_on") and options["out"]) and has_results(options["out"])
 
 
 def _of_this_call(options: Options) -> list[str]:

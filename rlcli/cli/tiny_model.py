@@ -27,11 +27,16 @@ def tiny_model(
     layers: Annotated[int, typer.Option(max=128, help="Number of layers.")] = 2,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     kv_heads: Annotated[int, typer.Option(help="Key and value heads.")] = 2,
+    experts: Annotated[
+        int, typer.Option(min=0, max=1024, help="Experts of each layer, of which two are used; 0: none.")
+    ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the random weights.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that has other files.")] = False,
     as_json: JsonObject = False,
 ) -> None:
     """Make a tiny Qwen2 model with random weights, a character-level tokenizer and a chat template.
+
+    With --experts it is a Qwen3-MoE.
 
     With --warm it has learned to work sums digit by digit, but mostly guesses: a few
     steps of reinforcement learning then raise its reward.
@@ -40,11 +45,12 @@ def tiny_model(
 
       rlcli tiny-model --out tiny
       rlcli tiny-model --out tiny --hidden 256 --layers 4 --seed 1
+      rlcli tiny-model --out tiny --experts 8
       rlcli tiny-model --out tiny --warm data/arithmetic
     """
     from rlcli.model.io.tiny import make_tiny_model
 
-    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads}
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "experts": experts}
     facts: dict[str, Any] = {}
     trained = (lambda: _warmed_up(warm, seed, sizes, facts)) if warm else None
     made = make_tiny_model(out, **sizes, seed=seed, force=force, trained=trained)
@@ -52,7 +58,8 @@ def tiny_model(
     if as_json:
         console.emit_json({"path": made, "hidden": hidden, "layers": layers, "seed": seed, **facts})
     else:
-        console.plain(f"{made}: Qwen2, {layers} layers of {hidden}, {how} (seed {seed})")
+        kind = f"Qwen3-MoE, {experts} experts" if experts else "Qwen2"
+        console.plain(f"{made}: {kind}, {layers} layers of {hidden}, {how} (seed {seed})")
 
 
 def _warmed_up(data: Path, seed: int, sizes: Mapping[str, int], facts: dict[str, Any]) -> Any:

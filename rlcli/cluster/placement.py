@@ -163,9 +163,10 @@ def worker_environment(pool: Pool, driver: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
+def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = (), wait_s: float = 0.0) -> list[Places]:
     """Reserve the resources of all pools, so that a lack of space is known before anything starts. Raises `SetupError`
     if the machines cannot hold them, or are busy for PLACEMENT_TIMEOUT_S. beside: pools that are already placed.
+    wait_s: how long to wait for machines to join, if there are too few.
 
     Ray's bundles cannot span machines, but Ray does not number them by machine. So an engine of several workers is one
     bundle, unless no machine is large enough: then it spans machines, as configured. Ranks are assigned by machine, in
@@ -173,7 +174,7 @@ def reserve(pools: Sequence[Pool], beside: Sequence[Pool] = ()) -> list[Places]:
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    machines = retried(lambda: _capacity([*beside, *pools]))
+    machines = retried(lambda: _capacity([*beside, *pools]), wait_s)
     found: dict[int, Places] = {}
     # Engines of many workers first: single workers fit into the remaining space.
     for index, pool in sorted(enumerate(pools), key=lambda item: -item[1].engine):
@@ -214,10 +215,10 @@ def _in_order(address: str) -> str:
         return address
 
 
-def retried(work: Callable[[], T]) -> T:
-    """The result of `work`, whose `SetupError` is raised at once; but after a failure, when what has failed may still
-    come back, it is tried for PLACEMENT_TIMEOUT_S."""
-    until = time.monotonic() + (PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
+def retried(work: Callable[[], T], wait_s: float = 0.0) -> T:
+    """The result of `work`, whose `SetupError` is raised after `wait_s` seconds of trying; after a failure, when what
+    has failed may still come back, not before PLACEMENT_TIMEOUT_S."""
+    until = time.monotonic() + max(wait_s, PLACEMENT_TIMEOUT_S if is_restart() else 0.0)
     while True:
         try:
             return work()

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from rlcli.attempt import group_id
 from rlcli.cluster.placement import Pool, retried
@@ -135,15 +136,19 @@ def _check_home() -> None:
 
 
 @contextlib.contextmanager
-def ray_session(address: str, workers: int, on_lost: OnLost = leave) -> Iterator[None]:
+def ray_session(address: str, workers: int, on_lost: OnLost = leave, wait_s: float = 0.0) -> Iterator[None]:
     """Connect to the cluster at `address` (or RAY_ADDRESS), else start a local one and end it with the block.
 
-    on_lost: called in a thread when the cluster's head dies; ends this process.
+    on_lost: called in a thread when the cluster's head dies; ends this process. wait_s: how long to try a cluster that
+    does not answer.
     """
     set_environment()
     address = cluster_address(address)
     # Ray prints a worker's death to standard output, where it would corrupt the JSON of a run that continues.
-    with contextlib.redirect_stdout(sys.stderr), _joined(address, on_lost) if address else local(workers, on_lost):
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        _joined(address, on_lost, wait_s) if address else local(workers, on_lost),
+    ):
         yield
 
 
@@ -165,10 +170,10 @@ def set_environment() -> None:
 
 
 @contextlib.contextmanager
-def _joined(address: str, on_lost: OnLost) -> Iterator[None]:
+def _joined(address: str, on_lost: OnLost, wait_s: float) -> Iterator[None]:
     import ray
 
-    retried(lambda: _join(address))
+    retried(lambda: _join(address), wait_s)
     sentinel = HeadSentinel(ray.get_runtime_context().gcs_address, on_lost)
     try:
         yield
@@ -208,20 +213,9 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
     reaper = Reaper(folder, group_id())
     sentinel = None
     try:
-        try:
-            with _own_signal_handlers():
-                ray.init(
-                    address="local",  # Otherwise it would join a cluster that happens to run on this machine.
-                    num_cpus=max(workers, os.cpu_count() or 1) + SERVER_CPUS,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level="ERROR",
-                    object_store_memory=store,
-                    _temp_dir=folder,
-                )
-        except Exception as error:  # Ray has no class for a daemon that died while starting
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-            raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
+        _start(
+            num_cpus=max(workers, os.cpu_count() or 1) + SERVER_CPUS, object_store_memory=store, _temp_dir=folder
+        )
         reaper.watch()
         sentinel = RayMonitor(_daemons(), on_lost)
         yield
@@ -231,6 +225,28 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
         reaper.watch()  # An interrupt may have come while Ray was starting.
         ray.shutdown()
         reaper.close()
+
+
+def _start(**options: Any) -> None:
+    """Start a local cluster, at the second attempt too: Ray gives its daemon 30 seconds, and a busy machine is slower."""
+    import ray
+
+    for last in (False, True):
+        try:
+            with _own_signal_handlers():
+                ray.init(
+                    address="local",  # Otherwise it would join a cluster that happens to run on this machine.
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **options,
+                )
+            return
+        except Exception as error:  # Ray has no class for a daemon that died while starting
+            ray.shutdown()
+            if last:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                raise RunFailed(f"Ray did not start: {reason}", retry=True) from error
 
 
 def _daemons() -> dict[int, str]:

@@ -18,19 +18,21 @@ ALLOWED: Mapping[str, str] = {
     "if the prompts are the same, which is checked once they are read": "data.path",
     "the run's length changes": "train.steps",
     "from here on the engine that samples has another precision": "rollout.quantization",
-    "from here on the share of samples from older policies may change": "rollout.oversample",
+    "from here on the share of samples from older policies may change": "rollout.oversample async.*",
     "from here on verifications near the deadline may end differently": "verifier.deadline_s",
     "from here on a bad update may be handled differently": "fault_tolerance.*bad*",
     "": "train.offload cluster.address rollout.canary_tolerance algorithm.mismatch_warning verifier.processes "
-    "verifier.max_crash_rate verifier.sandbox checkpoint.* evaluation.every tracking.* fault_tolerance.*",
+    "verifier.max_crash_rate verifier.sandbox checkpoint.* evaluation.every tracking.* fault_tolerance.* "
+    "rollout.sync*",
     "evaluations before and after cannot be compared": "evaluation.*",
     ROUNDING: "train.deterministic train.tokens_per_microbatch model.gradient_checkpointing model.compile cluster.* "
-    "rollout.engine rollout.workers rollout.tensor_parallel rollout.max_concurrent rollout.enforce_eager "
-    "rollout.kv_cache_mb rollout.gpu_memory_utilization",
+    "teacher.workers rollout.engine rollout.workers rollout.tensor_parallel rollout.max_concurrent "
+    "rollout.enforce_eager rollout.kv_cache_mb rollout.gpu_memory_utilization rollout.servers rollout.servers_folder "
+    "rollout.speculate parallel.*",
 }
 """The effect of a change (empty: none) → patterns of the keys that may change. The first that matches counts."""
 
-PATHS = ("model.path", "critic.path", "data.path", "evaluation.data", "algorithm.code")
+PATHS = ("model.path", "critic.path", "teacher.path", "data.path", "evaluation.data", "algorithm.code")
 """Keys that may hold a path."""
 
 

@@ -22,7 +22,10 @@ class RenamedKey(FutureWarning):
     """A key was given under its old name."""
 
 
-RENAMED = {"algorithm.mismatch_alarm": "algorithm.mismatch_warning"}
+RENAMED = {
+    "algorithm.mismatch_alarm": "algorithm.mismatch_warning",
+    "cluster.replicate": "parallel.replicate",
+}
 """Old key → new key. An old one works for one release, with a warning."""
 
 

@@ -13,13 +13,15 @@ Rule = tuple[bool, str]
 
 def broken(config: RunConfig) -> list[str]:
     """A message for each rule that `config` breaks."""
-    groups = (_data, _algorithm, _sampling, _environment, _older_policies, _given_responses, _training)
+    groups = (_data, _algorithm, _teacher, _sampling, _environment, _older_policies, _sync, _given_responses, _training)
     rules = [rule for group in groups for rule in group(config)]
     return [message for holds, message in rules if not holds]
 
 
 def without_effect(config: RunConfig) -> list[str]:
     """A message for each key that differs from its default although nothing reads it."""
+    settled = "no response is being generated when the weights change"
+    alternate = "nothing is generated while a step is trained on"
     idle = [
         ("evaluation", "every samples temperature max_prompts", not config.evaluates, "evaluation.data is unset"),
         (
@@ -37,15 +39,25 @@ def without_effect(config: RunConfig) -> list[str]:
         ),
         ("environment", "rows", bool(config.environment.name and config.data.path), "data.path has the rows"),
         ("environment", "eval_rows", bool(config.evaluation.data), "evaluation.data has the rows"),
+        ("rollout", "servers servers_folder", config.rollout.engine != "server", "rollout.engine is not server"),
         ("lora", "alpha targets", not config.lora.rank, "lora.rank = 0 trains all weights"),
         ("dynamic_sampling", "low high", config.dynamic_sampling.keep != "accuracy", "keep is not accuracy"),
         ("dynamic_sampling", "max_batches oversample", config.dynamic_sampling.keep == "all", "keep = all"),
         ("tracking", "token_samples", not config.tracking.save_samples, "tracking.save_samples = false"),
+        ("async", "on_update", not config.in_flight, settled),
+        ("async", "engine_steps", not (config.async_.staleness and config.rollout.workers), alternate),
+        ("data", "decay", config.data.sampling == "uniform", "data.sampling = uniform"),
+        (
+            "data",
+            "shuffle",
+            config.data.sampling != "uniform",
+            f"data.sampling = {config.data.sampling} draws at random",
+        ),
         ("shaping", "overlong_penalty", not config.shaping.overlong_buffer, "shaping.overlong_buffer = 0"),
     ]
     found = []
     for name, keys, has_none, why in idle:
-        section = getattr(config, name)
+        section = getattr(config, "async_" if name == "async" else name)
         for key in keys.split() if has_none else ():
             value = getattr(section, key)
             if value != type(section).model_fields[key].get_default(call_default_factory=True):
@@ -65,6 +77,11 @@ def _data(config: RunConfig) -> list[Rule]:
             config.data.mix == "prompts" or len(weights) > 1,
             f"data.mix = {config.data.mix} is the unit of weights, but data.path has none; give each of several "
             "paths a weight, or leave data.mix out",
+        ),
+        (
+            config.data.sampling == "uniform" or config.dynamic_sampling.keep != "all" or bool(config.data.response),
+            f"data.sampling = {config.data.sampling} draws prompts that are solved every second time, and still trains "
+            "on groups whose rewards are all equal; give dynamic_sampling.keep = unequal, or data.sampling = uniform",
         ),
     ]
 
@@ -86,6 +103,41 @@ def _algorithm(config: RunConfig) -> list[Rule]:
             config.critic.warmup_steps < t.steps,
             f"critic.warmup_steps = {config.critic.warmup_steps} leaves none of train.steps = {t.steps} for the "
             "policy; lower the first or raise the second",
+        ),
+    ]
+
+
+def _teacher(config: RunConfig) -> list[Rule]:
+    models, t = config.teacher.models, config.teacher
+    sources = [source for one in models for source in one.sources]
+    twice = next((source for source in sources if sources.count(source) > 1), "")
+    others = [one.path for one in models if not one.sources]
+    served = next((one.path for one in models if one.is_served), "")
+    return [
+        (not twice, f"teacher.path: two teachers name the data source '{twice}'; give each source one teacher"),
+        (
+            len(others) <= 1,
+            f"teacher.path: {' and '.join(others[:2])} name no sources, so both would teach all rows; give one of them "
+            'its sources, as in {path = "…", sources = ["…"]}',
+        ),
+        (bool(models) or not t.top_k, f"teacher.top_k = {t.top_k}: no teacher.path is given; give one, or top_k = 0"),
+        (
+            bool(models) or not t.workers,
+            f"teacher.workers = {t.workers}: no teacher.path is given; give one, or workers = 0",
+        ),
+        (
+            not models or bool(t.held) or not t.workers,
+            f"teacher.workers = {t.workers}, but servers score for all teachers; give workers = 0",
+        ),
+        (
+            not served or config.rollout.temperature == 1.0,
+            f"teacher.path = '{served}': a server scores at temperature 1, and rollout.temperature = "
+            f"{config.rollout.temperature:g}; give 1, or the teacher's folder",
+        ),
+        (
+            not served or config.parallel.context == 1,
+            f"teacher.path = '{served}': a server scores whole samples, and parallel.context = "
+            f"{config.parallel.context} divides them; give 1, or the teacher's folder",
         ),
     ]
 
@@ -117,6 +169,21 @@ def _sampling(config: RunConfig) -> list[Rule]:
             config.evaluation.samples == 1 or config.evaluation.temperature > 0,
             f"evaluation.samples = {config.evaluation.samples} at evaluation.temperature = 0 gives the same response "
             f"{config.evaluation.samples} times; give one sample, or a temperature above 0",
+        ),
+        (
+            r.engine != "server" or not config.train.deterministic,
+            "rollout.engine = server: when a server answers depends on timing, but train.deterministic = true promises "
+            "the same bits in every run; give rollout.engine = vllm, or leave train.deterministic out",
+        ),
+        (
+            r.engine != "server" or not config.async_.engine_steps,
+            f"async.engine_steps = {config.async_.engine_steps}: servers take their steps by themselves, uncounted; "
+            "leave it out, or give 0",
+        ),
+        (
+            r.engine != "server" or not r.server_urls or len(set(r.server_urls)) >= engines,
+            f"rollout.servers has {len(set(r.server_urls))} URLs for {engines} engines ({pool}.workers): give each its "
+            "own server, or rollout.workers = 1, whose engine uses all of them",
         ),
         (
             engines % r.tensor_parallel == 0,
@@ -161,9 +228,19 @@ def _older_policies(config: RunConfig) -> list[Rule]:
     biased = "and algorithm.correction = none leaves the ratios biased"
     return [
         (
-            not staleness or r.workers > 0,
-            f"async.staleness = {staleness}: engines that generate while the trainer trains need separate workers; "
-            "give rollout.workers = 1 or more, or staleness = 0",
+            not staleness or r.oversample == 1,
+            f"rollout.oversample = {r.oversample}: with async.staleness = {staleness} no response is waited for that "
+            "a later step may take; give oversample = 1",
+        ),
+        (
+            not config.in_flight or not config.environment.is_command,
+            f"async.staleness = {staleness}: {config.environment.name} is a program, whose conversation cannot go on "
+            "with other weights; give rollout.workers = 1 or more and async.engine_steps = 0, or staleness = 0",
+        ),
+        (
+            config.async_.on_update == "recompute" or r.workers > 0,
+            "async.on_update = keep: engines that share the trainer's devices lose keys and values when they make room "
+            "for it; give rollout.workers = 1 or more, or on_update = recompute",
         ),
         (
             not staleness or corrected,
@@ -187,6 +264,12 @@ def _older_policies(config: RunConfig) -> list[Rule]:
             "false",
         ),
         (
+            not r.speculate or not config.train.deterministic,
+            f"rollout.speculate = {r.speculate}: log-probs of several tokens at once differ in their last bits from "
+            "those of one, and train.deterministic = true promises the same bits in every run; give speculate = 0 or "
+            "deterministic = false",
+        ),
+        (
             d.oversample == 1 or d.keep == "all" or corrected,
             f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, {biased}; "
             "give oversample = 1 or a correction",
@@ -194,10 +277,33 @@ def _older_policies(config: RunConfig) -> list[Rule]:
     ]
 
 
+def _sync(config: RunConfig) -> list[Rule]:
+    """Copies of the weights are for engines apart from the trainer, and hold whole weights."""
+    r, rank = config.rollout, config.lora.rank
+    keys = [name for name, on in (("sync = delta", r.sync == "delta"), ("sync_ahead = true", r.sync_ahead)) if on]
+    name = f"rollout.{keys[0]}" if keys else ""
+    return [
+        (
+            not keys or r.workers > 0,
+            f"{name}: engines that share the trainer's devices read the weights where they are; give rollout.workers = "
+            "1 or more, or leave it out",
+        ),
+        (
+            not keys or not rank,
+            f"{name}: lora.rank = {rank} changes all weights, or sends a small adapter; leave it out",
+        ),
+        (
+            not r.sync_ahead or config.async_.staleness > 0,
+            "rollout.sync_ahead = true: with async.staleness = 0 no engine generates when the weights are ready; give "
+            "async.staleness = 1 or more, or leave it out",
+        ),
+    ]
+
+
 def _given_responses(config: RunConfig) -> list[Rule]:
     if not config.data.response:
         return []
-    r, d, a = config.rollout, config.dynamic_sampling, config.algorithm
+    r, d, a, staleness = config.rollout, config.dynamic_sampling, config.algorithm, config.async_.staleness
     given = "if responses are given (data.response)"
     return [
         (
@@ -211,15 +317,59 @@ def _given_responses(config: RunConfig) -> list[Rule]:
             "1; give 1",
         ),
         (r.top_p == 1, f"rollout.top_p = {r.top_p}: nothing is sampled {given}; give 1"),
+        (
+            config.data.sampling == "uniform",
+            f"data.sampling = {config.data.sampling}: no prompt has a pass rate {given}; give uniform",
+        ),
+        (config.data.retire == 0, f"data.retire = {config.data.retire}: no prompt has a pass rate {given}; give 0"),
         (not r.quantization, f"rollout.quantization = {r.quantization}: nothing is sampled {given}; leave it out"),
+        (staleness == 0, f"async.staleness = {staleness}: nothing is sampled {given}; give 0"),
         (r.workers == 0, f"rollout.workers = {r.workers}: nothing is sampled {given}; give 0"),
         (r.oversample == 1, f"rollout.oversample = {r.oversample}: nothing is sampled {given}; give 1"),
         (a.correction == "none", f"algorithm.correction = {a.correction}: no engine takes part {given}; give none"),
     ]
 
 
+def _parallel(config: RunConfig) -> list[Rule]:
+    """Sizes that the workers are to be divided by."""
+    workers, parallel = config.cluster.workers, config.parallel
+    both = parallel.replicate * parallel.context
+    sizes = {f"parallel.{name}": str(size) for name, size in parallel.model_dump().items() if size > 1}
+    return [
+        (
+            workers % both == 0,
+            f"cluster.workers = {workers} is no multiple of {' × '.join(sizes)} = {' × '.join(sizes.values())}"
+            + f" = {both}" * (len(sizes) > 1)
+            + f"; give {nearest(workers, both)} workers",
+        ),
+        *(
+            (
+                apart % parallel.context == 0,
+                f"{name}.workers = {apart} is no multiple of parallel.context = {parallel.context}; give "
+                f"{nearest(apart, parallel.context)} workers",
+            )
+            for name, apart in (("critic", config.critic.workers), ("teacher", config.teacher.workers))
+        ),
+        (
+            not (config.model.compile and parallel.context > 1),
+            f"model.compile = true: layers whose tokens are divided (parallel.context = {parallel.context}) are not "
+            "compiled; give false",
+        ),
+    ]
+
+
+def nearest(count: int, divisor: int) -> str:
+    """The multiples of `divisor` next to `count`, which is none.
+
+    >>> nearest(7, 4), nearest(3, 4)
+    ('4 or 8', '4')
+    """
+    below = count // divisor * divisor
+    return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
 def _training(config: RunConfig) -> list[Rule]:
-    r, t, c = config.rollout, config.train, config.cluster
+    r, t = config.rollout, config.train
     longest = config.max_length
     return [
         (
@@ -238,11 +388,7 @@ def _training(config: RunConfig) -> list[Rule]:
             + (f"rollout.workers = {r.workers} puts engines on others" if r.workers else "none is used (data.response)")
             + "; give none",
         ),
-        (
-            c.workers % c.replicate == 0,
-            f"cluster.workers / cluster.replicate = {c.workers} / {c.replicate} = {c.workers / c.replicate:.4g} is "
-            f"not whole; give a divisor of {c.workers}",
-        ),
+        *_parallel(config),
         (
             t.warmup_steps <= t.steps,
             f"train.warmup_steps = {t.warmup_steps} is more than train.steps = {t.steps}; "

@@ -6,8 +6,9 @@ Rules between keys are in `rlcli.config.rules`; rules that need the dataset or t
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, WithJsonSchema
@@ -69,6 +70,19 @@ class Data(Section):
         "= false or date_string; variables that the template does not read are reported.",
     )
     shuffle: bool = Field(default=True, description="Draw prompts in a new random order each epoch (seeded).")
+    sampling: Literal["uniform", "thompson", "difficulty"] = Field(
+        default="uniform",
+        description="Which prompts to draw. uniform: each once an epoch; thompson: those whose pass rate, drawn from "
+        "its posterior, is nearest to one half; difficulty: at random, by the expected variance of the reward.",
+    )
+    decay: Fraction = Field(
+        default=0.5,
+        description="What earlier results of a prompt still count after as many draws as there are prompts "
+        "(sampling = thompson or difficulty).",
+    )
+    retire: NonNegativeInt = Field(
+        default=0, description="Draw a prompt no more after so many groups in a row with right samples only; 0: never."
+    )
     response: str = Field(
         default="",
         description="Field of extra_info with the response to imitate (supervised training, no rollouts); "
@@ -95,7 +109,19 @@ class Data(Section):
 class Rollout(Section):
     engine: str = Field(
         default="vllm",
-        description="What generates responses: vllm, transformers (without vLLM, slower) or an installed plugin.",
+        description="What generates responses: vllm, transformers (without vLLM, slower), server (inference servers, "
+        "rollout.servers) or an installed plugin.",
+    )
+    servers: Annotated[int, Field(ge=1, le=64)] | str | tuple[str, ...] = Field(
+        default=1,
+        json_schema_extra={"rule": "a whole number from 1 to 64, a URL or a list of URLs"},
+        description="With rollout.engine = server: URLs of vLLM or SGLang servers, or how many vLLM servers each "
+        "engine's worker starts.",
+    )
+    servers_folder: str = Field(
+        default="",
+        description="Folder that engines and servers both see, through which weights go to the servers; unset: the "
+        "memory of this machine (/dev/shm).",
     )
     prompts_per_step: Positive = Field(default=32, description="Prompts (groups) per step.")
     samples_per_prompt: Positive = Field(default=8, description="Responses generated for each prompt.")
@@ -130,6 +156,22 @@ class Rollout(Section):
         "workload on CPUs.",
     )
     enforce_eager: bool = Field(default=False, description="Disable CUDA graphs in vLLM (CPUs never use them).")
+    speculate: Annotated[int, Field(ge=0, le=32)] = Field(
+        default=0,
+        description="Tokens drafted for each response in each of vLLM's steps, copied from what followed the same "
+        "tokens before, and verified without changing the distribution: faster on repetitive text with few responses "
+        "at once; 0: none.",
+    )
+    sync: Literal["full", "delta"] = Field(
+        default="full",
+        description="What a weight sync sends to separate engines (rollout.workers): all weights, or delta: the values "
+        "that have changed, bit by bit; each side then keeps a copy of the weights in host memory.",
+    )
+    sync_ahead: bool = Field(
+        default=False,
+        description="Send new weights to separate engines (rollout.workers) while they still generate (async.staleness "
+        "of 1 or more), into a copy in host memory from which they load.",
+    )
     quantization: Literal["", "fp8"] = Field(
         default="",
         description="fp8: compute the engine's linear layers in 8-bit floating point, on GPUs that support it (Ada, "
@@ -140,6 +182,12 @@ class Rollout(Section):
         description="Largest allowed log-prob difference |engine − trainer| on the probe after a weight sync; "
         "unset: 0.001 in float32, 0.3 in bfloat16, 1 with rollout.quantization = fp8.",
     )
+
+    @property
+    def server_urls(self) -> tuple[str, ...]:
+        """URLs of the servers; empty if the run starts them."""
+        given = (self.servers,) if isinstance(self.servers, str) else self.servers
+        return given if isinstance(given, tuple) else ()
 
 
 class Environment(Section):
@@ -216,10 +264,26 @@ class Environment(Section):
 
 
 class Async(Section):
-    staleness: Annotated[int, Field(ge=0, le=1)] = Field(
+    staleness: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0,
-        description="1: generate a step's samples while the previous step is trained on, with weights one update "
-        "behind; 0: with the newest weights.",
+        description="By how many updates the policy that began a sample may be older than the one that trains on it: "
+        "as many steps' samples are generated ahead, through weight updates; 0: none, with the newest weights.",
+    )
+    on_update: Literal["recompute", "keep"] = Field(
+        default="recompute",
+        description="What new weights find of a response that is being generated: recompute its keys and values, or "
+        "keep those of the old weights, which is faster.",
+    )
+    engine_steps: NonNegativeInt | None = Field(
+        default=None,
+        description="Steps of the engines beside the training of one step, counted so that a run is reproducible; 0: "
+        "until all responses that were begun are complete. Unset: as many as there is time for; with "
+        "train.deterministic 0.",
+    )
+    too_old: Literal["drop", "keep"] | None = Field(
+        default=None,
+        description="Groups that are older than async.staleness allows: drop and count them, or keep them, corrected. "
+        "Unset: drop, but keep with rollout.oversample.",
     )
 
 
@@ -321,6 +385,58 @@ class Critic(Section):
     )
 
 
+class TeacherOf(Section):
+    """One of several teachers. sources: the `data_source` of the rows that it teaches; empty: all others."""
+
+    path: Annotated[str, Field(min_length=1)]
+    sources: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+
+    @property
+    def is_served(self) -> bool:
+        """Whether `path` is the URL of a server that scores for it."""
+        return self.path.startswith(("http://", "https://"))
+
+
+class Teacher(Section):
+    path: str | tuple[str | TeacherOf, ...] = Field(
+        default="",
+        description="Folder or hub id of the model to distil from, the URL of a server of vLLM that serves it, or a "
+        "list of them by the data_source of the rows that they teach; one without sources teaches the other rows.",
+        json_schema_extra={"rule": 'a path, a URL, or a list of {path = "…", sources = ["…"]}'},
+    )
+    top_k: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0,
+        description="How many of the teacher's likeliest tokens the loss compares at each position (opd_forward, "
+        "opd_reverse); 0: only the drawn token is compared (advantage opd).",
+    )
+    workers: NonNegativeInt = Field(
+        default=0, description="Separate workers for the teachers; 0: they share the policy's workers."
+    )
+
+    @property
+    def models(self) -> tuple[TeacherOf, ...]:
+        """The teachers; empty if there are none."""
+        given = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(TeacherOf(path=one) if isinstance(one, str) else one for one in given if one)
+
+    @property
+    def held(self) -> tuple[TeacherOf, ...]:
+        """The teachers that the run's own workers hold."""
+        return tuple(one for one in self.models if not one.is_served)
+
+    def number_of(self, data_source: str) -> int | None:
+        """Which of `models` teaches the rows of `data_source`; None if none does."""
+        named = (number for number, one in enumerate(self.models) if data_source in one.sources)
+        others = (number for number, one in enumerate(self.models) if not one.sources)
+        return next(named, next(others, None))
+
+    def placed(self, place: Callable[[str], str]) -> Mapping[str, Any]:
+        """Values of this section with each path replaced by `place(path)`."""
+        if isinstance(self.path, str):
+            return {"path": place(self.path)} if self.path else {}
+        return {"path": tuple(one.model_copy(update={"path": place(one.path)}) for one in self.models)}
+
+
 class Train(Section):
     steps: Positive = Field(default=100, description="Number of training steps.")
     seed: Seed = Field(default=0, description="Seed of prompt order, sampling and initialisation.")
@@ -394,18 +510,31 @@ class VerifierSection(Section):
 
 class Cluster(Section):
     workers: Positive = Field(default=1, description="Worker processes, one per device, in one process group.")
-    replicate: Positive = Field(
-        default=1,
-        description="Copies of the trained models, each sharded over workers / replicate workers (HSDP): less traffic "
-        "between them, more memory.",
-    )
     address: str = Field(
         default="",
         description="Address of a running Ray cluster whose machines share the model and run folders; "
         "unset: RAY_ADDRESS, else a local cluster for this run.",
     )
+    wait_s: NonNegativeFloat = Field(
+        default=0.0,
+        description="Seconds to wait for a running cluster to answer, and for machines to join if it has too few "
+        "devices.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where workers run; auto: GPUs if there are any."
+    )
+
+
+class Parallel(Section):
+    replicate: Positive = Field(
+        default=1,
+        description="Copies of the trained models, each sharded over workers / replicate workers (HSDP): less traffic "
+        "between them, more memory.",
+    )
+    context: Positive = Field(
+        default=1,
+        description="Workers that divide each micro-batch's tokens among themselves, for sequences whose activations "
+        "do not fit one device (Ulysses): at most the number of attention heads.",
     )
 
 
@@ -490,10 +619,12 @@ class RunConfig(Section):
     shaping: Shaping = Shaping()
     algorithm: Algorithm = Algorithm()
     critic: Critic = Critic()
+    teacher: Teacher = Teacher()
     train: Train = Train()
     lora: Lora = Lora()
     verifier: VerifierSection = VerifierSection()
     cluster: Cluster = Cluster()
+    parallel: Parallel = Parallel()
     checkpoint: Checkpoint = Checkpoint()
     fault_tolerance: FaultTolerance = FaultTolerance()
     evaluation: Evaluation = Evaluation()
@@ -522,6 +653,33 @@ class RunConfig(Section):
         return bool(self.evaluation.data or (self.environment.name and self.environment.eval_rows))
 
     @property
+    def engine_steps(self) -> int | None:
+        """Steps of the engines beside the training of one step; None: not counted."""
+        unset = 0 if self.train.deterministic else None
+        return unset if self.async_.engine_steps is None else self.async_.engine_steps
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether weights are updated after counted steps of the engines."""
+        return self.engine_steps is not None
+
+    @property
+    def copies_weights(self) -> bool:
+        """Whether the workers of separate engines keep a copy of the weights, from which the engines load."""
+        return self.rollout.workers > 0 and (self.rollout.sync == "delta" or self.rollout.sync_ahead)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether responses go on through weight updates. Engines that share the trainer's devices pause meanwhile."""
+        return self.async_.staleness > 0 and (not self.rollout.workers or self.engine_steps != 0)
+
+    @property
+    def groups_at_once(self) -> int:
+        """Groups that the engines may generate at the same time."""
+        started = math.ceil(round(self.rollout.prompts_per_step * self.rollout.oversample, 6))
+        return started * (1 + self.async_.staleness * self.in_flight)
+
+    @property
     def engine_workers(self) -> int:
         """Workers that host an engine."""
         return self.rollout.workers or self.cluster.workers
@@ -529,4 +687,4 @@ class RunConfig(Section):
     @property
     def all_workers(self) -> int:
         """Workers of all pools."""
-        return self.cluster.workers + self.critic.workers + self.rollout.workers
+        return self.cluster.workers + self.critic.workers + self.teacher.workers + self.rollout.workers

@@ -24,12 +24,17 @@ TruncatedRule = Literal["keep", "mask", "zero_reward"]
 
 RENAMED = {"response_tokens": "drawn_tokens", "finish_reason": "stop_reason"}
 """Fields of samples in older checkpoints → their names since."""
-BY_TURN: dict[str, tuple[Any, str]] = {"turn_rewards": (float("nan"), "float64"), "turn_states": (0, "int64")}
-"""Columns `[N, K]`, K turns or more → what fills a row behind the sample's last turn, and their type."""
+RAGGED: dict[str, tuple[Any, str]] = {
+    "turn_rewards": (float("nan"), "float64"),
+    "turn_states": (0, "int64"),
+    "version_tokens": (0, "int64"),
+}
+"""Columns `[N, K]`, of which a sample fills so much of its row as it has turns, or versions → what fills the rest, and
+their type."""
 NUMBERS = tuple(
     column.name
     for column in fields(Sample)
-    if column.name not in ("stop_reason", "verdict") and column.name not in BY_TURN
+    if column.name not in ("stop_reason", "verdict") and column.name not in RAGGED
 )
 """The whole numbers of a sample: columns of the same name."""
 
@@ -52,7 +57,8 @@ class Samples(Sequence[Sample]):
     prompt, sample, shard, row, prompt_tokens, drawn_tokens, version, seed, signature, context_tokens, turns, newer_by,
     ended, tool_calls, failed_calls, branches, saved_step, saved_group: int64 `[N]`, as `Sample` has them. truncated:
     bool `[N]`, whether it was cut at the limit. turn_rewards, turn_states: float64 and int64 `[N, K]`, K at least the
-    most turns of a conversation; NaN and 0 behind a sample's last turn, and where it is no conversation. Of the
+    most turns of a conversation; NaN and 0 behind a sample's last turn, and where it is no conversation.
+    version_tokens: int64 `[N, K]`, K at least the most versions of a sample, 0 behind its last. Of the
     verdicts, score and latency_s: float64 `[N]`; outcome: int8 `[N]`, indexes into `OUTCOMES`; answer and detail: text
     `[N]`, of which an answer may be None; parts: name → float64 `[N]`, NaN where a verdict has no such part.
 
@@ -81,6 +87,7 @@ class Samples(Sequence[Sample]):
     saved_group: np.ndarray
     turn_rewards: np.ndarray
     turn_states: np.ndarray
+    version_tokens: np.ndarray
     truncated: np.ndarray
     score: np.ndarray
     latency_s: np.ndarray
@@ -88,6 +95,16 @@ class Samples(Sequence[Sample]):
     answer: Any
     detail: Any
     parts: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without ragged columns that are empty: each costs every rank as much as many samples."""
+        return {name: value for name, value in vars(self).items() if name not in RAGGED or value.shape[1]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        import numpy as np
+
+        none: dict[str, Any] = {n: np.zeros((len(state["prompt"]), 0), dtype) for n, (_, dtype) in RAGGED.items()}
+        vars(self).update(none | state)
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Samples:
@@ -101,7 +118,7 @@ class Samples(Sequence[Sample]):
         place = {outcome: number for number, outcome in enumerate(OUTCOMES)}
         return cls(
             **{name: np.array([getattr(s, name) for s in found], np.int64) for name in NUMBERS},
-            **{name: by_turn(name, [getattr(s, name) for s in found]) for name in BY_TURN},
+            **{name: ragged(name, [getattr(s, name) for s in found]) for name in RAGGED},
             truncated=np.array([s.stop_reason == "length" for s in found], bool),
             score=np.array([v.score for v in verdicts], np.float64),
             latency_s=np.array([v.latency_s for v in verdicts], np.float64),
@@ -119,22 +136,24 @@ class Samples(Sequence[Sample]):
         if not some:
             return cls.of([])
         names = dict.fromkeys(name for samples in some for name in samples.parts)
-        width = max(samples.turn_rewards.shape[1] for samples in some)
-        columns = {name: np.concatenate([samples._column(name, width) for samples in some]) for name in _COLUMNS}
+        width = {name: max(getattr(samples, name).shape[1] for samples in some) for name in RAGGED}
+        columns = {
+            name: np.concatenate([samples._column(name, width.get(name, 0)) for samples in some]) for name in _COLUMNS
+        }
 
         def part(name: str) -> Any:
             return np.concatenate([samples.parts.get(name, np.full(len(samples), np.nan)) for samples in some])
 
         return cls(**columns, parts={name: part(name) for name in names})
 
-    def _column(self, name: str, turns: int) -> np.ndarray:
-        """A column, which is so many turns wide if it is one by turn."""
+    def _column(self, name: str, width: int) -> np.ndarray:
+        """A column, which is so wide if it is a ragged one."""
         import numpy as np
 
         column: np.ndarray = getattr(self, name)
-        if name not in BY_TURN:
+        if name not in RAGGED:
             return column
-        padded: np.ndarray = np.pad(column, ((0, 0), (0, turns - column.shape[1])), constant_values=BY_TURN[name][0])
+        padded: np.ndarray = np.pad(column, ((0, 0), (0, width - column.shape[1])), constant_values=RAGGED[name][0])
         return padded
 
     def take(self, which: Any) -> Samples:
@@ -197,6 +216,11 @@ class Samples(Sequence[Sample]):
         row = self.turn_rewards[place]
         return int((row == row).sum())
 
+    def _versions(self, place: int) -> int:
+        """How many versions have a number of tokens."""
+        newer = int(self.newer_by[place])
+        return newer + 1 if newer and self.version_tokens.shape[1] and self.version_tokens[place, 0] else 0
+
     def __len__(self) -> int:
         return len(self.prompt)
 
@@ -211,6 +235,7 @@ class Samples(Sequence[Sample]):
             **{name: int(getattr(self, name)[place]) for name in NUMBERS},
             turn_rewards=tuple(self.turn_rewards[place, : self.rewarded_turns(place)].tolist()),
             turn_states=tuple(self.turn_states[place, : self.rewarded_turns(place)].tolist()),
+            version_tokens=tuple(self.version_tokens[place, : self._versions(place)].tolist()),
             stop_reason="length" if self.truncated[place] else "stop",
             verdict=self.verdict(place),
         )
@@ -219,15 +244,15 @@ class Samples(Sequence[Sample]):
         return map(self.__getitem__, range(len(self)))
 
 
-def by_turn(name: str, rows: Sequence[Sequence[Any]]) -> np.ndarray:
-    """The column `name` of BY_TURN, `[N, K]`, of a row for each sample.
+def ragged(name: str, rows: Sequence[Sequence[Any]]) -> np.ndarray:
+    """The column `name` of RAGGED, `[N, K]`, of a row for each sample.
 
-    >>> by_turn("turn_rewards", [(1.0, 0.5), (), (2.0,)]).tolist()
+    >>> ragged("turn_rewards", [(1.0, 0.5), (), (2.0,)]).tolist()
     [[1.0, 0.5], [nan, nan], [2.0, nan]]
     """
     import numpy as np
 
-    fill, dtype = BY_TURN[name]
+    fill, dtype = RAGGED[name]
     column: np.ndarray = np.full((len(rows), max(map(len, rows), default=0)), fill, dtype)
     for place, row in enumerate(rows):
         column[place, : len(row)] = row

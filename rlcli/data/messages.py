@@ -11,7 +11,7 @@ from rlcli.data.columns import Samples
 from rlcli.data.step_files import Recording
 from rlcli.types import Prompt, Verdict
 
-Role = Literal["policy", "critic", "process_reward", "engine"]
+Role = Literal["policy", "critic", "process_reward", "teacher", "engine"]
 """The roles that a worker may have."""
 
 
@@ -74,16 +74,20 @@ class Collected:
 
     With dynamic sampling not all generated samples are used, and some were generated in an earlier step:
     rounds: of generation. generated: all samples of this step, including dropped and waiting ones;
-    generated_score: their mean score (0 if there are none). dropped: groups judged not worth training on.
-    carried_over: good groups that wait for the next step. stale: samples in this batch that have tokens of an older
-    policy.
+    generated_score: their mean score (0 if there are none). dropped: groups judged not worth training on; too_old:
+    others that were dropped for their age. carried_over: good groups that wait for the next step. stale: samples in
+    this batch that have tokens of an older policy. in_flight: groups of later steps that are begun.
 
     If a round ends before all of it is finished: begun: responses that were aborted; aborted: how many. carried:
     samples of this step that an earlier one had aborted. redrawn: conversations that an earlier one had aborted, and
     whose environment answered something else when it heard them again. version: of the weights that generated.
+    drafted, accepted: tokens, with `rollout.speculate`.
 
     part_weights: of the named parts of the reward, if the advantage reads them. sources: the dataset name of each
-    group, in runs with several. prompt_ids: of each group, in a step's samples.
+    group, in runs with several. data_sources: the `data_source` of each group's row. prompt_ids: of each group, in a
+    step's samples. judged: of each group that this step completed, dropped and waiting ones too: its prompt's id, its
+    judged samples, how many of them are right, the tokens that were drawn for it, and whether it was kept. selection:
+    what the data cursor reports.
     """
 
     samples: Samples
@@ -97,16 +101,23 @@ class Collected:
     generated_score: float = 0.0
     generated_tokens: int = 0
     dropped: int = 0
+    too_old: int = 0
     carried_over: int = 0
     stale: int = 0
+    in_flight: int = 0
     begun: Sequence[PartialRollout] = ()
     aborted: int = 0
     carried: int = 0
     redrawn: int = 0
+    drafted: int = 0
+    accepted: int = 0
     version: int = 0
     part_weights: Mapping[str, float] = field(default_factory=dict)
     sources: Sequence[str] = ()
+    data_sources: Sequence[str] = ()
     prompt_ids: Sequence[str] = ()
+    judged: Sequence[Sequence[Any]] = ()
+    selection: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

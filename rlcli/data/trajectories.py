@@ -255,6 +255,10 @@ class Trajectory:
         """The version of each drawn span, in their order."""
         return [span.version for span in self._drawn_spans]
 
+    def drawn_by(self, version: int) -> int:
+        """How many tokens this version drew."""
+        return sum(span.end - span.start for span in self._drawn_spans if span.version == version)
+
     @property
     def _drawn_spans(self) -> list[Span]:
         return [span for span in self.spans if span.speaker == "policy"]

@@ -159,10 +159,11 @@ def model_folder(path: str, on_note: Notify, critic: bool = False) -> str:
 
 
 def with_model_folders(config: RunConfig, on_note: Notify) -> RunConfig:
-    """`config` with the results of `model_folder` as model.path and critic.path."""
+    """`config` with the results of `model_folder` as model.path, critic.path and teacher.path."""
     model = model_folder(config.model.path, on_note) if config.model.path else ""
     critic = model_folder(config.critic.path, on_note, critic=True) if config.critic.path else ""
-    return config.changed(model={"path": model}, critic={"path": critic})
+    teacher = config.teacher.placed(lambda path: model_folder(path, on_note))
+    return config.changed(model={"path": model}, critic={"path": critic}, teacher=teacher)
 
 
 def has_critic(checkpoint: Checkpoint) -> bool:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
 
 from rlcli.errors import ModelError
+from rlcli.model.experts import stored, stored_shapes
 from rlcli.model.io.config import read_config
 from rlcli.model.io.loading import read_model
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
@@ -134,12 +135,16 @@ def _check(stored: Stored, names: Iterable[str], base: str) -> None:
 
 
 def _write_weights(shapes: Mapping[str, torch.Size], read: Read, dtype: torch.dtype, folder: Path) -> None:
-    """Write safetensors files of bounded size, with one at a time in memory, and an index if there are several."""
+    """Write safetensors files of bounded size, with one at a time in memory, and an index if there are several. The
+    experts of a layer, which are one tensor in `shapes`, are stored one by one."""
+    parts = {part: (name, own) for name, shape in shapes.items() for part, own in stored_shapes(name, shape).items()}
     plan = split_torch_state_dict_into_shards(
-        {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+        {part: torch.empty(own, dtype=dtype, device="meta") for part, (_, own) in parts.items()}
     )
     for file, names in plan.filename_to_tensors.items():
-        tensors = {name: tensor.to(dtype).contiguous() for name, tensor in read(names).items()}
+        whole = read(list(dict.fromkeys(parts[part][0] for part in names)))
+        found = dict(one for name, tensor in whole.items() for one in stored(name, tensor))
+        tensors = {part: found[part].to(dtype).contiguous() for part in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}

@@ -11,6 +11,7 @@ from rlcli.errors import ConfigError
 def check_algorithm(config: RunConfig, algorithm: Algorithm) -> None:
     """Raise `ConfigError` for each rule that `config` breaks, in one line."""
     rules = (*_group(config), _pairs(config, algorithm), _kl(config), _given_responses(config))
+    rules = (*rules, *_teacher(config, algorithm))
     if messages := [message for message in rules if message]:
         raise ConfigError("; ".join(messages))
     _check_critic(config, algorithm)
@@ -56,6 +57,24 @@ def _given_responses(config: RunConfig) -> str:
         f"data.response = {config.data.response} trains on given responses, which have no rewards for "
         f"algorithm.advantage = {config.algorithm.advantage}; give one, or start from the recipe sft"
     )
+
+
+def _teacher(config: RunConfig, algorithm: Algorithm) -> list[str]:
+    a, teacher = config.algorithm, config.teacher
+    chosen = f"algorithm.advantage = {a.advantage} and algorithm.loss = {a.loss}"
+    given = ", ".join(one.path for one in teacher.models)
+    if not algorithm.needs_teacher:
+        return [f"teacher.path = {given}, but {chosen} use no teacher; start from the recipe opd"] if given else []
+    if not given:
+        return [f"{chosen} need a teacher; give teacher.path, a model with this model's vocabulary"]
+    if algorithm.needs_teacher_top and not teacher.top_k:
+        return [f"teacher.top_k = 0: algorithm.loss = {a.loss} compares the teacher's likeliest tokens; give 16"]
+    if teacher.top_k and not algorithm.needs_teacher_top:
+        return [
+            f"teacher.top_k = {teacher.top_k}, but algorithm.loss = {a.loss} compares drawn tokens only; give 0, or "
+            "algorithm.advantage = one and algorithm.loss = opd_forward or opd_reverse"
+        ]
+    return []
 
 
 def _check_critic(config: RunConfig, algorithm: Algorithm) -> None:

@@ -34,6 +34,19 @@ OFFLOADED = {
 MOST_LISTED = 5
 
 
+def _divided(config: RunConfig) -> str:
+    """How the workers that train are divided, if they are."""
+    parallel = config.parallel
+    sizes = {**parallel.model_dump(), "shard": config.cluster.workers // (parallel.replicate * parallel.context)}
+    named = [f"{name} {sizes[name]}" for name in ("replicate", "shard", "context")]
+    return f", {' × '.join(named)}" if parallel.replicate * parallel.context > 1 else ""
+
+
+def _micro_batch(config: RunConfig) -> str:
+    tokens, ranks = config.train.tokens_per_microbatch, config.parallel.context
+    return f"at most {tokens} tokens" + (f", divided over {ranks} workers" if ranks > 1 else " a worker")
+
+
 def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     """The plan of a configuration as (what, how) rows: printed before a run and by --dry-run."""
     from rlcli.algorithms.build import build_algorithm
@@ -41,7 +54,7 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
     config = prepared.config
     algorithm = build_algorithm(**config.algorithm.model_dump(), tried=False)
     rollout, train = config.rollout, config.train
-    workers, copies = config.cluster.workers, config.cluster.replicate
+    workers = config.cluster.workers
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     epoch = len(prepared.prompts) / rollout.prompts_per_step
     trained = 2 * rollout.prompts_per_step if algorithm.selects_pairs else samples
@@ -56,9 +69,9 @@ def derived_plan(prepared: Prepared) -> list[tuple[str, str]]:
         "samples an update": f"{most}{trained} / {train.minibatches} minibatches = {trained / train.minibatches:g}",
         **_rollout_rows(prepared, algorithm, samples),
         "longest sample": f"{config.longest} = {prepared.max_length} tokens",
-        "micro-batch": f"at most {train.tokens_per_microbatch} tokens a worker",
+        "micro-batch": _micro_batch(config),
         "workers": f"{workers} on {prepared.device}"
-        + (f", replicate {copies} × shard {workers // copies}" if copies > 1 else "")
+        + _divided(config)
         + (f", and {rollout.workers} that generate" if rollout.workers else "")
         + (f", {prepared.threads} threads each" if prepared.device == "cpu" else ""),
         "optimizer": f"AdamW, lr {train.lr:g}, {train.warmup_steps} steps of warm-up, then {train.schedule}",
@@ -141,12 +154,27 @@ def _algorithm_rows(config: RunConfig, algorithm: Algorithm) -> dict[str, str]:
         where = f"{critic.workers} separate worker{plural}" if critic.workers else "in the policy's workers"
         where += f"; the first {critic.warmup_steps} steps train only it" if critic.warmup_steps else ""
         rows[what] = f"from {critic.path or config.model.path}, all weights, lr {critic.lr:g}, {where}"
+    rows |= _teacher_rows(config)
     bonus = f"entropy × {section.entropy_coef:g}" if section.entropy_coef else ""
     bonus = f"entropy up to {section.entropy_target:g}" if section.entropy_target else bonus
     likelihood = f"log-likelihood of right responses × {section.nll_coef:g}" if section.nll_coef else ""
     if bonus or likelihood:
         rows["added to the objective"] = ", ".join(filter(None, (bonus, likelihood)))
     return rows
+
+
+def _teacher_rows(config: RunConfig) -> dict[str, str]:
+    """The teachers of a distillation, and what is compared with them."""
+    teacher = config.teacher
+    if not teacher.path:
+        return {}
+    several = len(teacher.models) > 1
+    named = [one.path + f" for {', '.join(one.sources) or 'all others'}" * several for one in teacher.models]
+    what = f"its {teacher.top_k} likeliest tokens and the rest" if teacher.top_k else "the drawn tokens"
+    plural = "s" if teacher.workers > 1 else ""
+    where = f"{teacher.workers} separate worker{plural}" if teacher.workers else "in the policy's workers"
+    where = where if teacher.held else "scored by a server"
+    return {"teacher": f"{'; '.join(named)}: log-probs of {what}, {where}"}
 
 
 def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dict[str, str]:
@@ -174,8 +202,7 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
             "in the next"
         )
     if config.async_.staleness:
-        ahead = f"while the previous step is trained, by a policy {config.async_.staleness} step behind"
-        rows["generated ahead"] = f"{ahead}; corrected by {config.algorithm.correction}"
+        rows["generated ahead"] = _ahead(config)
     shaped = {
         f"up to −{shaping.overlong_penalty:g} in the last {shaping.overlong_buffer} tokens": shaping.overlong_buffer,
         f"short responses × {shaping.length_weight:g}": shaping.length_weight,
@@ -200,6 +227,18 @@ def _rollout_rows(prepared: Prepared, algorithm: Algorithm, samples: int) -> dic
     if prepared.kv_cache_bytes:
         rows["KV cache"] = f"{prepared.kv_cache_bytes >> 20} MiB an engine"
     return rows
+
+
+def _ahead(config: RunConfig) -> str:
+    """How samples of later steps are generated while one is trained on."""
+    rules, updates = config.async_, "update" if config.async_.staleness == 1 else "updates"
+    found = f"by a policy at most {rules.staleness} {updates} old; corrected by {config.algorithm.correction}"
+    if not config.in_flight:
+        return f"{found}; an update waits until all responses are complete (async.engine_steps = 0)"
+    when = "" if rules.engine_steps is None else f" after {rules.engine_steps} steps of the engines"
+    when = when if config.rollout.workers else " when a batch is complete"
+    which = "recomputed" if rules.on_update == "recompute" else "kept"
+    return f"{found}; weights change{when} while responses are generated, whose keys and values are {which}"
 
 
 def _ending_rows(prepared: Prepared) -> dict[str, str]:

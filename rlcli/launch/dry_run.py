@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from rlcli.config.rules import without_effect
 from rlcli.data.prompts.table import JoinedPrompts, PromptTable
 from rlcli.errors import DataError, VerifierError
+from rlcli.launch.planning.summary import setting_of_run
 from rlcli.launch.preflight import Prepared
+from rlcli.planner.asynchrony.advice import advice
 from rlcli.scoring.expression import Term, parse
 from rlcli.scoring.golds import STATED, gold_expression
 from rlcli.scoring.processes.pool import ScoringPool
@@ -27,9 +29,12 @@ def try_out(prepared: Prepared, on_note: Callable[[str], None]) -> None:
     config = prepared.config
     for note in without_effect(config):
         on_note(note)
+    if (plan := setting_of_run(prepared)) and (asynchrony := advice(plan)):
+        on_note(f"asynchrony: {asynchrony.told} (simulated; responses {asynchrony.lengths})")
     if config.lora.rank:
         check_lora(config.model.path, config.lora.targets)
-    for path in dict.fromkeys(filter(None, (config.model.path, config.critic.path))):
+    models = (config.model.path, config.critic.path, *(one.path for one in config.teacher.held))
+    for path in dict.fromkeys(filter(None, models)):
         check_weights(path, on_note)
     sets = [prepared.prompts.prompts, *([prepared.held_out.prompts] if prepared.held_out else [])]
     found = [check_not_empty(rows, on_note) for rows in sets]
@@ -80,12 +85,14 @@ def check_golds(answers: Answers, deadline_s: float, sandbox: str, on_note: Call
 
     For a sum, only the first verifier is tried. Raises `VerifierError` if one crashes or does not end in `deadline_s`
     seconds, and `DataError` if it rejects the answers of all its rows, or needs an answer that is empty; notes rejected
-    answers otherwise. If its module has no `gold` that writes an answer as a response, only crashes are found.
+    answers otherwise, and verifiers that cannot be tried. If its module has no `gold` that writes an answer as a
+    response, only crashes are found.
     """
     first = {verifier: parse(verifier).located().terms[0] for verifier in {**answers.first, **answers.empty}}
-    terms = {verifier: term for verifier, term in first.items() if term.serves is None}
-    for verifier in first.keys() - terms.keys():
-        on_note(f"{verifier} is not tried: its model is served when the run starts")
+    untried = {verifier: why for verifier, term in first.items() if (why := _untried(term))}
+    terms = {verifier: term for verifier, term in first.items() if verifier not in untried}
+    for verifier, why in untried.items():
+        on_note(f"{verifier} is not tried: {why}")
     expressions = {verifier: gold_expression(target(term.ref), term) for verifier, term in terms.items()}
     with ScoringPool(1, deadline_s, sorted(set(expressions.values())), sandbox) as pool:
 
@@ -100,6 +107,13 @@ def check_golds(answers: Answers, deadline_s: float, sandbox: str, on_note: Call
             _judge(terms[verifier], answers.first[verifier], [future.result() for future in futures], on_note)
         for verifier, row, future in lacking:
             _judge_empty(terms[verifier], row, future.result())
+
+
+def _untried(term: Term) -> str:
+    """Why a verifier cannot be tried on one answer before the run; empty if it can."""
+    if term.serves is not None:
+        return "its model is served when the run starts"
+    return "it compares the responses of a group" if term.rivals else ""
 
 
 def _judge_empty(term: Term, row: str, verdict: Verdict) -> None:

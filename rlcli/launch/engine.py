@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rlcli.config.schema import Rollout, RunConfig
 from rlcli.errors import ConfigError, SetupError
 from rlcli.extras import INSTALL, missing
-from rlcli.rollout.engine import ENGINE_KEYS, Colocated, engine_named
+from rlcli.rollout.engine import ENGINE_KEYS, Colocated, Keeping, engine_named
 
 
 def check_engine(config: RunConfig, *, train: bool) -> None:
@@ -24,10 +26,36 @@ def check_engine(config: RunConfig, *, train: bool) -> None:
         value = getattr(config.rollout, field)
         if key not in engine.settings and value != Rollout.model_fields[field].default:
             raise ConfigError(f"{key} = {value}, but rollout.engine = {name} has no such setting", "leave it out")
+    if train and config.async_.on_update == "keep" and not issubclass(engine, Keeping):
+        raise ConfigError(
+            f"async.on_update = keep, but rollout.engine = {name} cannot change its weights while responses run",
+            "give async.on_update = recompute",
+        )
     if train and not config.rollout.workers and not issubclass(engine, Colocated):
         raise ConfigError(
             f"rollout.engine = {name} cannot share devices with the trainer",
             "give engines separate workers: rollout.workers = 1 or more",
+        )
+
+    if name == "server":
+        _check_servers(config.rollout)
+
+
+def _check_servers(rollout: Rollout) -> None:
+    """Raise `ConfigError` for an address that is no URL or a folder that does not exist, `SetupError` if the run cannot
+    start servers itself."""
+    from rlcli.link import checked_url
+
+    for url in rollout.server_urls:
+        checked_url(url)
+    if rollout.servers_folder and not Path(rollout.servers_folder).is_dir():
+        raise ConfigError(
+            f"rollout.servers_folder = {rollout.servers_folder}: no such folder", "make it where servers see it too"
+        )
+    if not rollout.server_urls and missing("vllm"):
+        raise SetupError(
+            f"rollout.servers = {rollout.servers} servers are to be started, but vllm is not installed",
+            f"{INSTALL}; or give URLs of servers",
         )
 
 

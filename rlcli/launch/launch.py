@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcli import attempt
+from rlcli.cluster.background import in_background
 from rlcli.cluster.placement import Pool, reserve, start_group
 from rlcli.cluster.process import startup
 from rlcli.cluster.ray_monitor import OnLost, leave
@@ -22,15 +24,17 @@ from rlcli.config.load import Resolved, dump_toml
 from rlcli.config.schema import RunConfig
 from rlcli.errors import SetupError
 from rlcli.launch.outcome import outcome_of
+from rlcli.launch.planning.summary import setting_of_run
 from rlcli.launch.preflight import Prepared
 from rlcli.launch.prewarm import EarlyStart
 from rlcli.launch.resume import Resumption
 from rlcli.launch.startup_report import StartReport
-from rlcli.orchestrator.prefetch import GONE_S, in_background
+from rlcli.orchestrator.prefetch import GONE_S
 from rlcli.rollout.engine import shared_memory_prefix
 from rlcli.runs.checkpoint import Checkpoint
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import RunResult, rewind
+from rlcli.served import ENGINE_KEY
 from rlcli.serving.actors import Serving, serving
 from rlcli.supervisor.failure import exit_when_cluster_lost, noting_failure
 from rlcli.supervisor.signals import StopOnSignal, ignoring_signals
@@ -39,7 +43,7 @@ from rlcli.tracking.console import View
 from rlcli.tracking.plots import reward_curve_png
 from rlcli.trainer.profiling import StepProfile, profiled_step
 from rlcli.trainer.trainer import StopRequest, Trainer
-from rlcli.workers.pools import CRITIC, ENGINES, POLICY, Groups
+from rlcli.workers.pools import CRITIC, ENGINES, POLICY, TEACHERS, Groups
 from rlcli.workers.spec import WorkerSpec
 from rlcli.workers.worker import Worker
 
@@ -64,8 +68,9 @@ def running_workers(
         failed = True
         try:
             startup.done("ray")
-            on_phase("start workers")
-            for own, pool, held in _held(pools, servers, early):
+            wait_s = config.cluster.wait_s
+            on_phase("start workers" + (f" (up to {wait_s:.0f} s for machines to join)" if wait_s else ""))
+            for own, pool, held in _held(pools, servers, early, wait_s):
                 how: dict[str, Any] = {"name": own.name, "stall_s": config.fault_tolerance.stall_s, **held}
                 started[own.name] = group = start_group(Worker, pool, logs.resolve(), own, **how)
                 group.join(*group.rendezvous())
@@ -78,7 +83,9 @@ def running_workers(
             if servers.addresses:
                 on_phase(f"wait for the server of {', '.join(servers.addresses)}")
                 servers.wait()
-            yield Groups(started[POLICY], started.get(CRITIC), started.get(ENGINES), pools[0][0])
+            others = {"critic": CRITIC, "engines": ENGINES, "teachers": TEACHERS}
+            found = {pool: started.get(name) for pool, name in others.items()}
+            yield Groups(policy=started[POLICY], spec=pools[0][0], **found)
             failed = False
         finally:
             with ignoring_signals():
@@ -125,6 +132,7 @@ def worker_spec(prepared: Prepared, logs: Path, *, train: bool, group_id: str) -
         environments=prepared.environments,
         day=prepared.day,
         hub_token=os.environ.get("HF_TOKEN", ""),
+        engine_key=os.environ.get(ENGINE_KEY, ""),
     )
 
 
@@ -145,6 +153,9 @@ def _pools(prepared: Prepared, spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]
     if workers := config.critic.workers:
         critic = replace(spec, roles=frozenset({"critic"}), name=CRITIC)
         pools.append((critic, replace(first, workers=workers, key="critic.workers", engine=1)))
+    if workers := config.teacher.workers:
+        teachers = replace(spec, roles=frozenset({"teacher"}), name=TEACHERS)
+        pools.append((teachers, replace(first, workers=workers, key="teacher.workers", engine=1)))
     if workers := config.rollout.workers:
         engines = replace(first, workers=workers, key="rollout.workers", engine=config.rollout.tensor_parallel)
         pools.append((engine_spec(spec), engines))
@@ -152,15 +163,15 @@ def _pools(prepared: Prepared, spec: WorkerSpec) -> list[tuple[WorkerSpec, Pool]
 
 
 def _held(
-    pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart
+    pools: Sequence[tuple[WorkerSpec, Pool]], servers: Serving, early: EarlyStart, wait_s: float
 ) -> Iterator[tuple[WorkerSpec, Pool, dict[str, Any]]]:
     """Each pool, the spec of its workers, and the arguments of `start_group` for its reserved places: reserved for all
-    pools before the first one starts. servers: those that the workers' verifiers ask."""
+    pools before the first one starts. servers: those that the workers' verifiers ask. wait_s: as of `reserve`."""
     first = pools[0][1]
     placed = early.take(first)
     there = [first] if placed is not None else []
     left = [pool for _, pool in pools[len(there) :]]
-    places = iter(reserve(left, beside=there) if left else [])
+    places = iter(reserve(left, there, wait_s) if left else [])
     for own, pool in pools:
         taken = own.name == POLICY and placed is not None
         own = replace(own, served=servers.addresses, served_key=servers.key)
@@ -220,7 +231,8 @@ def trainer_of(
 ) -> Trainer:
     """A trainer for running workers."""
     data = (prepared.prompts, prepared.held_out)
-    return Trainer(prepared.config, prepared.dtype, *data, groups, folder, trackers, view, stop)
+    planned = partial(setting_of_run, prepared)
+    return Trainer(prepared.config, prepared.dtype, *data, groups, folder, trackers, view, stop, planned)
 
 
 def _folder(

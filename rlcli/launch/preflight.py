@@ -35,6 +35,7 @@ from rlcli.types import Prompt
 if TYPE_CHECKING:
     from rlcli.model.io.facts import ModelFacts
 
+MOST_LISTED = 5
 MIN_KV_CACHE, MAX_KV_CACHE = 64 << 20, 4 << 30
 
 
@@ -105,7 +106,7 @@ def prepare(
     facts = check_model(config.model.path)
     served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, read_config(config.model.path).num_attention_heads)
-    roles = _roles(config, facts, evaluates=bool(test_rows)) if train else frozenset[Role](["engine"])
+    roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
         part_weights(config.algorithm.advantage, verifiers_of(train_rows))
     tokenizer, template_day = _tokenizer(config, day, [train_rows, test_rows], on_note)
@@ -200,8 +201,8 @@ def _check_given(config: RunConfig, train: bool) -> None:
 
 
 def check_fit(config: RunConfig, positions: int, heads: int) -> int:
-    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, or attention
-    heads that tensor_parallel does not divide."""
+    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, or too few or
+    other attention heads than it is to divide."""
     length, shared = config.max_length, config.rollout.tensor_parallel
     if length > positions:
         raise ConfigError(
@@ -212,6 +213,12 @@ def check_fit(config: RunConfig, positions: int, heads: int) -> int:
         raise ConfigError(
             f"rollout.tensor_parallel = {shared} does not divide the {heads} attention heads of {config.model.path}",
             "give a divisor of it",
+        )
+    if config.parallel.context > heads:
+        raise ConfigError(
+            f"parallel.context = {config.parallel.context} is more than the {heads} attention heads of "
+            f"{config.model.path}, which it divides",
+            f"give at most {heads}",
         )
     return length
 
@@ -265,9 +272,9 @@ def _tokenized(
     return prompts
 
 
-def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozenset[Role]:
+def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evaluates: bool) -> frozenset[Role]:
     """The roles of the policy's workers. Raises `ConfigError` for an algorithm whose parts do not fit together, and
-    `ModelError` for a critic that cannot be trained."""
+    `ModelError` for a critic that cannot be trained; also what `_check_teachers` does."""
     from rlcli.algorithms.build import build_algorithm
     from rlcli.launch.algorithm_rules import check_algorithm
     from rlcli.model.io.facts import check_model, check_value_model
@@ -289,7 +296,35 @@ def _roles(config: RunConfig, policy: ModelFacts, *, evaluates: bool) -> frozens
                 "give a process reward model of the policy's family, or leave critic.path out",
             )
         roles.add("process_reward")
+    if algorithm.needs_teacher:
+        _check_teachers(config, rows)
+        roles |= set() if config.teacher.workers else {"teacher"}
     return frozenset(roles)
+
+
+def _check_teachers(config: RunConfig, rows: Sequence[Prompt]) -> None:
+    """Raise `ModelError` for a teacher that cannot score the policy's tokens, and `ConfigError` for rows without a
+    teacher, for a data source that no row has and for what is no URL."""
+    from rlcli.link import checked_url
+    from rlcli.model.io.facts import check_teacher
+    from rlcli.workers.served_teacher import check_served_teacher
+
+    models = config.teacher.models
+    for path in dict.fromkeys(one.path for one in config.teacher.held):
+        check_teacher(path, config.model.path, config.max_length, config.parallel.context)
+    for path in dict.fromkeys(one.path for one in models if one.is_served):
+        check_served_teacher(checked_url(path), config.model.path, config.max_length, config.teacher.top_k)
+    if not any(one.sources for one in models):
+        return
+    there = sorted({row.data_source for row in rows})
+    listed = ", ".join(there[:MOST_LISTED]) + (", …" if len(there) > MOST_LISTED else "")
+    for source in (source for one in models for source in one.sources if source not in there):
+        raise ConfigError(f"teacher.path: no row has the data source '{source}'", f"the data has {listed}")
+    for source in (source for source in there if config.teacher.number_of(source) is None):
+        raise ConfigError(
+            f"teacher.path: rows of the data source '{source}' have no teacher",
+            "name it in a teacher's sources, or give one teacher without sources, which teaches all others",
+        )
 
 
 def check_machine(config: RunConfig) -> str:
@@ -306,6 +341,7 @@ def check_machine(config: RunConfig) -> str:
         pools = {
             "cluster": config.cluster.workers,
             "critic": config.critic.workers,
+            "teacher": config.teacher.workers,
             "rollout": config.rollout.workers,
         }
         named = " + ".join(f"{name}.workers = {count}" for name, count in pools.items() if count)
@@ -335,6 +371,8 @@ def _located(config: RunConfig, train: bool) -> tuple[RunConfig, str]:
     """The configuration with absolute paths (workers run in other directories), and the adapter in the model folder."""
     if config.critic.path and Path(config.critic.path).is_dir():
         config = config.changed(critic={"path": str(Path(config.critic.path).resolve())})
+    teachers = config.teacher.placed(lambda path: str(Path(path).resolve()) if Path(path).is_dir() else path)
+    config = config.changed(teacher=teachers)
     if config.algorithm.code:
         config = config.changed(algorithm={"code": str(Path(config.algorithm.code).expanduser().resolve())})
     place, _, attribute = config.environment.name.rpartition(":")
@@ -373,7 +411,6 @@ def kv_cache_bytes(config: RunConfig, device: str, dtype: str, max_length: int) 
 
     per_token = int(read_shape(config.model.path).kv_bytes_per_token(4 if dtype == "float32" else 2))
     engines = config.engine_workers // rollout.tensor_parallel
-    started = math.ceil(rollout.prompts_per_step * rollout.oversample)
-    samples = max(started * rollout.samples_per_prompt // engines, 1)
-    blocks = math.ceil(max_length / CPU_BLOCK) * min(rollout.max_concurrent, samples)
+    samples = max(config.groups_at_once * rollout.samples_per_prompt // engines, 1)
+    blocks = math.ceil((max_length + rollout.speculate) / CPU_BLOCK) * min(rollout.max_concurrent, samples)
     return max(MIN_KV_CACHE, min(MAX_KV_CACHE, blocks * CPU_BLOCK * per_token * 5 // 4))

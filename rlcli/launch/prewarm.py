@@ -67,7 +67,7 @@ class EarlyStart:
     def session(self, config: RunConfig, on_lost: OnLost) -> Iterator[None]:
         """Wait for the cluster; it is shut down with the block. on_lost: as for `ray_session`."""
         if self._thread is None:
-            with ray_session(config.cluster.address, config.all_workers, on_lost):
+            with ray_session(config.cluster.address, config.all_workers, on_lost, config.cluster.wait_s):
                 yield
             return
         self._on_lost = on_lost

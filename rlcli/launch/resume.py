@@ -91,7 +91,7 @@ def resumption(
     environment = environment_of(run)
     was, directory = read_run_config(run), directory_of(environment) or Path.cwd()
     now = resolve(recipe, flags, sets) if recipe else read_run_config(run, flags, sets)
-    if (now.config.model.path, now.config.critic.path) != (was.config.model.path, was.config.critic.path):
+    if any(getattr(now.config, name).path != getattr(was.config, name).path for name in ("model", "critic", "teacher")):
         now = replace(now, config=with_model_folders(now.config, on_note))
     found = changes(was, now, directory)
     for note in check_changes(found, run) + _other_versions(environment):

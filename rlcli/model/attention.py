@@ -2,17 +2,18 @@
 
 No mask is built: on GPUs in half precision torch's variable-length kernel takes the boundaries; elsewhere sequences of
 similar length are attended together, padded at their ends, where causality alone hides the padding from every real
-token. A prompt that several sequences share is in the pack once, and is copied in front of each of them only here: all
-other layers see it once, and its gradient is the sum of theirs.
+token. (Only there a sliding window, with which each token sees the last ones alone, needs a mask.) A prompt that
+several sequences share is in the pack once, and is copied in front of each of them only here: all other layers see it
+once, and its gradient is the sum of theirs.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -142,6 +143,19 @@ class _Take(torch.autograd.Function):
         return grad.new_zeros(ctx.places, *grad.shape[1:]).index_copy_(0, ctx.layout.home, grad), None
 
 
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of query [T, Hq, D], key and value [T, Hkv, D]: [T, Hq, D]."""
+
+
+class Divided(Protocol):
+    """Ranks that divide a pack's tokens (`rlcli.model.parallel.context`)."""
+
+    def attend(self, attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The result of `attention` for this rank's tokens; it is called with all tokens of the pack, for some heads.
+        All other tensors have this rank's tokens only."""
+        ...
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -150,23 +164,33 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     segments: Segments,
+    divided: Divided | None = None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """Attend query [1, Hq, T, D] to key and value [1, Hkv, T, D], causally in each sequence; returns [1, T, Hq, D]."""
-    for feature in ("sliding_window", "softcap", "s_aux"):
+    """Attend query [1, Hq, T, D] to key and value [1, Hkv, T, D], causally in each sequence; returns [1, T, Hq, D].
+
+    divided: T is this rank's run of the pack's tokens only. sliding_window: how many tokens each sees, itself included;
+    None: all before it.
+    """
+    for feature in ("softcap", "s_aux"):
         if rest.get(feature) is not None:
             raise ModelError(
                 f"{type(module).__name__} attends with {feature}, which packed attention does not support",
-                "choose a model with full attention",
+                "choose a model of another architecture",
             )
     assert attention_mask is None, "boundaries replace the mask"
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
-    attend = _varlen if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _grouped
-    return attend(query, key, value, segments, scaling)[None], None
+    kernel = _varlen if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) else _grouped
+    attend = partial(kernel, segments=segments, scaling=scaling, window=sliding_window)
+    found = attend(query, key, value) if divided is None else divided.attend(attend, query, key, value)
+    return found[None], None
 
 
-def _grouped(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+def _grouped(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
+) -> Tensor:
     layout = segments.padded
     gqa = query.shape[1] != key.shape[1]
     sizes = [count * length for count, length in layout.shapes]
@@ -176,19 +200,30 @@ def _grouped(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scal
         layout.shapes, *(layout.lay(x).split(sizes) for x in (query, key, value)), strict=True
     ):
         q, k, v = (part.view(count, length, *part.shape[1:]).transpose(1, 2) for part in parts)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
+        seen = _seen(length, window, q.device) if window and window < length else None
+        how = {"is_causal": True} if seen is None else {"attn_mask": seen}
+        out = F.scaled_dot_product_attention(q, k, v, scale=scaling, enable_gqa=gqa, **how)
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return layout.take(torch.cat(outputs))
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+def _seen(length: int, window: int, device: torch.device) -> Tensor:
+    """bool [length, length]: which tokens (columns) each one sees of the last `window`, itself included."""
+    seen = torch.ones(length, length, dtype=torch.bool, device=device)
+    return seen.tril().triu(1 - window)
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None, window: int | None
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     shared = segments.source is not None
     q, k, v = (segments.end_to_end.lay(x) if shared else x.contiguous() for x in (query, key, value))
     ends, longest = segments.boundaries, max(segments.lengths)
-    # (-1, 0): each token sees all before it and none after.
-    out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=(-1, 0), **_grouped_heads())
+    # Each token sees so many before it (-1: all), and none after.
+    sees = (-1 if window is None else window - 1, 0)
+    out = varlen_attn(q, k, v, ends, ends, longest, longest, scale=scaling, window_size=sees, **_grouped_heads())
     return segments.end_to_end.take(out) if shared else out
 
 

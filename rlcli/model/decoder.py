@@ -8,16 +8,17 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from rlcli.model.attention import ATTENTION
+from rlcli.model.attention import ATTENTION, Segments
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
+from rlcli.model.parallel.context import ContextGroup, Run
 
 
 class Decoder(nn.Module):
     """A Hugging Face model with its head, wrapped so that FSDP2 gathers the head's weight with its root.
 
     lm: the model, set to the attention `rlcli_packed`. dtype: of computation, export and weight sync. source: the
-    folder or hub id it came from.
+    folder or hub id it came from. context: the ranks that divide each pack's tokens, if any do.
     """
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
@@ -26,16 +27,23 @@ class Decoder(nn.Module):
         self.lm = lm
         self.dtype = dtype
         self.source = source
+        self.context: ContextGroup | None = None
 
-    def hidden(self, batch: PackedBatch) -> Tensor:
-        """[R, D]: for each response token, the last hidden state of the token before it."""
+    def own(self, batch: PackedBatch) -> PackedBatch | Run:
+        """What this rank computes of a pack: all, or a run of its tokens."""
+        return batch if self.context is None else self.context.run_of(batch)
+
+    def hidden(self, own: PackedBatch | Run, segments: Segments) -> Tensor:
+        """[R, D]: for each response token that this rank predicts, the last hidden state of the token before it.
+        segments: of the pack."""
         states: Tensor = self.lm.base_model(
-            input_ids=batch.input_ids[None],
-            position_ids=batch.position_ids[None],
-            segments=batch.segments,
+            input_ids=own.input_ids[None],
+            position_ids=own.position_ids[None],
+            segments=segments,
+            **({"divided": own} if isinstance(own, Run) else {}),
             use_cache=False,
         ).last_hidden_state[0]
-        return states.index_select(0, batch.response_index)
+        return states.index_select(0, own.response_index)
 
     def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """All weights, whole, one after another under their checkpoint names; a tied head is omitted.

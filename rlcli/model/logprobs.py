@@ -7,7 +7,7 @@ no entropy, which would cost a second projection.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +17,43 @@ from torch.autograd.function import once_differentiable
 def token_log_probs(
     hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """For p = softmax(hidden · weightᵀ / temperature): log p[target] and H(p) = −Σ p log p, both [N] and
+    """For p = softmax(hidden · weightᵀ / temperature): log p[target], like `targets`, and H(p) = −Σ p log p, [N]; both
     differentiable.
 
-    hidden [N, D], weight [V, D], targets [N] int64. `chunk` tokens are projected at a time and projected again in the
-    backward pass; softmax is in float32 (float64 for float64 input). Without `entropy` the second result is None.
+    hidden [N, D], weight [V, D], targets int64 [N], or [N, C] for several tokens of each p. `chunk` tokens are
+    projected at a time and projected again in the backward pass; softmax is in float32 (float64 for float64 input).
+    Without `entropy` the second result is None.
     """
     log_probs, entropies = _TokenLogProbs.apply(hidden, weight, targets, temperature, chunk, entropy)
     return log_probs, entropies if entropy else None
+
+
+class Likeliest(NamedTuple):
+    """log_probs: float [N], of the targets. ids, top: int64 and float [N, K], the likeliest tokens, most likely first,
+    and their log-probs. agrees: bool [N], whether no token is likelier than the target."""
+
+    log_probs: Tensor
+    ids: Tensor
+    top: Tensor
+    agrees: Tensor
+
+
+@torch.no_grad()
+def likeliest_tokens(
+    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, k: int, below: int
+) -> Likeliest:
+    """The K = k tokens of the largest p among the ids less than `below`, beside what `token_log_probs` returns for
+    targets [N], which it equals bitwise. k = 0: none. Never holds [N, V]."""
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    log_probs, agrees = hidden.new_zeros(len(hidden), dtype=exact), targets.new_zeros(len(hidden), dtype=torch.bool)
+    ids, top = targets.new_zeros(len(hidden), k), hidden.new_zeros(len(hidden), k, dtype=exact)
+    for part, logits in _logits(hidden, weight, temperature, chunk, exact):
+        picked = logits.sub_(logits.amax(-1, keepdim=True)).gather(-1, targets[part, None])[:, 0]
+        best, ids[part] = logits[:, :below].topk(k, dim=-1)
+        log_total = logits.exp_().sum(-1).log()
+        log_probs[part], top[part], agrees[part] = picked - log_total, best - log_total[:, None], picked == 0
+        del logits  # before the next chunk
+    return Likeliest(log_probs, ids, top, agrees)
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -33,20 +62,21 @@ class _TokenLogProbs(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        log_probs, log_norms, entropies = (hidden.new_zeros(len(hidden), dtype=exact) for _ in range(3))
+        log_norms, entropies = (hidden.new_zeros(len(hidden), dtype=exact) for _ in range(2))
+        log_probs, columns = hidden.new_zeros(targets.shape, dtype=exact), _columns(targets)
         for part, logits in _logits(hidden, weight, temperature, chunk, exact):
             top = logits.amax(-1, keepdim=True)
-            picked = logits.sub_(top).gather(-1, targets[part, None])[:, 0]
+            picked = logits.sub_(top).gather(-1, columns[part])
             # With z below the largest logit and Z = Σ eᶻ: H = log Z − Σ z eᶻ / Z, a sum of two terms ≥ 0.
             exponentials = logits.exp() if entropy else logits.exp_()
             total = exponentials.sum(-1)
             log_total = total.log()
-            log_probs[part] = picked - log_total
+            log_probs[part] = (picked - log_total[:, None]).view(log_probs[part].shape)
             log_norms[part] = top[:, 0] + log_total
             if entropy:
                 entropies[part] = log_total - exponentials.mul_(logits).sum(-1) / total
             del logits, exponentials  # before the next chunk
-        ctx.save_for_backward(hidden, weight, targets, log_norms, entropies)
+        ctx.save_for_backward(hidden, weight, columns, log_norms, entropies)
         ctx.temperature, ctx.chunk = temperature, chunk
         ctx.set_materialize_grads(False)
         if not entropy:
@@ -56,22 +86,24 @@ class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, targets, log_norms, entropies = ctx.saved_tensors
+        hidden, weight, columns, log_norms, entropies = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         # Float32: chunks are summed here, and bfloat16 would lose the later ones.
         grad_weight = torch.zeros_like(weight, dtype=log_norms.dtype) if ctx.needs_input_grad[1] else None
         # ∂ log p[y] / ∂z = 1[y] − p and ∂H / ∂z = −p (log p + H), so both are −p (a + b log p), plus the rest at y.
-        at_target = torch.zeros_like(log_norms) if grad_log_probs is None else grad_log_probs / ctx.temperature
+        given = torch.zeros_like(log_norms) if grad_log_probs is None else grad_log_probs / ctx.temperature
+        at_target = _columns(given).expand(columns.shape)
+        in_all = at_target.sum(-1)
         by_log = None if grad_entropy is None else grad_entropy / ctx.temperature
         for part, log_p in _logits(hidden, weight, ctx.temperature, ctx.chunk, log_norms.dtype):
             log_p.sub_(log_norms[part, None])
             if by_log is None:
-                grad_logits = log_p.exp_().mul_(-at_target[part, None])
+                grad_logits = log_p.exp_().mul_(-in_all[part, None])
             else:
                 grad_logits = log_p.exp()
-                share = at_target[part] + by_log[part] * entropies[part]
+                share = in_all[part] + by_log[part] * entropies[part]
                 grad_logits.mul_(log_p.mul_(-by_log[part, None]).sub_(share[:, None]))
-            grad_logits.scatter_add_(1, targets[part, None], at_target[part, None])
+            grad_logits.scatter_add_(1, columns[part], at_target[part])
             grad_logits = grad_logits.to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(grad_logits, weight, out=grad_hidden[part])
@@ -81,6 +113,11 @@ class _TokenLogProbs(torch.autograd.Function):
                 grad_weight += grad_logits.t() @ hidden[part]
             del log_p, grad_logits  # before the next chunk's are made
         return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None
+
+
+def _columns(values: Tensor) -> Tensor:
+    """[N] as [N, 1]; [N, C] as it is."""
+    return values if values.ndim == 2 else values[:, None]
 
 
 def _logits(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
+from rlcli.model.experts import DOWN
 from rlcli.model.parallel.buckets import buckets
 
 _PREFIX = "base_model.model."
@@ -43,7 +45,7 @@ def target_names(lm: nn.Module, targets: str) -> list[str]:
         raise ModelError(
             f"lora.targets: '{sorted(outside)[0]}' cannot have an adapter", "name linear layers inside the decoder"
         )
-    linear = sorted({n.rpartition(".")[2] for n, m in lm.named_modules() if isinstance(m, nn.Linear)} - outside)
+    linear = sorted(_linear_names(lm) - outside)
     missing = sorted(set(names) - set(linear) - {"all-linear"})
     if missing or not names:
         raise ModelError(
@@ -53,16 +55,23 @@ def target_names(lm: nn.Module, targets: str) -> list[str]:
     return names
 
 
+def _linear_names(lm: nn.Module) -> set[str]:
+    return {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
+
+
 def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
     """Inject new adapters into `lm` and freeze the rest. `base` is recorded as the model to which they belong.
 
     The adapters are float32 whatever the base is; with `meta` they hold no memory. `ModelError` for an unknown target.
     """
     names = target_names(lm, spec.targets)
+    every: Any = "all-linear"
+    if any(name.endswith(DOWN) for name, _ in lm.named_parameters()):  # by itself peft would adapt experts, too
+        every = sorted(_linear_names(lm) - {"lm_head"})
     config = LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
-        target_modules="all-linear" if "all-linear" in names else names,
+        target_modules=every if "all-linear" in names else names,
         task_type="CAUSAL_LM",
     )
     peft = get_peft_model(lm, config, low_cpu_mem_usage=meta)

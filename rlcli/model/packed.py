@@ -20,7 +20,8 @@ class PackedBatch:
     input_ids [T] int64; position_ids [T] int64, counting from 0 in each segment; segments: the sequences, or their
     branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
-    targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs.
+    targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
+    other tokens whose log-probs at the same positions are wanted, too, if any are.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -38,6 +39,7 @@ class PackedBatch:
     response_index: Tensor
     targets: Tensor
     sequence: Tensor
+    candidates: Tensor | None = None
 
     @property
     def boundaries(self) -> Tensor:

@@ -13,22 +13,25 @@ from torch import Tensor, nn
 from rlcli.errors import ModelError
 from rlcli.model.chunks import chunk_tokens
 from rlcli.model.decoder import Decoder, whole
-from rlcli.model.logprobs import token_log_probs
+from rlcli.model.logprobs import Likeliest, likeliest_tokens, token_log_probs
 from rlcli.model.lora import base_of, is_adapter, merged, saved_names, scaled_to_zero, write_adapter
 from rlcli.model.packed import PackedBatch
+from rlcli.model.parallel.context import Run
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
 class TokenOutputs(NamedTuple):
-    """For each response token of a pack, in the pack's order: log_probs [R] and entropy [R], float32, or None.
+    """For each response token of a pack, in the pack's order: log_probs [R], entropy [R] or None, and of the pack's
+    candidates, if it has any, candidate_log_probs [R, K]; all float32.
 
     (A tuple, since FSDP2 looks for the tensors to hook in tuples, lists and dicts only.)
     """
 
     log_probs: Tensor
     entropy: Tensor | None
+    candidate_log_probs: Tensor | None = None
 
 
 class PolicyModel(Decoder):
@@ -44,12 +47,29 @@ class PolicyModel(Decoder):
         super().__init__(lm, dtype=dtype, source=source)
         self._peft = (peft,)  # in a tuple, or nn.Module would register every parameter a second time
 
-    def forward(self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True) -> TokenOutputs:
-        """log π(token | preceding tokens) at `temperature` for every response token of the pack."""
-        hidden = self.hidden(batch)
+    def forward(
+        self,
+        batch: PackedBatch,
+        temperature: float = 1.0,
+        want_entropy: bool = True,
+        likeliest: tuple[int, int] | None = None,
+    ) -> TokenOutputs | Likeliest:
+        """log π(token | preceding tokens) at `temperature` for every response token of the pack. likeliest: (k, below),
+        to return the k likeliest tokens among the ids less than `below` instead, without gradient."""
+        own = self.own(batch)
+        hidden = self.hidden(own, batch.segments)
         weight = self.lm.get_output_embeddings().weight
-        chunk = chunk_tokens(weight.shape[0], weight.is_cuda)
-        return TokenOutputs(*token_log_probs(hidden, weight, batch.targets, temperature, chunk, want_entropy))
+        how = (temperature, chunk_tokens(weight.shape[0], weight.is_cuda))
+        gathered = own.gather if isinstance(own, Run) else lambda values: values
+        if likeliest is not None:
+            return Likeliest(*map(gathered, likeliest_tokens(hidden, weight, own.targets, *how, *likeliest)))
+        targets = own.targets if own.candidates is None else torch.cat([own.targets[:, None], own.candidates], dim=1)
+        log_probs, entropy = token_log_probs(hidden, weight, targets, *how, want_entropy)
+        log_probs, entropy = gathered(log_probs), None if entropy is None else gathered(entropy)
+        if own.candidates is None:
+            return TokenOutputs(log_probs, entropy)
+        # Copies: FSDP2 hooks its outputs, and warns of views.
+        return TokenOutputs(log_probs[:, 0].clone(), entropy, log_probs[:, 1:].clone())
 
     @property
     def peft(self) -> PeftModel:

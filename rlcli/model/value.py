@@ -11,6 +11,7 @@ from rlcli.errors import ModelError
 from rlcli.model.decoder import Decoder
 from rlcli.model.io.config import read_config
 from rlcli.model.packed import PackedBatch
+from rlcli.model.parallel.context import Run
 
 HEAD = "score"
 """transformers' name for the head of its classification models."""
@@ -32,9 +33,10 @@ class ValueModel(Decoder):
         """V(preceding tokens) for every response token of the pack."""
         # In float32 even if the layers compute in bfloat16, whose steps near 1 (0.004 to 0.008) are as large as the
         # differences between neighbouring values, which GAE sums up.
-        head = self.lm.score
-        values = self.hidden(batch).float() @ head.weight[0].float()
-        return ValueOutputs(values if head.bias is None else values + head.bias.float())
+        head, own = self.lm.score, self.own(batch)
+        values = self.hidden(own, batch.segments).float() @ head.weight[0].float()
+        values = values if head.bias is None else values + head.bias.float()
+        return ValueOutputs(own.gather(values) if isinstance(own, Run) else values)
 
 
 def read_value_config(path: str) -> Any:

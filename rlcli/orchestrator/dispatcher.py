@@ -23,9 +23,9 @@ def collect(workers: WorkerGroup, reports: Sequence[Collected]) -> Collected:
     worker's rank; with `until` there may be more groups than that, and aborted responses."""
     samples = Samples.joined([report.samples for report in reports]).sorted()
     baselines = {prompt: verdict for report in reports for prompt, verdict in report.baselines.items()}
-    shards = [shard for (shard,) in workers.take_shard()]
-    slowest = max(reports, key=lambda report: report.seconds)
     begun = [one for report in reports for one in report.begun]
+    shards = [shard for (shard,) in workers.take_shard()] if len(samples) or begun else []
+    slowest = max(reports, key=lambda report: report.seconds)
     return Collected(
         samples,
         shards,
@@ -40,6 +40,8 @@ def collect(workers: WorkerGroup, reports: Sequence[Collected]) -> Collected:
         begun=begun,
         aborted=len(begun),
         redrawn=sum(report.redrawn for report in reports),
+        drafted=sum(report.drafted for report in reports),
+        accepted=sum(report.accepted for report in reports),
         version=max(report.version for report in reports),
     )
 
@@ -60,23 +62,42 @@ def gather(
     slots: of each engine. Tasks beyond all engines' slots are assigned as slots become free, unless `workers` promise
     the same bits in every run: then, as without slots, each gets its whole share at once.
     """
-    engines = len(workers) // tensor_parallel
     free = slots if until is not None or not workers.same_bits else None
-    shares, left = assign(tasks, engines, call.sampling.max_tokens, free)
-    per_rank = [shares[rank // tensor_parallel] for rank in range(len(workers))]
+    shares, left = assign(tasks, len(workers) // tensor_parallel, call.sampling.max_tokens, free)
     queue = None if until is None and not left else Queue(uuid4().hex, left, until)
-    call = replace(call, progress_s=progress_every(len(workers)))
-    reports: list[Collected] = []
     sizes = sorted(task.responses for task in tasks)
     done, total = 0, sum(sizes[:until])
+
+    def finished(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress(min(done, total), total)
+
+    reports = run_shares(workers, shares, call, finished, tensor_parallel=tensor_parallel, queue=queue)
+    came = sum(len(report.samples) + len(report.baselines) for report in reports)
+    assert came == total or until is not None, f"of {total} responses {came} came back"
+    return reports
+
+
+def run_shares(
+    workers: WorkerGroup,
+    shares: Sequence[Sequence[PromptTask]],
+    call: RolloutCall,
+    on_finished: Callable[[int], None],
+    *,
+    tensor_parallel: int = 1,
+    queue: Queue | None = None,
+) -> list[Collected]:
+    """Call every worker with the tasks of its engine, and wait for their reports. on_finished: told how many responses
+    have finished since it was last called."""
+    per_rank = [shares[rank // tensor_parallel] for rank in range(len(workers))]
+    call = replace(call, progress_s=progress_every(len(workers)))
+    reports: list[Collected] = []
     for item in workers.rollout(per_rank, [call] * len(workers), *([] if queue is None else [Shared(queue)])):
         if isinstance(item, Collected):
             reports.append(item)
         else:
-            done += item.finished
-            on_progress(min(done, total), total)
-    came = sum(len(report.samples) + len(report.baselines) for report in reports)
-    assert came == total or until is not None, f"of {total} responses {came} came back"
+            on_finished(item.finished)
     return reports
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rlcli.data.columns import BY_TURN, RENAMED, Samples
+from rlcli.data.columns import RAGGED, RENAMED, Samples
 from rlcli.data.messages import Collected, PartialRollout, PromptTask
-from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor
+from rlcli.data.prompts.mixture import Cursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.rollout.call import GREEDY
 from rlcli.types import Outcome, Sample, Verdict
@@ -19,15 +18,35 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+UNKNOWN = -1
+
+
 class Source(Protocol):
-    """Returns the samples of each step. cursor, waiting: all state between steps."""
+    """Returns the samples of each step. cursor: with `state`, all state between steps. begun: whether samples of the
+    next step have been generated."""
 
     prompts: TokenizedPrompts
-    cursor: PromptCursor | MixedCursor
-    waiting: list[Group]
+    cursor: Cursor
+
+    @property
+    def begun(self) -> bool: ...
 
     def take(self, step: int) -> Collected:
         """The verified samples of step `step`. `Sample.prompt` counts the groups from 0 without gaps."""
+        ...
+
+    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+        """While step `step` is trained on, generate for the steps after it. is_over: whether the engines are needed."""
+        ...
+
+    def state(self) -> tuple[dict[str, Any], list[Any]]:
+        """For `restore`: plain values, and references to shards of tokens."""
+        ...
+
+    def restore(self, state: Mapping[str, Any], shards: Sequence[Any]) -> None: ...
+
+    def drop(self) -> None:
+        """Discard what was generated for later steps."""
         ...
 
 
@@ -45,7 +64,9 @@ class PartialGroup:
 class Group:
     """The samples of one prompt. shards: references to their tokens, indexed by `Sample.shard`. baseline: verdict on
     the greedy response, if any. step: in which it was started. open: None if the group is complete. source: the name
-    of its dataset, in runs with several. prompt_id: of its prompt; empty if an older checkpoint does not have it."""
+    of its dataset, in runs with several. data_source: of its row. prompt_id: of its prompt; empty if an older
+    checkpoint does not have it. number: by which the engines know it, and engine: which of them has begun it, while it
+    is open; UNKNOWN if none."""
 
     samples: Samples
     shards: Sequence[Any]
@@ -53,7 +74,10 @@ class Group:
     step: int
     open: PartialGroup | None = None
     source: str = ""
+    data_source: str = ""
     prompt_id: str = ""
+    number: int = UNKNOWN
+    engine: int = UNKNOWN
 
     @property
     def begun(self) -> list[int]:
@@ -119,9 +143,16 @@ def batch_of(groups: Sequence[Group]) -> Collected:
         shard=np.concatenate(columns) if columns else np.zeros(0, np.int64),
     )
     baselines = {position: group.baseline for position, group in enumerate(groups) if group.baseline is not None}
-    sources = [group.source for group in groups]
-    ids = [group.prompt_id for group in groups]
-    return Collected(samples, shards, 0.0, 0.0, baselines=baselines, sources=sources, prompt_ids=ids)
+    return Collected(
+        samples,
+        shards,
+        0.0,
+        0.0,
+        baselines=baselines,
+        sources=[group.source for group in groups],
+        data_sources=[group.data_source for group in groups],
+        prompt_ids=[group.prompt_id for group in groups],
+    )
 
 
 def by_prompt(samples: Samples) -> list[Samples]:
@@ -148,7 +179,10 @@ def as_plain(groups: Sequence[Group]) -> tuple[list[dict[str, Any]], list[Any]]:
                 "samples": [asdict(s) for s in batch.samples.take(batch.samples.prompt == position)],
                 "open": open,
                 "source": group.source,
+                "data_source": group.data_source,
                 "prompt_id": group.prompt_id,
+                "number": group.number,
+                "engine": group.engine,
             }
         )
     return plain, shards
@@ -162,7 +196,7 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
 
     def sample(fields: Mapping[str, Any]) -> Sample:
         known = {RENAMED.get(name, name): value for name, value in fields.items()}
-        known |= {name: tuple(known[name]) for name in BY_TURN if name in known}
+        known |= {name: tuple(known[name]) for name in RAGGED if name in known}
         return Sample(**{**known, "verdict": verdict(fields["verdict"])})
 
     groups = []
@@ -181,7 +215,10 @@ def as_groups(plain: Sequence[Mapping[str, Any]], shards: Sequence[Any]) -> list
                 group["step"],
                 open and PartialGroup(**{**open, "begun": [replace(one, shard=place[one.shard]) for one in begun]}),
                 group.get("source", ""),
+                group.get("data_source", ""),
                 group.get("prompt_id", ""),
+                group.get("number", UNKNOWN),
+                group.get("engine", UNKNOWN),
             )
         )
     return groups

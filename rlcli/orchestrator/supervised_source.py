@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected
-from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor
+from rlcli.data.prompts.mixture import Cursor
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import set_of
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
-from rlcli.orchestrator.groups import Group
 from rlcli.types import Outcome, Sample, Verdict
 
 IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
@@ -19,16 +20,16 @@ IMITATED = Verdict(score=1.0, outcome=Outcome.OK, detail="given by the dataset")
 class SupervisedSource:
     """Batches of given responses, as `collect` returns them: one sample per prompt, each correct by definition.
 
-    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints. waiting: always
-    empty.
+    prompts: tokenized with their responses. cursor: over them; the caller keeps it in checkpoints.
     """
 
-    def __init__(self, prompts: TokenizedPrompts, cursor: PromptCursor | MixedCursor, prompts_per_step: int) -> None:
+    begun = False
+
+    def __init__(self, prompts: TokenizedPrompts, cursor: Cursor, prompts_per_step: int) -> None:
         assert cursor.count == len(prompts), "the cursor is over other prompts"
         self.prompts = prompts
         self.cursor = cursor
         self.prompts_per_step = prompts_per_step
-        self.waiting: list[Group] = []
 
     def take(self, step: int) -> Collected:
         """The samples of step `step`, determined by the cursor's order alone.
@@ -39,11 +40,12 @@ class SupervisedSource:
         import numpy as np
         import ray
 
-        builder, samples, sources = ShardBuilder(), [], []
+        builder, samples, sources, data_sources = ShardBuilder(), [], [], []
         for position, index in enumerate(self.cursor.take(self.prompts_per_step)):
             prompt, response = self.prompts.tokens(index), self.prompts.responses(index)
             self.cursor.account(index, len(prompt) + len(response))
             sources.append(set_of(self.prompts.prompts, index))
+            data_sources.append(self.prompts.prompts[index].data_source)
             samples.append(
                 Sample(
                     prompt=position,
@@ -57,4 +59,17 @@ class SupervisedSource:
                     version=0,
                 )
             )
-        return Collected(Samples.of(samples), [ray.put(builder.build())], generate_s=0.0, verify_s=0.0, sources=sources)
+        shards = [ray.put(builder.build())]
+        return Collected(Samples.of(samples), shards, 0.0, 0.0, sources=sources, data_sources=data_sources)
+
+    def ahead(self, step: int, is_over: Callable[[], bool]) -> None:
+        """Nothing is generated."""
+
+    def state(self) -> tuple[dict[str, Any], list[Any]]:
+        return {"waiting": []}, []
+
+    def restore(self, state: Mapping[str, Any], shards: Sequence[Any]) -> None:
+        """There is no state besides the cursor."""
+
+    def drop(self) -> None:
+        """Nothing waits."""

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 class SelectedSamples:
     """The N samples that a step trains on, possibly some of them twice. groups: dense labels. columns: values of each
     sample, `[N, …]` by name: `rewards` (shaped), `scores` (the verdicts'), `signatures`, `groups`, `lengths`, `right`,
-    `group_tokens`, and where they apply `advantages` (of turns `[N, K]`), `turn_rewards` `[N, K]`, `baselines`, `parts`
-    and `pairs`. active: which have a gradient;
-    None: all. reward: shaped mean of all samples of the step that count, selected or not; NaN if none does.
-    left_out: why each sample of the step does not count, int8, as from `sample_filter.left_out`. one_prompt: samples of
-    a group begin with the same prompt; those of an agent begin as it likes. places: int64 `[N]`, of these samples among
-    all of the step. shaped: float64, the shaped reward of each of these; NaN if it does not count."""
+    `group_tokens`, and where they apply `teacher` (its number), `advantages` (of turns `[N, K]`), `turn_rewards` `[N,
+    K]`, `baselines`, `parts` and `pairs`. active: which have a gradient; None: all. reward: shaped mean of all samples
+    of the step that count, selected or not; NaN if none does. left_out: why each sample of the step does not count,
+    int8, as from `sample_filter.left_out`. one_prompt: samples of a group begin with the same prompt; those of an agent
+    begin as it likes. places: int64 `[N]`, of these samples among all of the step. shaped: float64, the shaped reward
+    of each of these; NaN if it does not count."""
 
     samples: Samples
     groups: list[int]
@@ -75,6 +75,9 @@ def select_batch(batch: Collected, algorithm: Algorithm, config: RunConfig, seed
         known["baselines"] = torch.tensor(
             [batch.baselines[p].score for p in samples.prompt.tolist()], dtype=torch.float64
         )
+    if len(config.teacher.models) > 1:
+        numbers = [config.teacher.number_of(source) for source in batch.data_sources]
+        known["teacher"] = torch.tensor([numbers[group] for group in samples.prompt.tolist()], dtype=torch.int64)
     if algorithm.advantages_before_tokens:
         more = {"weights": weights, "turns": torch.tensor(samples.turns), "turn_states": turn_states(samples)}
         known["advantages"] = algorithm.response_advantages({**known, **more})

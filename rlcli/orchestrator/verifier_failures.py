@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rlcli.data.columns import Samples
@@ -61,12 +61,12 @@ class Failures:
         if len(found) < EXAMPLES and example not in found:
             found.append(example)
 
-    def add_samples(self, prompts: Sequence[Prompt], samples: Samples) -> None:
-        """prompts: indexed by `Sample.prompt`."""
+    def add_samples(self, prompts: Mapping[int, Prompt], samples: Samples) -> None:
+        """prompts: by `Sample.prompt`."""
         failed = (samples.is_(*UNVERIFIED) | samples.overran).nonzero()[0].tolist()
         self.total += len(samples) - len(failed)
         for place in failed:
-            self.add(prompts[samples.prompt[place]], samples.verdict(place))
+            self.add(prompts[int(samples.prompt[place])], samples.verdict(place))
 
     def check(self, max_crash_rate: float, max_failure_rate: float) -> None:
         """Stop instead of training on the zeros of a failing verifier, or without the samples of a failing environment.

@@ -6,6 +6,8 @@ With b bytes per number in compute dtype, and w a width, torch keeps for each to
     linear          b w: its input, once for those that share it; nothing if neither it nor an adapter is trained
     rotation        nothing: cosines and sines are shared by all layers
     gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in total
+    experts         for each expert that the token passes through, a gated unit, and if they are trained its input b w;
+                    b w for the weight of its output; of the router 4 for each expert, and its choice
 
 and for each place in attention, where a shared prompt is repeated before each of its samples,
 
@@ -30,8 +32,8 @@ INDEX = 8
 
 @dataclass(frozen=True)
 class Pack:
-    """The tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample has its
-    own prompt. responses: the tokens that are scored."""
+    """A rank's tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample
+    has its own prompt. responses: the tokens that are scored."""
 
     tokens: float
     places: float
@@ -59,18 +61,23 @@ def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
         width * run.bytes_each for width, names in _inputs(shape) if not run.lora_rank or not adapted.isdisjoint(names)
     )
     factors = run.lora_rank * len(adapted) * run.bytes_each
-    gated = 3 * run.bytes_each * shape.intermediate
+    gated = _experts(shape, run) if shape.experts else 3 * run.bytes_each * shape.intermediate
     return pack.tokens * (inputs + factors + gated + _norms(shape, run)) + pack.places * _attention(shape, run)
 
 
 def _inputs(shape: ModelShape) -> list[tuple[int, set[str]]]:
     """Width of each tensor that is input to linear layers, and their names."""
-    return [
-        (shape.hidden, {"q_proj", "k_proj", "v_proj", "qkv_proj"}),
-        (shape.query, {"o_proj"}),
-        (shape.hidden, {"gate_proj", "up_proj", "gate_up_proj"}),
-        (shape.intermediate, {"down_proj"}),
-    ]
+    attention = [(shape.hidden, {"q_proj", "k_proj", "v_proj", "qkv_proj"}), (shape.query, {"o_proj"})]
+    if shape.experts:
+        return [*attention, (shape.hidden, {"router"})]
+    return [*attention, (shape.hidden, {"gate_proj", "up_proj", "gate_up_proj"}), (shape.intermediate, {"down_proj"})]
+
+
+def _experts(shape: ModelShape, run: Pass) -> float:
+    """Of one token: what its experts and the router keep. Frozen experts do not keep their input."""
+    trained = not run.lora_rank
+    pair = run.bytes_each * (shape.hidden * (1 + trained) + shape.intermediate * (3 + trained)) + FLOAT + 2 * INDEX
+    return shape.chosen * pair + FLOAT * shape.experts
 
 
 def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from rlcli.planner.shape import ModelShape
 
 GIB = 1 << 30
+NODE = 8
+"""Devices of a node: an assumption."""
+NETWORK = {"a100": 25e9, "a100-80gb": 25e9, "b200": 50e9, "gh200": 50e9, "h100": 50e9, "h200": 50e9, "h20": 50e9}
+SLOW_NETWORK = 3e9
+"""Bytes per second of a device to other nodes: 400 Gb/s a device (A100: 200) in machines that are built for it, else
+100 Gb/s for four devices. Assumptions."""
 LOCAL_LINK = 2e9
 """Bytes per second between two processes of one machine through gloo: an assumption."""
 
@@ -25,14 +31,16 @@ LOCAL_LINK = 2e9
 @dataclass(frozen=True)
 class Device:
     """One device of a run. memory: bytes available to a process. flops: peak dense bfloat16 operations per second,
-    0 if unknown; read_rate: bytes per second of its memory; link_rate: bytes per second to each other device;
-    host_rate: to the host's memory. constants: as measured on this machine, or assumed."""
+    0 if unknown; read_rate: bytes per second of its memory; link_rate: bytes per second to each other device of its
+    node, and node_rate: to those of other nodes; host_rate: to the host's memory. constants: as measured on this
+    machine, or assumed."""
 
     name: str
     memory: float
     flops: float = 0.0
     read_rate: float = 0.0
     link_rate: float = 0.0
+    node_rate: float = 0.0
     host_rate: float = 0.0
     constants: Constants = field(default_factory=Constants)
 
@@ -43,6 +51,12 @@ class Device:
     @property
     def has_rates(self) -> bool:
         return self.flops > 0
+
+    def rate_among(self, devices: int) -> tuple[float, str]:
+        """Bytes per second between so many neighbouring devices, and the name of what carries them."""
+        if devices <= NODE or not self.node_rate:
+            return self.link_rate, "links inside a node"
+        return self.node_rate, "links between nodes"
 
 
 # name: GiB as nvidia-smi reports them, dense bfloat16 TFLOP/s, memory GB/s, NVLink (or PCIe) GB/s one way, host GB/s.
@@ -91,7 +105,7 @@ def parse_gpus(text: str) -> tuple[Device, int]:
     if name not in TABLE:
         raise ConfigError(f"--gpus {text}: unknown GPU '{name}'", near(name, [*TABLE, "cpu"]))
     memory, flops, read, link, host = TABLE[name]
-    rates = flops * 1e12, read * 1e9, link * 1e9, host * 1e9
+    rates = flops * 1e12, read * 1e9, link * 1e9, NETWORK.get(name, SLOW_NETWORK), host * 1e9
     return Device(name, memory * GIB, *rates, load(name)), count
 
 

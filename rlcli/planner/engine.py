@@ -73,14 +73,14 @@ def activations(setting: Setting) -> float:
     """The larger of a prefill and of sampling for all concurrent requests."""
     shape, rollout, each = setting.policy, setting.config.rollout, setting.bytes_each
     on_cpu = setting.device.is_cpu
-    started = math.ceil(rollout.prompts_per_step * rollout.oversample)
-    samples = math.ceil(started * rollout.samples_per_prompt / setting.engines)
+    samples = math.ceil(setting.config.groups_at_once * rollout.samples_per_prompt / setting.engines)
     asked = min(rollout.max_concurrent, samples)
     most = max(CPU_BATCHED_TOKENS, setting.max_length) if on_cpu else GPU_BATCHED_TOKENS
     tokens = min(most, asked * setting.prompt_tokens) if on_cpu else most
     # Gate and up in one, and their product; queries, keys, values; hidden states.
-    prefill = tokens * each * (3 * shape.intermediate + shape.query + 2 * shape.key + 3 * shape.hidden)
-    sampling = SAMPLER_COPIES * 4 * (asked if on_cpu else rollout.max_concurrent) * shape.vocab
+    prefill = tokens * each * (3 * shape.passed + shape.query + 2 * shape.key + 3 * shape.hidden)
+    rows = (asked if on_cpu else rollout.max_concurrent) * (1 + rollout.speculate)
+    sampling = SAMPLER_COPIES * 4 * rows * shape.vocab
     return max(prefill / (1 if on_cpu else rollout.tensor_parallel), sampling)
 
 

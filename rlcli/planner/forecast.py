@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from rlcli.planner.asynchrony.advice import Advice, advice
+from rlcli.planner.asynchrony.lengths import Lengths
 from rlcli.planner.device import GIB
 from rlcli.planner.engine import full_responses
-from rlcli.planner.memory import PhaseMemory, checkpoint_bytes, critic_worker, engine_worker, host_bytes, phases
-from rlcli.planner.setting import Setting
-from rlcli.planner.solve import (
+from rlcli.planner.fitting.solve import (
     Fix,
     all_phases,
     budget,
@@ -20,6 +21,17 @@ from rlcli.planner.solve import (
     shortfall,
     solved,
 )
+from rlcli.planner.memory import (
+    PhaseMemory,
+    checkpoint_bytes,
+    critic_worker,
+    engine_host_bytes,
+    engine_worker,
+    host_bytes,
+    phases,
+    teacher_worker,
+)
+from rlcli.planner.setting import Setting
 from rlcli.planner.timing import PhaseTime, model_flops, step_seconds, times
 
 TOKEN_BYTES, SAMPLE_BYTES, RECORDED_TOKEN_BYTES = 4.0, 320.0, 25.0
@@ -30,21 +42,28 @@ TOKENS, UTILIZATION = "train.tokens_per_microbatch", "rollout.gpu_memory_utiliza
 
 @dataclass(frozen=True)
 class Forecast:
-    """memory: of a worker that trains; apart: of one that only generates, and critic_apart: of one that only trains the
-    critic, if there are any. budget: bytes that a worker may use. largest: key → the largest value that fits; empty if
-    none does. seconds: by phase, empty if the device's rates are unknown. fixes: changes that make it fit if no sizes
-    do."""
+    """memory: of a worker that trains; apart: of one that only generates, critic_apart: of one that only trains the
+    critic, and teacher_apart: of one that only holds teachers, if there are any. budget: bytes that a worker may use.
+    largest: key → the largest value that fits; empty if none does. seconds: by phase, empty if the device's rates are
+    unknown. fixes: changes that make it fit if no sizes do. lengths: of responses, if they are known."""
 
     setting: Setting
     memory: list[PhaseMemory]
     apart: PhaseMemory | None
     critic_apart: PhaseMemory | None
+    teacher_apart: PhaseMemory | None
     budget: float
     fits: bool
     largest: dict[str, Any]
     seconds: list[PhaseTime]
     disk: dict[str, float]
     fixes: list[Fix]
+    lengths: Lengths | None
+
+    @cached_property
+    def asynchrony(self) -> Advice | None:
+        """Whether generating ahead would be faster; None if that is not known."""
+        return advice(self.setting, self.lengths)
 
     @property
     def peak(self) -> PhaseMemory:
@@ -67,13 +86,16 @@ class Forecast:
             "memory": {f"{phase.name}_gb": _in_gib(phase) for phase in self.memory},
             "engine_worker": _in_gib(self.apart) if self.apart else None,
             "critic_worker": _in_gib(self.critic_apart) if self.critic_apart else None,
+            "teacher_worker": _in_gib(self.teacher_apart) if self.teacher_apart else None,
             "host_gb": None if setting.device.is_cpu else host_bytes(setting) / GIB,
+            "engine_host_gb": None if (engine := engine_host_bytes(setting)) is None else engine / GIB,
             "largest": self.largest,
             "seconds": {phase.name: {"seconds": phase.seconds, "bound": phase.bound} for phase in self.seconds} or None,
             "step_seconds": self.step_seconds or None,
             "update_flops": model_flops(setting),
             "disk_bytes": self.disk,
             "full_responses_at_once": full_responses(setting) if setting.has_engine else None,
+            "asynchrony": self.asynchrony.as_dict() if self.asynchrony else None,
             "hints": [{"set": hint.keys, "cost": hint.cost, "seconds": hint.seconds or None} for hint in self.fixes],
         }
 
@@ -82,20 +104,22 @@ def _in_gib(phase: PhaseMemory) -> dict[str, Any]:
     return {"total": phase.total / GIB, "parts": {part: size / GIB for part, size in phase.parts.items()}}
 
 
-def forecast(setting: Setting) -> Forecast:
-    """The prediction for a run as configured, with the largest sizes that fit."""
+def forecast(setting: Setting, lengths: Lengths | None = None) -> Forecast:
+    """The prediction for a run as configured, with the largest sizes that fit. lengths: as in `Forecast`."""
     best = solved(setting)
     return Forecast(
         setting=setting,
         memory=phases(setting),
         apart=engine_worker(setting),
         critic_apart=critic_worker(setting),
+        teacher_apart=teacher_worker(setting),
         budget=budget(setting),
         fits=fits(setting),
         largest=sizes(best) if best else {},
         seconds=times(setting),
         disk=disk(setting),
         fixes=[] if best else fixes(setting),
+        lengths=lengths,
     )
 
 

@@ -46,6 +46,9 @@ def phases(setting: Setting) -> list[PhaseMemory]:
     if setting.algorithm.needs_reference:
         parts = passes.without_gradient(setting, setting.policy)
         found.append(_phase("reference", _trainer(setting, "reference"), parts, asleep_bytes(setting)))
+    if setting.hosted_teachers:
+        parts = _teaching(setting, setting.hosted_teachers)
+        found.append(_phase("teacher", _trainer(setting, "teacher"), parts, asleep_bytes(setting)))
     if setting.hosted_critic is not None:
         parts = passes.without_gradient(setting, setting.hosted_critic)
         found.append(_phase("critic", _trainer(setting, "critic"), parts, asleep_bytes(setting)))
@@ -80,7 +83,9 @@ def engine_worker(setting: Setting) -> PhaseMemory | None:
     """Memory of a worker that only generates, if there are any."""
     if not setting.config.rollout.workers or not setting.has_engine:
         return None
-    return _phase("generate", _process(setting, True), engine_parts(setting))
+    # On GPUs the copy is in host memory, as the rest of the process is.
+    copy = setting.config.copies_weights * setting.device.is_cpu * setting.bytes_each * setting.policy.parameters
+    return _phase("generate", _process(setting, True), engine_parts(setting), {"copy of the weights": float(copy)})
 
 
 def critic_worker(setting: Setting) -> PhaseMemory | None:
@@ -88,12 +93,40 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     workers, critic = setting.config.critic.workers, setting.critic
     if not workers or critic is None:
         return None
-    own = setting.with_keys(cluster={"workers": workers, "replicate": 1})
+    own = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1})
     weights = FLOAT * critic.parameters / workers
     held = _process(own, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
     passing = _passes(own, critic)
     heap = wasted(own, critic, passing, ADAM_MOMENTS * weights) if own.device.is_cpu else 0.0
     return _phase("update", held, passing, {"heap": heap})
+
+
+def teacher_worker(setting: Setting) -> PhaseMemory | None:
+    """Memory of a worker that only holds teachers, if there are any."""
+    workers = setting.config.teacher.workers
+    if not workers or not setting.teachers:
+        return None
+    own = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1})
+    return _phase(
+        "teacher", _process(own, False), {"teachers": _frozen(own, own.teachers)}, _teaching(own, own.teachers)
+    )
+
+
+def _teaching(setting: Setting, teachers: tuple[ModelShape, ...]) -> Parts:
+    """The forward pass of the largest of these teachers."""
+    candidates = [passes.without_gradient(setting, shape) for shape in teachers]
+    return max(candidates, key=lambda parts: sum(parts.values()))
+
+
+def _scored(setting: Setting) -> float:
+    """Ids and log-probs of the teachers' likeliest tokens, on a rank that trains, until the update is over."""
+    of_token = setting.config.teacher.top_k * (8 + FLOAT)
+    return setting.samples / setting.data_ranks * setting.config.rollout.max_response_tokens * of_token
+
+
+def _frozen(setting: Setting, shapes: tuple[ModelShape, ...]) -> float:
+    """Weights of frozen models on a worker, in compute dtype."""
+    return sum(shape.parameters for shape in shapes) * setting.bytes_each / setting.shards
 
 
 def _phase(name: str, *parts: Parts) -> PhaseMemory:
@@ -137,6 +170,12 @@ def _trainer(setting: Setting, doing: str) -> Parts:
     parts["optimizer"] = ADAM_MOMENTS * FLOAT * setting.trained_parameters() / shards * moments
     if setting.reference_copy:
         parts["reference"] = setting.policy.parameters * setting.bytes_each / shards * models["reference"]
+    if setting.device.is_cpu:
+        parts["copy of what was sent"] = setting.sent_copy()
+    if setting.hosted_teachers and (away != "all" or doing == "teacher"):
+        parts["teachers"] = _frozen(setting, setting.hosted_teachers)
+    if doing in ("teacher", "critic", "update"):
+        parts["teacher's top k"] = _scored(setting)
     if setting.hosted_critic is not None:
         own = FLOAT * setting.hosted_critic.parameters / shards
         parts["critic"] = own * models["critic"] + ADAM_MOMENTS * own * moments
@@ -169,7 +208,17 @@ def host_bytes(setting: Setting) -> float:
     shape, each = setting.policy, setting.bytes_each
     inputs = setting.passing().offload * setting.pack.tokens * each * shape.layers * shape.hidden
     sleeping = (setting.separate_adapter and setting.hosts_engine) * shape.parameters * each
-    return base + _sent_away(setting) + inputs + sleeping + checkpoint_bytes(setting) / setting.shards
+    copies = checkpoint_bytes(setting) / setting.shards + setting.sent_copy()
+    return base + _sent_away(setting) + inputs + sleeping + copies
+
+
+def engine_host_bytes(setting: Setting) -> float | None:
+    """Host memory of a worker that only generates, on a machine with GPUs; None if there are none. Each worker has a
+    copy of all weights, also those that share an engine."""
+    if setting.device.is_cpu or not setting.config.rollout.workers or not setting.has_engine:
+        return None
+    copy = setting.config.copies_weights * setting.bytes_each * setting.policy.parameters
+    return setting.device.constants.base_with_engine + copy
 
 
 def _sent_away(setting: Setting) -> float:
@@ -183,4 +232,5 @@ def _sent_away(setting: Setting) -> float:
     if offload == "all":
         away += setting.weight_bytes() + FLOAT * critic
         away += setting.policy.parameters * setting.bytes_each * setting.reference_copy
+        away += sum(shape.parameters for shape in setting.hosted_teachers) * setting.bytes_each
     return away / setting.shards

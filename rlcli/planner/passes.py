@@ -26,7 +26,7 @@ def without_gradient(setting: Setting, shape: ModelShape) -> Parts:
     pack, each = setting.pack, setting.bytes_each
     # Of the current layer: gate, its activation, their product; and four hidden states (the input, the embedding, the
     # residual, the norm's output).
-    working = pack.tokens * each * (3 * shape.intermediate + 4 * shape.hidden + 2 * shape.head_dim)
+    working = pack.tokens * each * (3 * shape.passed + 4 * shape.hidden + 2 * shape.head_dim)
     if setting.config.lora.rank and shape == setting.policy:
         working += pack.tokens * each * setting.config.lora.rank
     ending = _logits(setting, shape, "infer") + each * shape.hidden * pack.responses
@@ -109,15 +109,10 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass, trained: floa
     inputs = 0.0 if run.offload else tokens * each * shape.hidden
     # In the backward pass of the gated unit there are two more tensors of its width, and few gradients yet; at the
     # layer's end all gradients exist, and no kept activations are left.
-    early = tokens * each * 2 * shape.intermediate + each * _largest_linear(shape) * bool(not run.lora_rank)
+    early = tokens * each * 2 * shape.passed + each * shape.largest_matrix * bool(not run.lora_rank)
     late = each * trained - whole
     kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
     return [own + ends + max(early, late) for own in kept]
-
-
-def _largest_linear(shape: ModelShape) -> int:
-    """The last linear layer's weight: the first one of a layer to get a gradient."""
-    return shape.hidden * shape.intermediate
 
 
 def stepping(setting: Setting, shape: ModelShape) -> Parts:
@@ -132,7 +127,7 @@ def sending(setting: Setting) -> Parts:
     if setting.separate_adapter:
         return {"sync": 2 * FLOAT * setting.trained_parameters()}
     shape, each = setting.policy, setting.bytes_each
-    largest = max(shape.embedding_parameters, 2 * _largest_linear(shape)) * each
+    largest = max(shape.embedding_parameters, 2 * shape.largest_matrix) * each
     packing = 3 * each * shape.layer_parameters * setting.device.is_cpu * setting.hosts_engine
     if setting.shards == 1:
         return {"sync": largest + packing}

@@ -25,7 +25,8 @@ SHARED_FROM = 1 / 16
 
 @dataclass(frozen=True)
 class Setting:
-    """policy, critic: shapes; critic is None if there is none; for a process reward model it has a policy's shape.
+    """policy, critic, teachers: shapes; critic is None if there is none; for a process reward model it has a policy's
+    shape.
     prompt_tokens: mean length of a prompt if the data was read, else the maximum. kv_cache_bytes: of one engine, if it
     is given or sized to the workload; None: determined by gpu_memory_utilization."""
 
@@ -36,6 +37,7 @@ class Setting:
     algorithm: Algorithm
     prompt_tokens: float
     kv_cache_bytes: int | None
+    teachers: tuple[ModelShape, ...] = ()
 
     def with_keys(self, **sections: dict[str, Any]) -> Setting:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
@@ -45,6 +47,11 @@ class Setting:
     def separate_adapter(self) -> bool:
         """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
         return bool(self.config.lora.rank) and self.bytes_each < 4
+
+    def sent_copy(self) -> float:
+        """Bytes of a trainer's part of the weights as they were sent last."""
+        delta = self.config.rollout.workers > 0 and self.config.rollout.sync == "delta"
+        return delta * self.bytes_each * self.policy.parameters / self.shards
 
     @property
     def bytes_each(self) -> int:
@@ -62,7 +69,12 @@ class Setting:
     @property
     def shards(self) -> int:
         """Workers that one copy of a trained model is sharded over."""
-        return self.ranks // self.config.cluster.replicate
+        return self.ranks // self.config.parallel.replicate
+
+    @property
+    def data_ranks(self) -> int:
+        """Parts that a step's rows are divided into."""
+        return self.ranks // self.config.parallel.context
 
     @property
     def sharded(self) -> bool:
@@ -86,6 +98,11 @@ class Setting:
     def hosted_critic(self) -> ModelShape | None:
         """The critic, if the policy's workers train it too."""
         return None if self.config.critic.workers else self.critic
+
+    @property
+    def hosted_teachers(self) -> tuple[ModelShape, ...]:
+        """The teachers that the policy's workers hold."""
+        return () if self.config.teacher.workers else self.teachers
 
     @property
     def reference_copy(self) -> bool:
@@ -116,18 +133,20 @@ class Setting:
 
     @cached_property
     def pack(self) -> Pack:
-        """The largest micro-batch of a rank: as many samples as fit train.tokens_per_microbatch and as a minibatch has
-        for a rank, every response of maximum length. Samples of one prompt are packed together and share it. (If all
-        are that long, micro-batches may not be full; with some shorter ones they are.)"""
+        """A rank's tokens of the largest micro-batch: as many samples as fit train.tokens_per_microbatch and as a
+        minibatch has for a data rank, every response of maximum length. Samples of one prompt are packed together and
+        share it. (If all are that long, micro-batches may not be full; with some shorter ones they are.) With
+        `parallel.context` each of its ranks has equally many; in attention it has all places, but fewer heads."""
         train, longest = self.config.train, self.config.rollout.max_response_tokens
         room, prompt = train.tokens_per_microbatch, self.prompt_tokens
-        a_rank = self.samples / train.minibatches / self.ranks
+        a_rank = self.samples / train.minibatches / self.data_ranks
         shared = prompt >= SHARED_FROM * self.sample_tokens
         of_a_prompt = self.samples / self.config.rollout.prompts_per_step if shared else 1.0
         together = min(of_a_prompt, max(1.0, (room - prompt) / longest))
         prompts = min(math.ceil(a_rank / together), room / (prompt + together * longest))
-        samples = prompts * together
-        return Pack(prompts * prompt + samples * longest, samples * self.sample_tokens, samples * longest)
+        samples, ranks = prompts * together, self.config.parallel.context
+        sizes = prompts * prompt + samples * longest, samples * self.sample_tokens, samples * longest
+        return Pack(*(size / ranks for size in sizes))
 
     @property
     def accumulates(self) -> bool:
@@ -179,4 +198,5 @@ def setting_of(
         critic = read(config.critic.path, "critic.path") if config.critic.path else policy
         critic = replace(critic, value=True) if algorithm.needs_critic else critic
     tokens = config.data.max_prompt_tokens if prompt_tokens is None else prompt_tokens
-    return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes)
+    teachers = tuple(read(one.path, "teacher.path") for one in config.teacher.held)
+    return Setting(config, device, policy, critic, algorithm, tokens, kv_cache_bytes, teachers)

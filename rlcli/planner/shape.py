@@ -26,7 +26,9 @@ class Linear:
 class ModelShape:
     """kind: transformers' `model_type`. positions: longest sequence. vocab: rows of the embedding; a value model's head
     has one row in place of them (`value`). norms: elements of the norms of one layer. head_norm: `none`; `head`, one
-    norm of a head's width, as in Qwen3; or `all`, one over all heads, as in OLMo 2."""
+    norm of a head's width, as in Qwen3; or `all`, one over all heads, as in OLMo 2. experts: of each layer, of which a
+    token passes through `chosen`; 0 in a dense model. intermediate: width of the feed-forward part, or of one expert.
+    """
 
     kind: str
     layers: int
@@ -41,6 +43,8 @@ class ModelShape:
     head_norm: str
     linears: tuple[Linear, ...]
     value: bool = False
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def query(self) -> int:
@@ -58,8 +62,28 @@ class ModelShape:
         return 2 * self.hidden + own
 
     @property
+    def passed(self) -> int:
+        """Width of the feed-forward parts that a token passes through, together."""
+        return self.intermediate * max(1, self.chosen)
+
+    @property
+    def largest_matrix(self) -> int:
+        """Parameters of a layer's last weight: those of all experts are one."""
+        return self.hidden * self.intermediate * max(1, 2 * self.experts)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert."""
+        return 3 * self.hidden * self.intermediate if self.experts else 0
+
+    @property
+    def router_parameters(self) -> int:
+        return self.experts * self.hidden
+
+    @property
     def layer_parameters(self) -> int:
-        return sum(linear.parameters for linear in self.linears) + self.norms
+        own = sum(linear.parameters for linear in self.linears) + self.norms
+        return own + self.experts * self.expert_parameters + self.router_parameters
 
     @property
     def embedding_parameters(self) -> int:
@@ -84,7 +108,8 @@ class ModelShape:
     @property
     def matrix_parameters(self) -> int:
         """Weights that each token is multiplied with in a forward pass, without the head: 2 operations each."""
-        return self.layers * sum(linear.inputs * linear.outputs for linear in self.linears)
+        dense = sum(linear.inputs * linear.outputs for linear in self.linears)
+        return self.layers * (dense + self.chosen * self.expert_parameters + self.router_parameters)
 
     def adapter_layer_parameters(self, rank: int, targets: str) -> int:
         """Parameters of a LoRA adapter on one layer."""
@@ -103,19 +128,22 @@ class ModelShape:
 def shape_of(config: Any) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""
     heads = config.num_attention_heads
+    experts = getattr(config, "num_experts", None) or 0
     shape = ModelShape(
         kind=config.model_type,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
+        intermediate=config.moe_intermediate_size if experts else config.intermediate_size,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab=config.vocab_size,
         positions=config.max_position_embeddings,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
-        head_norm={"qwen3": "head", "olmo2": "all"}.get(config.model_type, "none"),
+        head_norm={"qwen3": "head", "qwen3_moe": "head", "olmo2": "all"}.get(config.model_type, "none"),
         linears=(),
+        experts=experts,
+        chosen=config.num_experts_per_tok if experts else 0,
     )
     return replace(shape, linears=_linears(shape, config))
 
@@ -146,11 +174,16 @@ def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
     qkv_bias = bias or shape.kind == "qwen2"
     out_bias = bias and shape.kind != "qwen2"
     mlp_bias = bool(getattr(config, "mlp_bias", False))
-    return (
+    attention = (
         Linear("q_proj", hidden, shape.query, qkv_bias),
         Linear("k_proj", hidden, shape.key, qkv_bias),
         Linear("v_proj", hidden, shape.key, qkv_bias),
         Linear("o_proj", shape.query, hidden, out_bias),
+    )
+    if shape.experts:
+        return attention
+    return (
+        *attention,
         Linear("gate_proj", hidden, wide, mlp_bias),
         Linear("up_proj", hidden, wide, mlp_bias),
         Linear("down_proj", wide, hidden, mlp_bias),

@@ -15,6 +15,13 @@ from rlcli.planner.engine import full_responses, kv_per_token, weights
 from rlcli.planner.memory import checkpoint_bytes
 from rlcli.planner.setting import Setting
 
+CHANGED_SHARE = {2: 0.03, 4: 1.0}
+"""Share of the values that an update changes, by their bytes: of bfloat16 at a learning rate of 1e-6, by
+`scripts/bench/sync.py --delta`; of float32 nearly all."""
+INDEX_BYTES = 4
+SUM_S = 10e-6
+"""Seconds until a sum over the devices of an engine begins: an assumption."""
+
 ADAM_TRAFFIC = 7 * FLOAT
 """Bytes per parameter that a step reads and writes: weight, gradient and two moments."""
 
@@ -41,6 +48,8 @@ def times(setting: Setting) -> list[PhaseTime]:
     }
     forward = _pass_seconds(setting, passes=1, head=1)
     found += [PhaseTime(name, *forward) for name, there in needed.items() if there]
+    if setting.teachers:
+        found.append(_teach(setting))
     if (critic := _as_critic(setting)) is not None:
         found.append(PhaseTime("critic", *_pass_seconds(critic, passes=1, head=critic.algorithm.needs_process_rewards)))
     found.append(_update(setting))
@@ -56,7 +65,7 @@ def times(setting: Setting) -> list[PhaseTime]:
 def step_seconds(setting: Setting, phases: list[PhaseTime]) -> float:
     """Seconds of a whole step with the times `phases`; 0 if they are unknown."""
     total = sum(phase.seconds for phase in phases)
-    if not setting.config.async_.staleness:
+    if not (setting.config.async_.staleness and setting.config.rollout.workers):
         return total
     generating = sum(phase.seconds for phase in phases if phase.name == "generate")
     return max(generating, total - generating)
@@ -66,8 +75,17 @@ def _as_critic(setting: Setting) -> Setting | None:
     """The setting with the critic in place of the policy, on the critic's workers."""
     if setting.critic is None:
         return None
-    apart = {"workers": setting.config.critic.workers, "replicate": 1}
-    return replace(setting.with_keys(cluster=apart) if apart["workers"] else setting, policy=setting.critic)
+    workers = setting.config.critic.workers
+    apart = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1}) if workers else setting
+    return replace(apart, policy=setting.critic)
+
+
+def _teach(setting: Setting) -> PhaseTime:
+    """Forward passes of the teachers, on their workers. The data's shares are unknown: each has an equal part."""
+    workers = setting.config.teacher.workers
+    own = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1}) if workers else setting
+    found = [_pass_seconds(replace(own, policy=shape), passes=1, head=1) for shape in setting.teachers]
+    return PhaseTime("teacher", sum(seconds for seconds, _ in found) / len(found), max(found)[1])
 
 
 def model_flops(setting: Setting) -> float:
@@ -104,10 +122,27 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
     gathers = 2 if passes > 1 else 1
     moved: float = gathers * setting.bytes_each + (FLOAT if passes > 1 else 0)
     moved *= microbatches * (setting.shards > 1)
+    rate, links = setting.device.rate_among(setting.shards)
+    moving = moved * shape.parameters / rate
     if setting.shards < setting.ranks and passes > 1:  # between copies, once: reduced and broadcast again
-        moved += 2 * FLOAT / setting.shards
-    moving = moved * shape.parameters / setting.device.link_rate * over.over_links
-    return (moving, "links between devices") if moving > computing else (computing, "matrix rate")
+        between, carried = setting.device.rate_among(setting.ranks)
+        last = 2 * FLOAT / setting.shards * shape.parameters / between
+        moving, links = moving + last, carried if last > moving else links
+    moving *= over.over_links
+    # Nothing is computed meanwhile.
+    within = setting.device.rate_among(setting.config.parallel.context)[0]
+    exchanging = _exchanged(setting, places) * passes / within * over.over_links
+    bound = links if moving + exchanging > computing else "matrix rate"
+    return max(moving, computing) + exchanging, bound
+
+
+def _exchanged(setting: Setting, places: float) -> float:
+    """Bytes that a rank sends in one forward pass to those with which it divides tokens: queries, keys and values of
+    its tokens, and the outputs of its heads; a key goes to each rank that has one of its queries."""
+    shape, ranks = setting.policy, setting.config.parallel.context
+    copies = max(1.0, ranks / shape.kv_heads)
+    width = 2 * shape.query + 2 * shape.key * copies
+    return shape.layers * width * places / setting.ranks * setting.bytes_each * (ranks - 1) / ranks
 
 
 def _update(setting: Setting) -> PhaseTime:
@@ -136,37 +171,83 @@ def _stepping(setting: Setting, parameters: float) -> float:
 
 def _generate(setting: Setting) -> PhaseTime:
     """Decoding, in as many rounds as concurrent requests require, and the prompts' prefill."""
-    config, shape, device = setting.config, setting.policy, setting.device
-    rollout, shared = config.rollout, config.rollout.tensor_parallel
+    config, rollout = setting.config, setting.config.rollout
     kept = config.dynamic_sampling
     asked = rollout.prompts_per_step * rollout.samples_per_prompt * (kept.oversample if kept.keep != "all" else 1)
     each = math.ceil(asked / setting.engines)
     at_once = max(1.0, min(each, rollout.max_concurrent, full_responses(setting)))
     steps = each / at_once * rollout.max_response_tokens
     length = setting.prompt_tokens + rollout.max_response_tokens / 2
-    over = device.constants
-    reading = (weights(setting) + at_once * length * kv_per_token(setting)) / device.read_rate * over.over_reading
-    per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / shared
-    computing = at_once * per_token / device.flops * over.over_flops
-    waiting = over.decode_step_s * (10 if device.is_cpu or rollout.enforce_eager else 1)
-    prompts = rollout.prompts_per_step / setting.engines * setting.prompt_tokens
-    prefill = prompts * per_token / device.flops * over.over_flops
-    longest = max((reading, "memory"), (computing, "matrix rate"))
-    bound = longest[1] if longest[0] > waiting else "scheduling"
-    bound += "; beside the rest" * config.async_.staleness
-    return PhaseTime("generate", steps * (longest[0] + waiting) + prefill, bound)
+    bounds = _decode_bounds(setting, at_once, length)
+    bound = max(bounds, key=lambda name: bounds[name])
+    prefill = rollout.prompts_per_step / setting.engines * setting.prompt_tokens * prefill_seconds(setting)
+    bound += "; beside the rest" * bool(config.async_.staleness and config.rollout.workers)
+    return PhaseTime("generate", steps * decode_seconds(setting, at_once, length) + prefill, bound)
+
+
+def decode_seconds(setting: Setting, running: float, length: float) -> float:
+    """Seconds in which an engine generates one token of each of `running` samples, which have `length` tokens so
+    far."""
+    bounds = _decode_bounds(setting, running, length)
+    return max(bounds["memory"], bounds["matrix rate"]) + bounds["scheduling"]
+
+
+def prefill_seconds(setting: Setting) -> float:
+    """Seconds of an engine for one token of a prompt."""
+    shape, device = setting.policy, setting.device
+    per_token = 2 * (shape.matrix_parameters + shape.embedding_parameters) / setting.config.rollout.tensor_parallel
+    return per_token / device.flops * device.constants.over_flops
+
+
+def _decode_bounds(setting: Setting, running: float, length: float) -> dict[str, float]:
+    """Seconds of one decoding step by what could bound it."""
+    device, over, shared = setting.device, setting.device.constants, setting.config.rollout.tensor_parallel
+    reading = (weights(setting) + running * length * kv_per_token(setting)) / device.read_rate * over.over_reading
+    slower = 10 if device.is_cpu or setting.config.rollout.enforce_eager else 1
+    if shared > 1:  # nothing is read while two sums a layer are exchanged
+        rate, shape = device.rate_among(shared)[0], setting.policy
+        summed = 2 * (shared - 1) / shared * running * shape.hidden * setting.bytes_each
+        reading += 2 * shape.layers * (SUM_S + summed / rate * over.over_links)
+    return {
+        "memory": reading,
+        "matrix rate": running * prefill_seconds(setting),
+        "scheduling": over.decode_step_s * slower,
+    }
 
 
 def _sync(setting: Setting) -> PhaseTime:
+    if setting.config.copies_weights:
+        return _sync_of_copies(setting)
     size = setting.bytes_each * setting.policy.parameters
     if setting.separate_adapter:
         size = FLOAT * setting.trained_parameters()
     over = setting.device.constants
     copying = 2 * size / setting.device.read_rate * over.over_reading
-    if setting.shards == 1:
+    if setting.shards == 1 and not setting.config.rollout.workers:
         return PhaseTime("sync", copying, "memory")
-    moving = size / setting.device.link_rate * over.over_links
-    return PhaseTime("sync", max(copying, moving), "links between devices" if moving > copying else "memory")
+    rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)
+    moving = size / rate * over.over_links
+    return PhaseTime("sync", max(copying, moving), links if moving > copying else "memory")
+
+
+def _sync_of_copies(setting: Setting) -> PhaseTime:
+    """With `rollout.sync = delta` each rank reads its shard of the copy that was sent last, and what has changed goes
+    over the links; an engine then loads its part from its own copy, both in host memory. With `rollout.sync_ahead` only
+    that last part keeps the engine waiting."""
+    each, parameters = setting.bytes_each, setting.policy.parameters
+    rollout = setting.config.rollout
+    loading = each * parameters / rollout.tensor_parallel / _host_rate(setting)
+    if rollout.sync_ahead:
+        return PhaseTime("sync", loading, "host memory")
+    moved, comparing = float(each * parameters), 0.0
+    if rollout.sync == "delta":
+        share = CHANGED_SHARE[each]
+        moved = parameters * min(each, share * (INDEX_BYTES + each))
+        comparing = each * parameters / setting.shards / _host_rate(setting)
+    rate, links = setting.device.rate_among(setting.config.all_workers)
+    moving = moved / rate * setting.device.constants.over_links
+    bound = links if moving > loading + comparing else "host memory"
+    return PhaseTime("sync", comparing + moving + loading, bound)
 
 
 def _host_rate(setting: Setting) -> float:

@@ -120,7 +120,7 @@ def warmed_up(
 ) -> tuple[Any, Any, float]:
     """A model of these sizes after supervised learning, its tokenizer, and its loss as in `WarmStart`."""
     import torch
-    from transformers import Qwen2ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from rlcli.model.io.tiny import tiny_config
 
@@ -129,7 +129,7 @@ def warmed_up(
     rng = random.Random(seed)
     losses: list[float] = []
     with _own_torch_state(seed):
-        model = Qwen2ForCausalLM(tiny_config(**sizes, tokenizer=tokenizer)).train()
+        model: Any = AutoModelForCausalLM.from_config(tiny_config(**sizes, tokenizer=tokenizer)).train()
         optimizer = torch.optim.AdamW(
             model.parameters(), betas=RECIPE["betas"], weight_decay=RECIPE["weight_decay"], fused=True
         )

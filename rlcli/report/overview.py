@@ -29,6 +29,8 @@ CURVES: Sequence[tuple[str, str, Mapping[str, str]]] = (
     ("Gradient norm", "", {"update/grad_norm": "before clipping", "critic/grad_norm": "critic"}),
     ("Loss", "", {"update/policy_loss": "policy", "critic/loss": "critic", "update/nll": "nll"}),
     ("KL to the reference", "nats", {"update/kl": "kl"}),
+    ("KL to the teacher", "nats", {"update/teacher_kl": "estimated from the drawn tokens"}),
+    ("Tokens that are the teacher's likeliest", "share", {"update/teacher_agreement": "drawn"}),
     ("Engine against trainer", "nats", {"mismatch/k3": "k3", "mismatch/kl": "kl"}),
     ("Clipped tokens", "share", {"update/clip_low": "low", "update/clip_high": "high"}),
     ("Turns", "", {"turns/mean": "mean", "tool_calls/mean": "tool calls"}),
@@ -37,8 +39,8 @@ CURVES: Sequence[tuple[str, str, Mapping[str, str]]] = (
 )
 """Title, unit and metrics with their labels. A metric that the run lacks is left out, a curve without any too."""
 PHASES = (
-    *("generate", "wait_for_rollout", "plan", "load", "old_log_probs", "reference", "critic", "advantages"),
-    *("update", "sync", "bookkeeping"),
+    *("generate", "wait_for_rollout", "plan", "load", "old_log_probs", "reference", "teacher", "critic"),
+    *("advantages", "update", "sync", "bookkeeping"),
 )
 """Phases that add up to a step's time; metrics `time/NAME_s`."""
 

@@ -17,12 +17,24 @@ GREEDY = -1
 
 
 @dataclass(frozen=True)
+class Slice:
+    """A part of a generation that goes on through weight updates: the call returns what is complete, and the next call
+    with a slice goes on with the rest. steps: ends after so many steps of the engine, with the verdicts on all that is
+    finished, so that no clock decides what the call returns. seconds: ends after so long, with the verdicts that are
+    there. One of the two is given."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class RolloutCall:
     """Arguments for every worker. purpose, step, seed: the seeds of the samples derive from these. save_as: where this
     worker's samples are saved, as parquet, with `{rank}` in the name; empty: nowhere. With `{part}` in the name they
     are saved as they finish, each time in a new part. keep_tokens: the tokens will be needed. progress_s: interval of
     a worker's progress reports (see `progress_every`). truncated: as `train.truncated`, to record what is left out;
-    empty: nothing is left out, as in an evaluation. first_group: number of the step's groups in earlier rounds."""
+    empty: nothing is left out, as in an evaluation. first_group: number of the step's groups in earlier rounds. slice:
+    when the call returns before all is finished; None: never."""
 
     sampling: Sampling
     seed: int
@@ -33,6 +45,7 @@ class RolloutCall:
     progress_s: float = PROGRESS_EVERY_S
     truncated: TruncatedRule | Literal[""] = ""
     first_group: int = 0
+    slice: Slice | None = None
 
 
 def progress_every(workers: int) -> float:

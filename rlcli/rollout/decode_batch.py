@@ -96,6 +96,10 @@ class DecodeBatch:
         logits = self._forward(self._tensor(last)[:, None], self._mask, self._tensor(places)[:, None], self._cache)
         self._draw(logits[self._tensor(live)], [row for row in self._rows if row is not None])
 
+    @property
+    def rows(self) -> list[Row]:
+        return [row for row in self._rows if row is not None]
+
     def tokens_of(self, key: int) -> list[int]:
         """What was drawn so far of the row with this key; nothing if it does not run."""
         return next((list(row.tokens) for row in self._rows if row is not None and row.key == key), [])

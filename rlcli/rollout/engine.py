@@ -41,7 +41,8 @@ class GenerationRequest:
     """One response to generate. key: the caller's own index. prompt: int32 token ids. seed: of this response alone, so
     that its samples do not depend on what else is in the batch. greedy: take the most likely token each time, whatever
     the temperature of the batch. begun: int32 ids of the response so far, if it was aborted: only what follows them is
-    returned, and they count towards `Sampling.max_tokens`. max_tokens: of this one, if fewer than of the batch."""
+    returned, and they count towards `Sampling.max_tokens`. max_tokens: of this one, if fewer than of the batch.
+    conversation: which one it is a turn of; its turns begin alike, so one server should have all of them."""
 
     key: int
     prompt: np.ndarray
@@ -49,6 +50,7 @@ class GenerationRequest:
     greedy: bool = False
     begun: np.ndarray | None = None
     max_tokens: int | None = None
+    conversation: int | None = None
 
     def limit(self, sampling: Sampling) -> int:
         """Tokens that may still be generated."""
@@ -75,10 +77,25 @@ def shared_memory_prefix(group_id: str) -> str:
 
 
 @dataclass(frozen=True)
+class ServerSettings:
+    """Of the engine `server`. urls: servers of others, of which each engine uses its share; none: each engine starts
+    `count`. folder: where weights are put for servers to read; empty: in memory of this machine. logs: the run's logs,
+    if there is a run. answer_s: longest time for an answer to anything but a generation."""
+
+    urls: tuple[str, ...] = ()
+    count: int = 1
+    folder: str = ""
+    logs: str = ""
+    answer_s: float = 600.0
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """The engine's settings. max_length: prompt and response together, in tokens. kv_cache_bytes: None lets the engine
     take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
-    first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing."""
+    first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing. exact_steps:
+    `step` returns all tokens that it has scheduled, since weights change between two of them. speculate: as
+    `rollout.speculate`."""
 
     model: str
     dtype: str
@@ -94,6 +111,9 @@ class EngineSpec:
     stop_token_ids: tuple[int, ...]
     group_id: str
     quantization: str = ""
+    exact_steps: bool = False
+    servers: ServerSettings = ServerSettings()
+    speculate: int = 0
 
 
 class Generator(Protocol):
@@ -126,7 +146,8 @@ class Generator(Protocol):
         ...
 
     def abort(self) -> Sequence[Generation]:
-        """Abort everything unfinished; returns the tokens so far of each, possibly none."""
+        """Abort everything unfinished; returns the tokens so far of each, possibly none. One that had finished already,
+        but was not returned by `step`, has its finish reason."""
         ...
 
     def agree(self, value: T) -> T:
@@ -188,11 +209,39 @@ class Colocated(Protocol):
 
 
 @runtime_checkable
+class Keeping(Protocol):
+    """Its weights may change between two steps while responses run (`async.on_update = keep`): these go on with keys
+    and values that the earlier weights computed, and no response that is added later uses any of those."""
+
+    def peek(self) -> Sequence[Generation]:
+        """As `abort`, but everything goes on. No step is under way then."""
+        ...
+
+
+@runtime_checkable
 class Streaming(Protocol):
     """Says what it has drawn of a response that is not finished."""
 
     def so_far(self, key: int) -> Sequence[int]:
         """The ids of its tokens so far; empty if it waits or is unknown."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """Counts what happens to it: the metrics `engine/NAME`, summed over the engines."""
+
+    def counts(self) -> Mapping[str, float]:
+        """By name, since the last call."""
+        ...
+
+
+@runtime_checkable
+class Speculating(Protocol):
+    """Drafts tokens and verifies several of a response in one step (`rollout.speculate`)."""
+
+    def speculated(self) -> tuple[int, int]:
+        """How many tokens were drafted since the engine was built, and how many of them were kept."""
         ...
 
 
@@ -227,7 +276,7 @@ ENGINES: Registry[type[Engine]] = Registry("engine", "rlcli.engines")
 
 ENGINE_KEYS = (
     *("rollout.tensor_parallel", "rollout.quantization", "rollout.gpu_memory_utilization", "rollout.kv_cache_mb"),
-    "rollout.enforce_eager",
+    *("rollout.enforce_eager", "rollout.speculate"),
 )
 """Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16.)"""
 

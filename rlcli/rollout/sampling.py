@@ -9,7 +9,7 @@ itself and is not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -96,8 +96,25 @@ def draws_by_place(worker: Any) -> bool:
     return type(getattr(worker, "model_runner", None)).__module__.startswith("vllm.v1.worker.gpu.")
 
 
+def draw_keys_of(runner: Any, requests: int, rows: Sequence[int] = ()) -> np.ndarray | None:
+    """Keys, int64, of the requests in the batch of vLLM's first model runner, in its order; None if it does not have so
+    many (vLLM's own warm-up). Those that are not ours are greedy, and their keys are not used. rows: of each request,
+    how many keys: for its next token and those after it; one if not given."""
+    names = runner.input_batch.req_ids
+    if not requests or len(names) != requests:
+        return None
+    extra = [runner.requests[name].sampling_params.extra_args or {} for name in names]
+    seeds = np.array([one.get(SEED, 0) for one in extra], dtype=np.int64)
+    # The number of tokens in a sequence is the position of the next one.
+    positions: np.ndarray = runner.input_batch.num_tokens_no_spec[:requests]
+    if len(rows):
+        seeds = seeds.repeat(rows)
+        positions = positions.repeat(rows) + np.concatenate([np.arange(count) for count in rows])
+    return draw_keys(seeds, positions)
+
+
 class _Sampler:
-    """Replaces `TopKTopPSampler.forward`: the same arguments, the same results."""
+    """Replaces `TopKTopPSampler.forward`: the same arguments, the same results. draw: as `gumbel_argmax`."""
 
     def __init__(self, runner: Any, original: Any, logprobs_mode: str) -> None:
         import torch
@@ -107,17 +124,17 @@ class _Sampler:
         self._filter = apply_top_k_top_p
         cpu = runner.device.type == "cpu"
         # One pass over the logits, without an intermediate [B, V] tensor.
-        self._draw = gumbel_argmax if cpu else torch.compile(gumbel_argmax, dynamic=True)
+        self.draw = gumbel_argmax if cpu else torch.compile(gumbel_argmax, dynamic=True)
         fused = getattr(torch.ops._C, "fused_gumbel_argmax", None) if cpu else None
         if fused is not None and uses_whole_keys(fused):
-            self._draw = fused
+            self.draw = fused
 
     def __call__(
         self, logits: Tensor, generators: dict[int, Any], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         import torch
 
-        keys = self._keys(len(logits))
+        keys = draw_keys_of(self._runner, len(logits))
         if keys is None:
             drawn: tuple[Tensor, Tensor | None] = self._original(logits, generators, k, p)
             return drawn
@@ -127,19 +144,4 @@ class _Sampler:
             returned = logits
         elif self._mode == "processed_logprobs":
             returned = logits.log_softmax(dim=-1)
-        return self._draw(logits, torch.from_numpy(keys).to(logits.device, non_blocking=True)), returned
-
-    def _keys(self, rows: int) -> np.ndarray | None:
-        """Keys of the requests in the batch, in its order; None if none of them is ours (vLLM's own warm-up)."""
-        batch, requests = self._runner.input_batch, self._runner.requests
-        names = batch.req_ids
-        if not rows or len(names) != rows:
-            return None
-        seeds: list[int] = []
-        for name in names:
-            extra = requests[name].sampling_params.extra_args
-            if not extra or SEED not in extra:
-                return None
-            seeds.append(extra[SEED])
-        # The number of tokens in a sequence is the position of the next one.
-        return draw_keys(np.array(seeds, dtype=np.int64), batch.num_tokens_no_spec[:rows])
+        return self.draw(logits, torch.from_numpy(keys).to(logits.device, non_blocking=True)), returned

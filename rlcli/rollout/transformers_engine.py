@@ -93,6 +93,9 @@ class TransformersEngine:
         self._waiting = []
         return [_generation(row, None) for row in rows]
 
+    def peek(self) -> list[Generation]:
+        return [_generation(row, None) for row in [*self._batch.rows, *self._waiting]]
+
     def so_far(self, key: int) -> list[int]:
         return self._batch.tokens_of(key)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import SetupError
-from rlcli.rollout import base_layout, cpu_kernels
+from rlcli.rollout import base_layout, cpu_kernels, speculation
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
 
@@ -81,6 +81,8 @@ class VllmEngine:
                 max_loras=1,
                 seed=0,
                 disable_log_stats=True,
+                **({"async_scheduling": False} if spec.exact_steps else {}),
+                **(speculation.settings(spec.speculate) if spec.speculate else {}),
             )
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
@@ -89,11 +91,20 @@ class VllmEngine:
         self._adapter: Any = None
         self._requests = 0
         self._keys: dict[str, int] = {}
+        self._early: list[Generation] = []  # finished while the engine answered something else
+        self._salt = 0
         self._sampling = Sampling(temperature=1.0, max_tokens=1)
         self._layout: Layout | None = None
         self._bases = bases
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
         self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
+        self._verifies = spec.speculate > 0 and all(self._llm.collective_rpc(speculation.install))
+        if spec.speculate and spec.device == "cpu" and not self._verifies:
+            raise SetupError(
+                f"rollout.speculate = {spec.speculate}: this build of vLLM verifies drafts wrongly on CPUs, and its "
+                "sampler has no place to replace that",
+                "leave rollout.speculate out",
+            )
         if spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.install)
 
@@ -117,14 +128,14 @@ class VllmEngine:
 
     @property
     def unfinished(self) -> int:
-        return len(self._keys)
+        return len(self._keys) + len(self._early)
 
     @property
     def slots(self) -> int:
         return self.spec.max_concurrent
 
     def begin(self, sampling: Sampling) -> None:
-        assert not self._keys, "the last generation is not over"
+        assert not self.unfinished, "the last generation is not over"
         # Remove the state of an earlier generation: a run that resumes from a checkpoint does not have it.
         self._llm.reset_prefix_cache()
         self._sampling = sampling
@@ -137,24 +148,34 @@ class VllmEngine:
 
     def step(self) -> list[Generation]:
         self.on_step()
-        finished = [output for output in self._engine.step() if output.finished]
-        return [_generation(self._keys.pop(output.request_id), output.outputs[0]) for output in finished]
+        finished, self._early = self._early, []
+        if self._keys:
+            finished += self._sorted_out(self._engine.step(), {})
+        return finished
 
-    def abort(self) -> list[Generation]:
-        # vLLM forgets a request that is aborted; until then its state holds what it would return at the end.
+    def peek(self) -> list[Generation]:
+        # A request's state holds what it would return at the end.
         states = self._engine.output_processor.request_states.values()
-        broken_off = [
+        running = [
             _generation(self._keys[state.external_req_id], state._new_completion_output([], None, None))
             for state in states
         ]
+        assert len(running) == len(self._keys), "requests vanished from the engine"
+        return [*self._early, *running]
+
+    def abort(self) -> list[Generation]:
+        broken_off = self.peek()  # vLLM forgets a request that is aborted
         self._engine.abort_request(list(self._keys))
-        assert len(broken_off) == len(self._keys), "requests vanished from the engine"
         self._keys.clear()
+        self._early.clear()
         if self.spec.device == "cuda":
             import torch
 
             torch.cuda.synchronize()  # A step may still be running, and the next phase takes its memory.
         return broken_off
+
+    def speculated(self) -> tuple[int, int]:
+        return self._llm.collective_rpc(speculation.counted)[0] if self._verifies else (0, 0)
 
     def agree(self, value: T) -> T:
         from vllm.distributed.parallel_state import get_tp_group
@@ -176,9 +197,8 @@ class VllmEngine:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorder.given(weights)})
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
-            # A tied head was repacked at load time into a separate layout, and the reload leaves that copy stale.
-            self._llm.apply_model(_repack_head)
-        self._llm.reset_prefix_cache()
+            self._llm.apply_model(repack)
+        self._forget_prefixes()
 
     def load_adapter(self, folder: str) -> None:
         from vllm.lora.request import LoRARequest
@@ -194,6 +214,12 @@ class VllmEngine:
             self._layout = recorder.layout()
         # Requests name the loaded adapter; load_inplace would read it again for each of them.
         self._adapter = LoRARequest("policy", ADAPTER_ID, folder)
+        self._forget_prefixes()
+
+    def _forget_prefixes(self) -> None:
+        """No request that is added from now on uses blocks that earlier weights computed. vLLM does not reset its cache
+        while requests run: then later ones have another salt, which is part of the blocks' hashes."""
+        self._salt += bool(self._keys)
         self._llm.reset_prefix_cache()
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
@@ -281,20 +307,27 @@ class VllmEngine:
         return self._add(prompt, SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, **params))
 
     def _finished(self, names: Sequence[str]) -> list[Any]:
-        """The engine's outputs of these requests, which are all that it has."""
+        """The engine's outputs of these requests. Responses that are generated go on meanwhile."""
         outputs: dict[str, Any] = {}
-        while self._engine.has_unfinished_requests():
-            outputs |= {output.request_id: output for output in self._engine.step() if output.finished}
+        while not outputs.keys() >= set(names):
+            self._early += self._sorted_out(self._engine.step(), outputs)
         return [outputs[name] for name in names]
+
+    def _sorted_out(self, found: Sequence[Any], others: dict[str, Any]) -> list[Generation]:
+        """The finished responses among vLLM's outputs. others: receives finished outputs of other requests, by name."""
+        finished = [output for output in found if output.finished]
+        others |= {output.request_id: output for output in finished if output.request_id not in self._keys}
+        ours = [output for output in finished if output.request_id in self._keys]
+        return [_generation(self._keys.pop(output.request_id), output.outputs[0]) for output in ours]
 
     def _add(self, prompt: Any, params: Any) -> str:
         from vllm import TokensPrompt
 
         self._requests += 1
-        name = str(self._requests)
+        name, salt = str(self._requests), {"cache_salt": str(self._salt)} if self._salt else {}
         self._engine.add_request(
             request_id=name,
-            prompt=TokensPrompt(prompt_token_ids=prompt.tolist()),
+            prompt=TokensPrompt(prompt_token_ids=prompt.tolist(), **salt),
             params=params,
             lora_request=self._adapter,
         )
@@ -362,7 +395,7 @@ def _on_cpu(spec: EngineSpec) -> dict[str, Any]:
     generators cannot do (`CPU Generator does not use offset`)."""
     return {
         "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length, spec.max_concurrent),
+        "max_num_batched_tokens": max(CPU_BATCHED_TOKENS, spec.max_length, spec.max_concurrent * (1 + spec.speculate)),
         "block_size": CPU_BLOCK,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
     }
@@ -375,10 +408,38 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
         os.environ |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return {
         "enable_sleep_mode": True,
-        "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent),
+        "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
         "disable_custom_all_reduce": spec.tensor_parallel > 1,
         "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,
     }
+
+
+def server_arguments(spec: EngineSpec) -> list[str]:
+    """Command-line arguments of vLLM's own server for what `VllmEngine` sets, without adapters. One more response fits
+    than is sent to it, so that the question whether it still generates does not wait."""
+    settings = {
+        "model": spec.model,
+        "dtype": spec.dtype,
+        "quantization": QUANTIZED[spec.quantization] if spec.quantization else None,
+        "load_format": "dummy" if spec.weights_follow else "auto",
+        "max_model_len": spec.max_length,
+        "max_num_seqs": spec.max_concurrent + 1,
+        "kv_cache_memory_bytes": spec.kv_cache_bytes,
+        "enforce_eager": spec.enforce_eager or spec.device == "cpu",
+        "enable_prefix_caching": True,
+        **(_on_cpu(spec) if spec.device == "cpu" else _on_gpu(spec)),
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": True,
+        "seed": 0,
+    }
+    words: list[str] = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def _allowed_rank(rank: int) -> int:
@@ -390,10 +451,17 @@ def _itself(model: Any) -> Any:
     return model
 
 
-def _repack_head(model: Any) -> None:
+def repack(model: Any) -> None:
+    """Pack again what vLLM packed for its CPU kernels when it first loaded, and its reload leaves as it was: a tied
+    head, and experts."""
+    from rlcli.model.weight_check.engine_weights import packed_experts
+
     head = getattr(model, "lm_head", None)
     if head is not None and hasattr(head, "quant_method"):
         head.quant_method.process_weights_after_loading(head)
+    for module in model.modules():
+        if packed_experts(module):
+            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
 
 
 def _unique_shared_memory_names(group_id: str) -> None:

@@ -27,6 +27,8 @@ EVENTS = "events.jsonl"
 TIMELINE = "timeline.jsonl"
 RECORDS = ("config.toml", METRICS, EVENTS, "samples", "evaluations")
 """A line a step: when the controller was in which phase, and each worker in which call."""
+PROMPTS = "prompts.jsonl"
+"""A line a step: the judged groups of each prompt."""
 TRACKERS = "trackers.json"
 """The run's id in each tracker."""
 PLACE = ".place"
@@ -35,7 +37,7 @@ PLACE_BYTES = 256
 HINT = "free some space or fix the disk"
 LAYOUT = (
     *("config.toml", "environment.json", METRICS, "samples", "evaluations", "checkpoints", "logs"),
-    *(EVENTS, TIMELINE, "exports", "bad-batches", "reward.png", "profile", "rescored"),
+    *(EVENTS, TIMELINE, PROMPTS, "exports", "bad-batches", "reward.png", "profile", "rescored"),
     *(TRACKERS, "wandb", "tensorboard", "mlflow", "swanlab", "trackio"),
 )
 
@@ -43,7 +45,7 @@ LAYOUT = (
 class RunFolder:
     """A folder that this process has locked:
 
-        config.toml  environment.json  metrics.jsonl  events.jsonl  timeline.jsonl  trackers.json
+        config.toml  environment.json  metrics.jsonl  events.jsonl  timeline.jsonl  prompts.jsonl  trackers.json
         samples/step-000001/rank-0.parquet  evaluations/step-000000.json  checkpoints/  logs/
 
     with RunFolder.create(Path("runs/first")) as folder:
@@ -273,7 +275,7 @@ def _hold(path: Path, force: bool) -> int:
     if held and LOCK not in held:
         raise RlcliError(f"run folder {path} has files that are not a run's", "give another folder with --out")
     lock = _lock(path)
-    if _has_results(path) and not force:
+    if has_results(path) and not force:
         os.close(lock)
         raise RlcliError(
             f"run folder {path} already holds a run",
@@ -282,7 +284,7 @@ def _hold(path: Path, force: bool) -> int:
     return lock
 
 
-def _has_results(path: Path) -> bool:
+def has_results(path: Path) -> bool:
     """Whether the folder has results of a run. A run that failed to start has none."""
     rooms = (path / name for name in ("samples", "evaluations", "checkpoints"))
     return (path / METRICS).exists() or any(room.is_dir() and any(room.iterdir()) for room in rooms)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcli.errors import RunFailed
 from rlcli.files import read_objects, replacing, sync_file, sync_folder, write_synced
-from rlcli.runs.folder import METRICS, TIMELINE, finite
+from rlcli.runs.folder import METRICS, PROMPTS, TIMELINE, finite
 from rlcli.runs.measure import REWARD, Measure
 
 
@@ -49,6 +49,13 @@ def timeline_of(run: Path) -> list[dict[str, Any]]:
     return []
 
 
+def judged_of(run: Path) -> list[dict[str, Any]]:
+    """The lines of prompts.jsonl, oldest first, without truncated ones; empty if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return _read_lines(run / PROMPTS)
+    return []
+
+
 def course_of(run: Path, measure: Measure = REWARD) -> list[float]:
     """The measure at each step, oldest first; NaN for a step that has none, since no sample counted."""
     return [measure.of(line) for line in metrics_of(run) if line["step"]]
@@ -65,12 +72,12 @@ def evaluations_of(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def rewind(run: Path, step: int, *, sampled: int = -1) -> None:
-    """Truncate the record to the end of `step`: metrics and timeline atomically, samples and evaluations of later
-    steps, and evaluations that the metrics do not mention. With -1 nothing is left. Logs and events stay: they record
-    what happened. sampled: a later step whose samples exist already, and stay; what was recorded when it was trained on
-    does not. Raises RunFailed if that cannot be done."""
+    """Truncate the record to the end of `step`: metrics, timeline and prompts atomically, samples and evaluations of
+    later steps, and evaluations that the metrics do not mention. With -1 nothing is left. Logs and events stay: they
+    record what happened. sampled: a later step whose samples exist already, and stay; what was recorded when it was
+    trained on does not. Raises RunFailed if that cannot be done."""
     with _changing(run):
-        for name in (METRICS, TIMELINE) if (run / TIMELINE).exists() else (METRICS,):
+        for name in (METRICS, *(name for name in (TIMELINE, PROMPTS) if (run / name).exists())):
             _write_lines(run / name, [line for line in _read_lines(run / name) if line["step"] <= step])
         evaluated = evaluated_steps(run)
         for room in ("samples", "evaluations"):
@@ -103,8 +110,8 @@ def sync(run: Path, after: int) -> None:
     background writers of the rest of a step's folder. So this takes the same time for any number of workers and steps.
     """
     reports = [path for step, path in _of_steps(run / "evaluations") if step > after and path.suffix == ".json"]
-    for path in (run / METRICS, run / TIMELINE, *reports):
-        if path.exists() or path.name != TIMELINE:
+    for path in (run / METRICS, run / TIMELINE, run / PROMPTS, *reports):
+        if path.exists() or path.name not in (TIMELINE, PROMPTS):
             sync_file(path)
     for folder in (run, run / "samples", run / "evaluations"):
         sync_folder(folder)

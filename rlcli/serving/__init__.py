@@ -1,1 +1,1 @@
-"""Servers of models that verifiers ask: vLLM's own server, under Ray or on this machine."""
+"""Servers of models: those that verifiers ask, and those that generate for a run."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +16,15 @@ import httpx
 
 from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.errors import RunFailed
-from rlcli.sandbox import owned_main
 from rlcli.served import ServedModel
+from rlcli.serving.server_group import end_group, start_group, tail_of
 
 LOOK_S, HEALTH_S = 0.25, 5.0
-END_S = 10.0
-"""How long the processes of a server may take to end by themselves."""
-
 DEATHS = 3
 """Deaths in a row, without an answer between them, after which a server is not started again."""
 
 CPU_CACHE_BYTES = 1 << 30
 """Of keys and values, on CPUs. On GPUs vLLM takes 90% of the memory: a server has its devices to itself."""
-
-TAIL_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -83,7 +76,7 @@ class ModelServer:
         """End its processes. Harmless when repeated."""
         self._closed.set()
         self._watcher.join()
-        self._end()
+        end_group(self._process)
 
     def _started(self) -> subprocess.Popen[bytes]:
         served, place = self._served, self._place
@@ -93,15 +86,7 @@ class ModelServer:
         if place.devices and place.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # a server has its engine in another process
-        with place.log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", owned_main.__file__, "0", *command_of(served, place, self._port)],
-                env=environment,
-                stdin=subprocess.PIPE,  # its end ends the server
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        return start_group(command_of(served, place, self._port), environment, place.log)
 
     def _watch(self) -> None:
         unanswered = 0
@@ -114,10 +99,10 @@ class ModelServer:
             started_once = self._ready.is_set() or self.deaths > 0
             self.deaths, unanswered = self.deaths + 1, unanswered + 1
             self._ready.clear()
-            self._end()
+            end_group(self._process)
             how = f"the server of {self._served.model} ended (exit status {self._process.returncode})"
             if not started_once or unanswered > DEATHS:
-                self._failure = RunFailed(f"{how}: {self._tail()}", f"its log is {self._place.log}")
+                self._failure = RunFailed(f"{how}: {tail_of(self._place.log)}", f"its log is {self._place.log}")
                 return
             with self._place.log.open("a") as log:
                 log.write(f"{how}; it is started again\n")
@@ -127,24 +112,6 @@ class ModelServer:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/health", timeout=HEALTH_S, trust_env=False).status_code == 200
         return False
-
-    def _end(self) -> None:
-        """End the process group: it may outlive its leader."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            until = time.monotonic() + END_S
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-                while time.monotonic() < until:
-                    self._process.poll()
-                    os.killpg(self._process.pid, 0)
-                    time.sleep(0.05)
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
-    def _tail(self) -> str:
-        lines = self._place.log.read_text(errors="replace").splitlines()
-        return " | ".join([line.strip() for line in lines if line.strip()][-TAIL_LINES:])[-1000:]
 
 
 def command_of(served: ServedModel, place: ServerPlace, port: int) -> Sequence[str]:

@@ -1,7 +1,7 @@
-"""The critic: in the policy's workers, or in separate workers.
+"""The critic and the teachers: in the policy's workers, or in separate workers.
 
-Separate workers have their own batch, planned for their ranks. Values and returns are passed by reference, through
-the object store, from the ranks that made them to the ranks that need them.
+Separate workers have their own batch, planned for their ranks. Values, returns and teachers' log-probs are passed by
+reference, through the object store, from the ranks that made them to the ranks that need them.
 """
 
 from __future__ import annotations
@@ -11,23 +11,34 @@ from rlcli.cluster.dispatch import Shared
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.config.schema import RunConfig
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, step_work
+from rlcli.workers.teacher import OF_TOKENS, OF_TOP
 
 
-class Critic:
-    """A value model (gae, vapo), a process reward model (prime), or nothing. own: its separate workers, if any."""
+class Beside:
+    """Models that compute values for the policy's batch. own: their separate workers, if any."""
 
-    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
-        self.config = config
-        self.needed = algorithm.needs_critic or algorithm.needs_process_rewards
-        self.policy, self.own = policy, own
+    def __init__(self, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+        self.config, self.policy, self.own = config, policy, own
         self.workers = own or policy
 
     def load(self, chosen: SelectedSamples, seed: int) -> None:
-        """Fetch the rows if they are not there already."""
+        """Fetch the rows, planned for the ranks of separate workers, if they are not there already."""
         if self.own is not None:
             plan = plan_step(chosen, self.config, self.own.data_ranks)
             bins = [plan.of_rank(rank) for rank in range(self.own.data_ranks)]
             self.own.load(bins, step_work(plan, chosen, seed))
+
+    def drop_batch(self) -> None:
+        if self.own is not None:
+            self.own.drop_batch()
+
+
+class Critic(Beside):
+    """A value model (gae, vapo), a process reward model (prime), or nothing."""
+
+    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+        super().__init__(config, policy, own)
+        self.needed = algorithm.needs_critic or algorithm.needs_process_rewards
 
     def infer(self) -> None:
         """Fill the policy's batch with values or process rewards."""
@@ -46,6 +57,17 @@ class Critic:
         sums: dict[str, float] = self.workers.update_critic(minibatch, lr)
         return sums
 
-    def drop_batch(self) -> None:
+
+class Teachers(Beside):
+    """The teachers of a distillation, or nothing."""
+
+    def __init__(self, algorithm: Algorithm, config: RunConfig, policy: WorkerGroup, own: WorkerGroup | None) -> None:
+        super().__init__(config, policy, own)
+        self.needed = algorithm.needs_teacher
+
+    def infer(self) -> None:
+        """Fill the policy's batch with the teachers' log-probs."""
+        self.workers.infer_teachers()
         if self.own is not None:
-            self.own.drop_batch()
+            for name in OF_TOKENS + OF_TOP * (self.config.teacher.top_k > 0):
+                self.policy.import_tokens(name, Shared(self.own.export_tokens(name)))

@@ -17,8 +17,12 @@ from rlcli.data.packer import Plan
 from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.types import ENDED, USAGE
 from rlcli.workers.roles.weight_transfer import Synced
+from rlcli.workers.step_recorder import StepReport
 
-PER_TOKEN = ("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy")
+PER_TOKEN = (
+    *("policy_loss", "clip_low_tokens", "clip_high_tokens", "ratio_abs_dev", "kl", "entropy"),
+    *("teacher_kl", "teacher_agreement"),
+)
 """Sums over tokens that `update` returns, reported as means."""
 
 
@@ -178,6 +182,9 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             label = f"update/{name.removesuffix('_tokens')}"
             metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
     metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
+    for name in ("busiest_expert", "unused_experts"):
+        if name in done[0]:
+            metrics[f"update/{name}"] = statistics.fmean(update[name] for update in done)
     if "kl" in updates[0]:
         metrics["update/kl_start"] = updates[0]["kl"] / max(updates[0]["tokens"], 1.0)
     if updates[0].get("check_expected_pull", 0.0) > 0:
@@ -195,11 +202,36 @@ def source_metrics(batch: Collected) -> dict[str, float]:
         "rollout/generated": float(batch.generated),
         "rollout/dropped_groups": float(batch.dropped),
         "rollout/carried_over_groups": float(batch.carried_over),
+        "rollout/in_flight_groups": float(batch.in_flight),
+        "rollout/too_old_groups": float(batch.too_old),
         "rollout/stale": float(batch.stale),
         "rollout/aborted": float(batch.aborted),
         "rollout/resumed": float(batch.carried),
         "rollout/redrawn": float(batch.redrawn),
+        **({"rollout/drafted": float(batch.drafted)} if batch.drafted else {}),
+        **({"rollout/drafts_accepted": batch.accepted / batch.drafted} if batch.drafted else {}),
         **({"reward/generated": batch.generated_score} if batch.generated else {}),
+    }
+
+
+def staleness_metrics(samples: Samples, version: int) -> dict[str, float]:
+    """How old the samples were when training on them began, in updates. version: of the policy then."""
+    import numpy as np
+
+    oldest = np.maximum(version - samples.version, 0)
+    drawn = samples.version_tokens
+    known = drawn.sum(axis=1) > 0 if drawn.shape[1] else np.zeros(len(samples), bool)
+    tokens = np.bincount(oldest[~known], weights=samples.drawn_tokens[~known])
+    for newer in range(drawn.shape[1]):
+        of = known & (drawn[:, newer] > 0)
+        more = np.bincount(oldest[of] - newer, weights=drawn[of, newer])
+        size = max(len(tokens), len(more))
+        tokens = np.pad(tokens, (0, size - len(tokens))) + np.pad(more, (0, size - len(more)))
+    shares = tokens / max(tokens.sum(), 1.0)
+    return {
+        "rollout/staleness": float(oldest.mean()),
+        "rollout/staleness_max": float(oldest.max()),
+        **{f"rollout/age/{age}": float(share) for age, share in enumerate(shares) if share},
     }
 
 
@@ -207,14 +239,25 @@ def sync_metrics(synced: Synced) -> dict[str, float]:
     """How the new weights reached the engines."""
     return {
         "canary/max_abs_diff": synced.difference,
+        "canary/k3": synced.k3,
         "sync/bytes": float(synced.bytes),
         "sync/checked_tensors": float(synced.checked),
         "sync/unchecked_tensors": float(synced.unchecked),
         "sync/changed_tensors": float(synced.changed),
+        "sync/changed_share": synced.share,
         "time/transfer_s": synced.seconds,
         "time/check_s": synced.check_s,
         "throughput/sync_gb_per_s": synced.bytes / synced.seconds / 1e9,
     }
+
+
+def engine_metrics(reports: Mapping[str, Sequence[StepReport]]) -> dict[str, float]:
+    """What engines count, over all of them."""
+    found: dict[str, float] = {}
+    for report in (report for ranks in reports.values() for report in ranks):
+        for name, value in report.engine.items():
+            found[f"engine/{name}"] = found.get(f"engine/{name}", 0.0) + value
+    return found
 
 
 def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -237,9 +280,9 @@ def critic_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return metrics | {"critic/grad_norm": sums["grad_norm"] / len(done)}
 
 
-def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, float]:
+def time_metrics(clock: Clock, collected: Collected, plan: Plan, beside_s: float = 0.0) -> dict[str, float]:
     """Seconds by phase and tokens per second. The phases and `bookkeeping`, the time outside all of them, add up to the
-    step; the wait for verdicts is part of generation."""
+    step; the wait for verdicts is part of generation. beside_s: seconds of generation beside training."""
     seconds, whole = clock.seconds, time.perf_counter() - clock.began
     tokens = int(collected.samples.tokens.sum())
     trained = sum(sum(minibatch.rank_tokens) for minibatch in plan.minibatches)
@@ -249,6 +292,8 @@ def time_metrics(clock: Clock, collected: Collected, plan: Plan) -> dict[str, fl
         "time/bookkeeping_s": whole - sum(seconds.values()),
         "time/verify_wait_s": collected.verify_s,
         "time/idle_s": collected.idle_s,
+        "time/trainer_idle_s": seconds.get("time/generate_s", 0.0) + seconds.get("time/wait_for_rollout_s", 0.0),
+        "time/engine_idle_s": max(0.0, whole - seconds.get("time/generate_s", 0.0) - beside_s),
         "time/step_s": whole,
         **({"throughput/rollout_tokens_per_s": rate} if rate else {}),
         "throughput/update_tokens_per_s": trained / max(seconds.get("time/update_s", 0.0), 1e-9),

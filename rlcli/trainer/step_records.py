@@ -1,4 +1,5 @@
-"""What the controller records of each step for viewers: advantages and the timeline. Written in the background.
+"""What the controller records of each step for viewers: advantages, the timeline and what became of each prompt.
+Written in the background.
 
 `recording` chooses the samples whose tokens the workers record. The rule: groups whose rewards differ come first, then
 the others, both in the order of the step; of each group its best and its worst sample by shaped reward, one if all are
@@ -22,7 +23,7 @@ from rlcli.data.step_files import ADVANTAGES, RecordedSample, Recording, advanta
 from rlcli.orchestrator.sample_filter import REASONS
 from rlcli.orchestrator.train_batch import SelectedSamples
 from rlcli.runs.background import BackgroundWriter
-from rlcli.runs.folder import TIMELINE, RunFolder, append_line
+from rlcli.runs.folder import PROMPTS, TIMELINE, RunFolder, append_line
 from rlcli.workers.step_recorder import StepReport
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class StepRecords:
         flat = [report for ranks in reports.values() for report in ranks]
         for report in flat:
             self._report(report.problem)
+        if batch.judged:
+            line = json.dumps({"step": step, "groups": batch.judged}, ensure_ascii=False)
+            self._writer.put(partial(append_line, self._path / PROMPTS, line))
         if self._saves:
             means = {place: value for report in flat for place, value in report.advantages.items()}
             path = self._samples / f"step-{step:06d}" / ADVANTAGES

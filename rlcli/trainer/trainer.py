@@ -17,7 +17,6 @@ from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
 from rlcli.model.optim import lr_at
-from rlcli.orchestrator.groups import as_groups, as_plain
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import by_rank, source_of
 from rlcli.orchestrator.sample_filter import rewarded
@@ -29,7 +28,7 @@ from rlcli.runs.records import RunResult, course_of, evaluations_of, metrics_of,
 from rlcli.tracking import Trackers
 from rlcli.tracking.console import SampleText, View
 from rlcli.trainer.checkpointer import WAITING, Checkpointer, check_probe
-from rlcli.trainer.critic import Critic
+from rlcli.trainer.critic import Critic, Teachers
 from rlcli.trainer.engines import Engines
 from rlcli.trainer.hacking import HackingAlarms
 from rlcli.trainer.invariants import Invariants
@@ -37,17 +36,20 @@ from rlcli.trainer.metrics import (
     Clock,
     Updates,
     critic_metrics,
+    engine_metrics,
     left_out_metrics,
     plan_metrics,
     reward_metrics,
     sample_metrics,
     set_metrics,
     source_metrics,
+    staleness_metrics,
     sync_metrics,
     time_metrics,
     timed,
     update_metrics,
 )
+from rlcli.trainer.pace import PaceReport, Planned
 from rlcli.trainer.step_records import StepRecords
 from rlcli.trainer.update_guard import CRITIC, POLICY, RollBack, UpdateGuard, check_rollbacks, check_trained
 from rlcli.trainer.warnings import NO_UPDATE, Warnings
@@ -72,7 +74,7 @@ class Trainer:
 
     The state between steps is here, in `source`, in the algorithm's controllers and in the workers; `state_dict` lists
     all of it. done: steps so far. version: weight syncs so far. since: the end of the period that the last step's
-    metrics cover. listeners: called with each phase as it begins, and its step.
+    metrics cover. listeners: called with each phase as it begins, and its step. planned: the plan of the run, if any.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Trainer:
         trackers: Trackers,
         view: View,
         stop: StopRequest,
+        planned: Planned = lambda: None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -105,7 +108,9 @@ class Trainer:
         self.fingerprint = prompts.fingerprint()
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
-        self.engines = Engines(groups.policy, groups.engines, view.note)
+        self.teachers = Teachers(self.algorithm, config, groups.policy, groups.teachers)
+        how = {"copies": config.copies_weights, "ahead": config.rollout.sync_ahead}
+        self.engines = Engines(groups.policy, groups.engines, view.note, **how)
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)
         self.records = StepRecords(folder, config, view.note)
@@ -113,14 +118,9 @@ class Trainer:
             checkpoints, folder, groups.policy, groups.critic, view.note, self.records.flush
         )
         self.warnings = Warnings.of(config, self.algorithm.mismatch_warning, view.warning, folder.event)
-        self.hacking = HackingAlarms(
-            folder.path,
-            config.train.steps,
-            view.note,
-            view.warning,
-            folder.event,
-            enabled=not config.data.response,
-        )
+        told = (view.note, view.warning, folder.event)
+        self.hacking = HackingAlarms(folder.path, config.train.steps, *told, enabled=not config.data.response)
+        self.pace = PaceReport(config, planned, view.note, folder.event)
         self.invariants = Invariants()
         faults = config.fault_tolerance
         self.guard = UpdateGuard(faults.on_bad_update, faults.bad_grad_norm, folder, view.note)
@@ -132,9 +132,8 @@ class Trainer:
             greedy=self.algorithm.needs_baselines,
             on_progress=lambda done, total: view.progress(done, total) if self.prefetcher.waited_for else None,
         )
-        self.prefetcher = Prefetcher(
-            self.source, config.async_.staleness, config.train.steps, self.engines.workers.kill
-        )
+        beside = bool(config.async_.staleness and config.rollout.workers)
+        self.prefetcher = Prefetcher(self.source, beside, config.train.steps, self.engines.workers.kill)
 
     def run(self, checkpoint: Checkpoint | None = None) -> RunResult:
         """Run from the first step, or from a checkpoint of this run, to the last step or until `stop` is requested."""
@@ -173,6 +172,7 @@ class Trainer:
             self.checkpointer.begin(self.done, *self.state_dict())
         self.checkpointer.finish()
         self.records.flush()
+        self.pace.finish()
         self.hacking.finish(self.done)
         stopped = self.done < self.config.train.steps or self.evaluation_due()
         if not stopped and (text := check_trained(self.folder.path, self.config.rollout.samples_per_prompt)):
@@ -208,6 +208,7 @@ class Trainer:
         self.trackers.log(number, metrics)
         self.records.end(number)
         self.hacking.step(number, metrics)
+        self.pace.step(number, metrics)
         self.view.step(metrics)
         self.view.samples(texts)
 
@@ -219,6 +220,7 @@ class Trainer:
         with clock.phase("generate"):
             batch = self.prefetcher.take(number)
             self.invariants.check_seeds(batch.samples)
+            self.pace.drew(batch.samples)
         with clock.phase("plan"):
             if self.has_engine:
                 self.engines.release_memory()
@@ -229,12 +231,16 @@ class Trainer:
             bins = [plan.of_rank(rank) for rank in range(self.workers.data_ranks)]
             self.workers.load(bins, step_work(plan, chosen, seed, self.records.recording(number, batch, chosen)))
             self.critic.load(chosen, seed)
+            self.teachers.load(chosen, seed)
         if self.algorithm.needs_old_log_probs(len(plan.minibatches) * self.config.train.passes):
             with clock.phase("old_log_probs"):
                 self.workers.compute_old_log_probs()
         if self.algorithm.needs_reference:
             with clock.phase("reference"):
                 self.workers.compute_reference_log_probs()
+        if self.teachers.needed:
+            with clock.phase("teacher"):
+                self.teachers.infer()
         with clock.phase("critic"):
             self.critic.infer()
         with clock.phase("advantages"):
@@ -243,6 +249,7 @@ class Trainer:
         with clock.phase("update"):
             updates, lr = self.update(number, plan, chosen)
         with clock.phase("wait_for_rollout"):
+            self.engines.send_ahead(self.prefetcher.generating)
             self.prefetcher.wait()
         with clock.phase("sync"):
             canary = self.sync_weights()
@@ -250,9 +257,9 @@ class Trainer:
         reports: dict[str, list[StepReport]] = {name: group.step_report() for name, group in self.groups().items()}
         self.records.trained(number, batch, chosen, reports)
         peaks = largest(report.memory for ranks in reports.values() for report in ranks)
-        measured = self.measure(batch, chosen, plan, updates) | lr | canary | peaks
+        measured = self.measure(batch, chosen, plan, updates) | lr | canary | peaks | engine_metrics(reports)
         self.warnings.check_sync(number, measured)
-        return measured | time_metrics(clock, batch, plan)
+        return measured | time_metrics(clock, batch, plan, self.prefetcher.busy_s)
 
     def update(self, number: int, plan: Plan, chosen: SelectedSamples) -> tuple[Updates, dict[str, float]]:
         """Every optimizer step of this step: the critic's and, after the critic's warm-up, the policy's."""
@@ -295,7 +302,8 @@ class Trainer:
             **left_out_metrics(chosen.left_out),
             "reward/shaped": chosen.reward,
             **source_metrics(batch),
-            "rollout/staleness": self.behind(batch),
+            **batch.selection,
+            **staleness_metrics(batch.samples, 0 if self.config.data.response else self.version - 1),
             **plan_metrics(plan),
             **update_metrics(updates.policy),
             **critic_metrics(updates.critic),
@@ -313,6 +321,7 @@ class Trainer:
         """Sync weights, then check that engine and trainer agree. Raises RunFailed if they do not."""
         self.prefetcher.wait()
         self.critic.drop_batch()
+        self.teachers.drop_batch()
         self.version += 1
         if not self.has_engine:
             self.workers.drop_batch()
@@ -329,7 +338,8 @@ class Trainer:
     def groups(self) -> dict[str, WorkerGroup]:
         """Each group of workers once, by what the timeline calls its members. All are idle after a sync: one that
         generated would answer only after that."""
-        named = {"worker": self.workers, "critic": self.critic.workers, "engine": self.engines.workers}
+        named = {"worker": self.workers, "critic": self.critic.workers, "teacher": self.teachers.workers}
+        named["engine"] = self.engines.workers
         first = {id(group): name for name, group in reversed(named.items())}
         return {name: group for name, group in named.items() if first[id(group)] == name}
 
@@ -364,8 +374,7 @@ class Trainer:
     def state_dict(self) -> tuple[dict[str, Any], list[Any]]:
         """Everything that the next step depends on apart from the workers' own state, as plain values, and references
         to the tokens of the waiting samples."""
-        waiting, shards = as_plain(self.source.waiting)
-        ahead, ahead_shards = self.prefetcher.state()
+        source, shards = self.source.state()
         probe = self.probe.tolist()
         return {
             "step": self.done,
@@ -375,12 +384,11 @@ class Trainer:
             "kl": self.algorithm.kl.state(),
             "entropy": self.algorithm.entropy.state(),
             "bad_updates": self.guard.state(),
-            "waiting": waiting,
-            "ahead": ahead,
+            **source,
             "data": self.fingerprint,
             "dtype": self.dtype,
             "probe": {"tokens": probe, "log_probs": self.workers.probe_log_probs(probe)},
-        }, [*shards, *ahead_shards]
+        }, shards
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Restore trainer and workers to the state of `state_dict`, and truncate the records to that step: this comes
@@ -396,12 +404,9 @@ class Trainer:
             self.view.note(f"from here on the run computes in {self.dtype}, before in {state['dtype']}")
             tolerance = max(tolerance, CANARY_TOLERANCE[state["dtype"]])
         check_probe(self.workers, checkpoint, tolerance)
-        ahead = state.get("ahead")  # None without async.staleness
-        kept = bool(state["waiting"] or ahead)
-        shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if kept else []
+        shards = self.workers.read_waiting(str(checkpoint.path / WAITING)) if state["waiting"] else []
         self.source.cursor = self.source.cursor.restored(state["cursor"])
-        self.source.waiting = as_groups(state["waiting"], shards)
-        self.prefetcher.restore(ahead, shards)
+        self.source.restore(state, shards)
         self.algorithm.kl.restore(state["kl"])
         self.algorithm.entropy.restore(state["entropy"])
         self.guard.restore(state["bad_updates"])
@@ -410,7 +415,7 @@ class Trainer:
         self.invariants.forget()
         self.done = checkpoint.step
         self.version = state["version"] - 1  # the sync that follows was counted already
-        rewind(self.folder.path, checkpoint.step, sampled=self.prefetcher.step)
+        rewind(self.folder.path, checkpoint.step, sampled=checkpoint.step + 1 if self.source.begun else -1)
         self.course = course_of(self.folder.path, self.tracked)
         self.evaluations = evaluations_of(self.folder.path)
         self.checkpointer.resumed(checkpoint)
@@ -440,11 +445,6 @@ class Trainer:
         self.hacking.restart(self.done)
         self.sync_weights()
 
-    def behind(self, batch: Collected) -> float:
-        """By how many updates the samples' policy was older than the policy that trained on them, on average."""
-        given = bool(self.config.data.response)
-        return 0.0 if given else float(self.version - 1 - batch.samples.version.mean())  # the sync has incremented it
-
     def show_start(self) -> None:
         """Show where the run begins or continues, with the steps before."""
         before = [line for line in metrics_of(self.folder.path) if line["step"]] if self.done else []
@@ -464,6 +464,6 @@ class Trainer:
             return []
         of_ranks: list[list[dict[str, Any]]] = self.engines.workers.texts(self.view.show_samples)
         texts = [SampleText.of(row) for rows in of_ranks for row in rows]
-        if self.config.async_.staleness:  # they belong to the next step, and are shown with it
+        if self.prefetcher.beside:  # they belong to the next step, and are shown with it
             texts, self.coming = self.coming, texts
         return texts

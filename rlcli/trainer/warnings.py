@@ -60,8 +60,9 @@ class Warnings:
     """Checks the metrics of each step and reports problems.
 
     mismatch_warning: of the algorithm. top_p: of the sampling. note: prints a line. event: writes an event of this name
-    and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. given: the dataset gives the
-    responses, all of them right. Its state goes into checkpoints (`state`).
+    and these fields. prompts, samples: groups a step, and samples a group. lr: the peak. given: rewards have no
+    part in the update: the dataset gives the responses, or a teacher scores them. Its state goes into checkpoints
+    (`state`).
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Warnings:
             prompts=config.rollout.prompts_per_step,
             samples=config.rollout.samples_per_prompt,
             lr=config.train.lr,
-            given=bool(config.data.response),
+            given=bool(config.data.response or config.teacher.models),
         )
 
     def check(self, step: int, metrics: Metrics) -> None:
@@ -134,6 +135,7 @@ class Warnings:
     def check_sync(self, step: int, metrics: Metrics) -> None:
         """Check what was sent to the engines after the updates of a step. metrics: of the whole step."""
         self._report(step, "weights_unchanged", self._weights_unchanged(metrics))
+        self._report(step, "mismatch", self._mismatch_of_equal_weights(metrics))
         if metrics["update/count"]:
             self.lr_sum += metrics["update/lr"]
 
@@ -173,7 +175,8 @@ class Warnings:
         return f"no gradient for {self.idle_steps} steps: {why}; reward {metrics['reward/mean']:.3g}; {hint}"
 
     def _mismatch(self, metrics: Metrics) -> str | None:
-        """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design."""
+        """Engine and trainer disagree. Samples of an older policy differ from the trainer's by design: then the probe
+        tells (`_mismatch_of_equal_weights`)."""
         # Log-probs in another order have the same mean, and so the same `kl`: k3 compares each token.
         mismatch = max(metrics.get("mismatch/kl", 0.0), metrics.get("mismatch/k3", 0.0))
         if metrics["rollout/staleness"] or mismatch - self.by_design <= self.mismatch_warning:
@@ -185,6 +188,17 @@ class Warnings:
         return (
             f"engine and trainer disagree: mismatch/kl or mismatch/k3 = {mismatch:.3g} is above "
             f"algorithm.mismatch_warning = {self.mismatch_warning:g}; check mismatch/outliers and model.dtype"
+        )
+
+    def _mismatch_of_equal_weights(self, metrics: Metrics) -> str | None:
+        """Engine and trainer disagree although their weights are equal, in a step with samples of an older policy."""
+        difference = metrics.get("canary/k3", 0.0)
+        if not metrics.get("rollout/staleness") or difference <= self.mismatch_warning:
+            return None
+        return (
+            f"engine and trainer disagree at equal weights: canary/k3 = {difference:.3g} is above "
+            f"algorithm.mismatch_warning = {self.mismatch_warning:g}; so mismatch/kl is not of the samples' age alone; "
+            "check model.dtype and rollout.quantization"
         )
 
     def _constant_reward(self, metrics: Metrics) -> str | None:

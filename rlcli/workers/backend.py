@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from rlcli.model.logprobs import Likeliest
     from rlcli.model.lora import LoraSpec
     from rlcli.model.packed import PackedBatch
+    from rlcli.model.parallel.delta import LastSent
     from rlcli.model.parallel.offload import Offload
 
 MicroLoss = Callable[[MicroBatch, Any], "tuple[Tensor, dict[str, Tensor]]"]
@@ -57,6 +59,10 @@ class TrainingBackend(Protocol):
         """log π of the response tokens, float32 `[R]`, without gradient. Only of a policy."""
         ...
 
+    def likeliest(self, batch: PackedBatch, temperature: float, k: int, below: int) -> Likeliest:
+        """As `log_probs`, with the k likeliest tokens of each position among the ids less than `below`."""
+        ...
+
     def values(self, batch: PackedBatch) -> Tensor:
         """Values of the states before the response tokens, float32 `[R]`, without gradient. Only of a value model."""
         ...
@@ -70,15 +76,20 @@ class TrainingBackend(Protocol):
         forward: options of the model's forward pass. The backward pass runs on `data_ranks` × the loss.
 
         Returns the losses' sums, added up, and `grad_norm` ÷ data_ranks: added up over data ranks, the norm over all
-        ranks before clipping. Empty if there are no micro-batches. If the gradient is bad (the loss, an output or a
-        gradient is not finite, or its norm is above fault_tolerance.bad_grad_norm) no rank steps, and only `grad_norm`
-        and `bad`, 1 ÷ data_ranks, are returned. Raises RunFailed if ranks disagree about gradients or weights.
+        ranks before clipping; with experts also what `rlcli.model.experts.load_metrics` gives, likewise. Empty if there
+        are no micro-batches. If the gradient is bad (the loss, an output or a gradient is not finite, or its norm
+        is above fault_tolerance.bad_grad_norm) no rank steps, and only `grad_norm` and `bad`, 1 ÷ data_ranks, are
+        returned. Raises RunFailed if ranks disagree about gradients or weights.
         """
         ...
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         """All weights, whole, in `dtype`, under their checkpoint names, one after another; an adapter is added to its
         weights. A tensor may be the parameter itself: copy what must outlast the next update."""
+        ...
+
+    def stream_changes(self, last: LastSent, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """What differs from the weights that were sent last, as `LastSent.changes` gives it. Not with an adapter."""
         ...
 
     def stream_base(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,16 +1,19 @@
-"""The training backend on FSDP2: AdamW over a model that is sharded, and possibly replicated, over all ranks."""
+"""The training backend on FSDP2: AdamW over a model that is sharded, and possibly replicated, over all ranks, of which
+some may divide the tokens of each micro-batch among themselves."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlcli.algorithms.ranks import Ranks
 from rlcli.cluster.watchdog import progress
 from rlcli.config.schema import RunConfig
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.workers.backend import MicroLoss
 from rlcli.workers.roles.batch import MicroBatch
 from rlcli.workers.roles.integrity import CopyCheck, ReductionCheck, StepCheck
@@ -18,20 +21,44 @@ from rlcli.workers.roles.integrity import CopyCheck, ReductionCheck, StepCheck
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from rlcli.model.logprobs import Likeliest
     from rlcli.model.lora import LoraSpec
     from rlcli.model.packed import PackedBatch
+    from rlcli.model.parallel.context import ContextGroup
+    from rlcli.model.parallel.delta import LastSent
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.policy import PolicyModel
 
 
-class FsdpLoader:
-    """Loads models sharded over `mesh`. dtype: of computation."""
+@dataclass(frozen=True)
+class Place:
+    """This rank's place among others. dims: of all. mesh: of the weights. context: the ranks that divide the tokens of
+    each pack, if any do. ranks: sums and concatenations over the data ranks."""
 
-    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, mesh: DeviceMesh) -> None:
-        self.config, self.mesh = config, mesh
-        self.place = {"dtype": dtype, "device": device, "mesh": mesh}
+    dims: ParallelDims
+    mesh: DeviceMesh
+    context: ContextGroup | None
+    ranks: Ranks
+
+    @classmethod
+    def of(cls, dims: ParallelDims, device: torch.device) -> Place:
+        """Collective."""
+        from rlcli.model.parallel.context import ContextGroup
+
+        groups = dims.groups(device.type)
+        data, context = groups if groups is not None else (None, None)
+        return cls(dims, dims.mesh(device.type), None if context is None else ContextGroup(context), _ranks(data))
+
+
+class FsdpLoader:
+    """Loads models that are divided as `dims` says. dtype: of computation. Collective."""
+
+    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, dims: ParallelDims) -> None:
+        self.config, self.place = config, Place.of(dims, device)
+        self.how = {"dtype": dtype, "device": device, "mesh": self.place.mesh, "context": self.place.context}
 
     def __call__(
         self, kind: Literal["policy", "value"], path: str, *, lora: LoraSpec | None = None, trained: bool = True
@@ -39,31 +66,33 @@ class FsdpLoader:
         from rlcli.model.io import loading
 
         config = self.config.model
-        how = {**self.place, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
+        how = {**self.how, "compiled": config.compile, "gradient_checkpointing": config.gradient_checkpointing}
         if kind == "value":
-            return FsdpBackend(loading.load_value(path, **how), self.config, self.mesh)
+            return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
         model = loading.load_policy(path, lora=lora, trainable=trained, **how)
-        return FsdpBackend(model, self.config, self.mesh, trained)
+        return FsdpBackend(model, self.config, self.place, trained)
 
 
 class FsdpBackend:
-    """Implements `TrainingBackend` for `model`, a policy or value model over `mesh`. trained=False: no optimizer."""
+    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer."""
 
-    def __init__(self, model: Any, config: RunConfig, mesh: DeviceMesh, trained: bool = True) -> None:
+    def __init__(self, model: Any, config: RunConfig, place: Place, trained: bool = True) -> None:
+        from rlcli.model.experts import Load
         from rlcli.model.optim import build_optimizer
 
         train = config.train
         self.model: PolicyModel = model  # or a value model, with the methods that both have
         self.max_grad_norm = train.max_grad_norm
         self.bad_grad_norm = config.fault_tolerance.bad_grad_norm or math.inf
-        self.data_ranks = mesh.size()
-        self.replicated = mesh.ndim > 1
-        self.ranks = _all_ranks()
+        self.data_ranks = place.dims.data_size
+        self.replicated = place.dims.replicate > 1
+        self.ranks = place.ranks
         if trained:
             betas = (train.beta1, train.beta2)
             self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
-            self.reduction, self.stepped = ReductionCheck(model, self.data_ranks), StepCheck(model)
-            self.copies = CopyCheck(model, mesh)
+            self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
+            self.copies = CopyCheck(model, place.mesh)
+            self.expert_load = Load(model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,6 +109,14 @@ class FsdpBackend:
         with torch.no_grad():
             log_probs: Tensor = self.model(batch, temperature=temperature, want_entropy=False).log_probs
         return log_probs
+
+    def likeliest(self, batch: PackedBatch, temperature: float, k: int, below: int) -> Likeliest:
+        import torch
+
+        progress()
+        with torch.no_grad():
+            found: Likeliest = self.model(batch, temperature=temperature, likeliest=(k, below))
+        return found
 
     def values(self, batch: PackedBatch) -> Tensor:
         import torch
@@ -112,7 +149,7 @@ class FsdpBackend:
                 (outputs[0].sum() * 0.0).backward()
                 continue
             term, own = loss(micro, outputs)
-            # FSDP averages gradients over ranks; the loss is a sum over them.
+            # FSDP averages gradients over ranks; the loss is a sum over data ranks.
             (_poisoned(term, outputs[0]) * self.data_ranks).backward()
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
@@ -134,13 +171,30 @@ class FsdpBackend:
             self.copies.check()
             sums |= self.stepped.after()
         self.optimizer.zero_grad(set_to_none=True)
+        experts = self._experts()
         if bad:
             return {"bad": 1.0 / self.data_ranks, "grad_norm": norm / self.data_ranks}
         numbers = torch.stack(list(sums.values())).tolist() if sums else []
-        return dict(zip(sums, numbers, strict=True)) | {"grad_norm": norm / self.data_ranks}
+        alike = {"grad_norm": norm, **experts}
+        return dict(zip(sums, numbers, strict=True)) | {name: one / self.data_ranks for name, one in alike.items()}
+
+    def _experts(self) -> dict[str, float]:
+        """How the update's tokens were spread over the experts, if there are any: the same on all ranks."""
+        import torch.distributed as dist
+
+        from rlcli.model.experts import load_metrics
+
+        counts = self.expert_load.take()
+        if counts is None:
+            return {}
+        dist.all_reduce(counts)
+        return load_metrics(counts)
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.stream_weights()
+
+    def stream_changes(self, last: LastSent, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        return last.changes(self.model.lm.named_parameters(), self.dtype, most_bytes)
 
     def stream_base(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.stream_base()
@@ -162,19 +216,19 @@ class FsdpBackend:
         offload.add(name, self.model, getattr(self, "optimizer", None))
 
 
-def _all_ranks() -> Ranks:
-    """Each rank has rows of its own: the data ranks are all ranks of the process group."""
+def _ranks(group: ProcessGroup | None) -> Ranks:
+    """Sums and concatenations over `group`, or over all ranks."""
     import torch
     import torch.distributed as dist
 
     def add(tensor: Tensor) -> Tensor:
         total = tensor.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=group)
         return total
 
     def gather(tensor: Tensor) -> Tensor:
-        parts: list[Tensor | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, tensor.cpu())
+        parts: list[Tensor | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(parts, tensor.cpu(), group=group)
         return torch.cat([part for part in parts if part is not None]).to(tensor.device)
 
     return Ranks(add, gather)

@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from rlcli.cluster.worker_group import WorkerGroup
 from rlcli.workers.spec import WorkerSpec
 
-POLICY, CRITIC, ENGINES = "rank", "critic", "engine"
+POLICY, CRITIC, TEACHERS, ENGINES = "rank", "critic", "teacher", "engine"
 """Names of the log files of each pool's workers."""
 
 
 @dataclass(frozen=True)
 class Groups:
     """The workers of a run. policy: those that train, and generate unless `engines` do. critic: those of a separately
-    placed value model; engines: those of separate engines. spec: what the policy's workers were built from."""
+    placed value model; engines: those of separate engines; teachers: those of separately placed teachers. spec: what
+    the policy's workers were built from."""
 
     policy: WorkerGroup
     critic: WorkerGroup | None
     engines: WorkerGroup | None
     spec: WorkerSpec
+    teachers: WorkerGroup | None = None
 
     @property
     def by_name(self) -> dict[str, WorkerGroup]:
         """The existing pools, by the names of their logs."""
-        pools = {POLICY: self.policy, CRITIC: self.critic, ENGINES: self.engines}
+        pools = {POLICY: self.policy, CRITIC: self.critic, TEACHERS: self.teachers, ENGINES: self.engines}
         return {name: group for name, group in pools.items() if group is not None}

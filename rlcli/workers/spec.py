@@ -9,8 +9,8 @@ from datetime import date
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
-from rlcli.rollout.engine import EngineSpec, shared_memory_prefix
-from rlcli.served import publish
+from rlcli.rollout.engine import EngineSpec, ServerSettings, shared_memory_prefix
+from rlcli.served import ENGINE_KEY, publish
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class WorkerSpec:
     prompts end within an open <think>. environments: names of those that samples converse with. day: as the chat
     template's today, if it uses one. hub_token: the driver's, for workers on other machines; passed here, since Ray
     logs the environment variables that it is given. served: addresses of the models that are served for verifiers;
-    served_key: what their servers ask for."""
+    served_key: what their servers ask for; engine_key: what those of rollout.servers ask for."""
 
     config: RunConfig
     device: str
@@ -45,18 +45,26 @@ class WorkerSpec:
     hub_token: str = field(default="", repr=False)
     served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     served_key: str = field(default="", repr=False)
+    engine_key: str = field(default="", repr=False)
 
     def log_in(self) -> None:
         """Let this process read the same hub repositories as the driver, and find the served models."""
         if self.hub_token:
             os.environ.setdefault("HF_TOKEN", self.hub_token)
+        if self.engine_key:
+            os.environ.setdefault(ENGINE_KEY, self.engine_key)
         if self.served:
             publish(self.served, self.served_key)
 
     @property
     def replicate(self) -> int:
         """Copies of the trained models in this group: a critic in separate workers has one."""
-        return self.config.cluster.replicate if "policy" in self.roles else 1
+        return self.config.parallel.replicate if "policy" in self.roles else 1
+
+    @property
+    def context(self) -> int:
+        """Workers that divide a micro-batch's tokens: engines alone train nothing."""
+        return self.config.parallel.context if self.roles - {"engine"} else 1
 
     @property
     def separate_adapter(self) -> bool:
@@ -65,6 +73,11 @@ class WorkerSpec:
         In float32 the merge is exact, and the engine, without the adapter's kernels, several times as fast. In bfloat16
         it would round most of a small adapter away. An adapter to be evaluated comes as a folder."""
         return bool(self.config.lora.rank) and (bool(self.adapter) or self.dtype != "float32")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether responses stay in the engine, with their keys and values, while its weights change."""
+        return self.config.in_flight and self.config.async_.on_update == "keep"
 
     @property
     def adapter_prefix(self) -> str:
@@ -90,4 +103,16 @@ def engine_spec(worker: WorkerSpec) -> EngineSpec:
         quantization=rollout.quantization,
         stop_token_ids=worker.stop_token_ids,
         group_id=worker.group_id,
+        exact_steps=worker.keeps or (config.in_flight and config.counts_steps),
+        speculate=rollout.speculate,
+        servers=_servers(worker) if rollout.engine == "server" else ServerSettings(),
+    )
+
+
+def _servers(worker: WorkerSpec) -> ServerSettings:
+    """A server that is silent is lost before the watchdog ends its worker, which waits for it."""
+    rollout, silent_s = worker.config.rollout, worker.config.fault_tolerance.stall_s / 2
+    urls, count = rollout.server_urls, rollout.servers if isinstance(rollout.servers, int) else 0
+    return ServerSettings(
+        tuple(dict.fromkeys(url.rstrip("/") for url in urls)), count, rollout.servers_folder, worker.logs, silent_s
     )

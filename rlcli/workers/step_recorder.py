@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 class StepReport:
     """What a worker reports after a step. memory: its peaks. spans: its calls since the last report. advantages: of a
     selected sample, by its place, if the controller does not know it: the mean over its drawn tokens. problem: why
-    something could not be recorded, or empty."""
+    something could not be recorded, or empty. engine: counts of its engine (see `Counting`)."""
 
     memory: Peaks
     spans: Sequence[Span]
     advantages: dict[int, float] = field(default_factory=dict)
     problem: str = ""
+    engine: Mapping[str, float] = field(default_factory=dict)
 
 
 class StepRecorder:

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from rlcli.importing import trust_imports
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
-from rlcli.rollout.engine import engine_named
+from rlcli.rollout.engine import Counting, engine_named
 from rlcli.workers.backend import TrainingBackend
 from rlcli.workers.fsdp import FsdpLoader
 from rlcli.workers.roles.batch import FETCH_TIMEOUT_S, TrainBatch
@@ -37,6 +38,7 @@ from rlcli.workers.scorer import forget_worker, note_worker, scoring_service
 from rlcli.workers.spec import WorkerSpec, engine_spec
 from rlcli.workers.state_writer import Files, StateWriter, read_waiting, write_waiting
 from rlcli.workers.step_recorder import StepRecorder, StepReport
+from rlcli.workers.teacher import TeacherRole
 
 COLLECTIVE_MARGIN_S = 120.0
 """Extra time that a rank waits for others beyond the watchdog, which names the rank at fault."""
@@ -52,6 +54,7 @@ class Worker(WeightSync):
         self.world = world
         self.policy: PolicyRole | None = None
         self.critic: CriticRole | ProcessRewardRole | None = None
+        self.teacher: TeacherRole | None = None
         self.engine: Any = None
         self.rollout_role: RolloutRole | None = None
         self.batch: TrainBatch | None = None
@@ -114,7 +117,7 @@ class Worker(WeightSync):
 
     @property
     def dims(self) -> ParallelDims:
-        return ParallelDims.of(self.world, self.spec.replicate)
+        return ParallelDims.of(self.world, self.spec.replicate, self.spec.context)
 
     @dispatch()
     def data_rank(self) -> int:
@@ -136,7 +139,7 @@ class Worker(WeightSync):
         note_worker(self.spec, self.rank)
         self.writer.wait()
         self._begin_syncs()
-        self.policy = self.critic = self.batch = None  # free their memory before more is allocated
+        self.policy = self.critic = self.teacher = self.batch = None  # free their memory before more is allocated
         logging.disable_progress_bar()
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(self.config.train.seed)
@@ -150,8 +153,7 @@ class Worker(WeightSync):
 
         # On a CPU everything is in host memory anyway.
         self.offload = Offload(KINDS[self.config.train.offload if self.device.type == "cuda" else "none"], self.device)
-        mesh = self.dims.mesh(self.device.type)
-        load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, mesh)
+        load = FsdpLoader(self.config, getattr(torch, self.spec.dtype), self.device, self.dims)
         if "policy" in roles:
             self.policy = PolicyRole(self.config, self.device, load)
             self.policy.on_outputs = self.recorder.saw_outputs
@@ -160,11 +162,11 @@ class Worker(WeightSync):
             self.critic = CriticRole(self.config, load)
         if "process_reward" in roles:
             self.critic = ProcessRewardRole(self.config, load)
+        if "teacher" in roles:
+            self.teacher = TeacherRole(self.config, load)
         startup.done("models")
-        for name, model in self._trained().items():
+        for name, model in self._models().items():
             model.register(self.offload, name)
-        if self.policy is not None and self.policy.reference is not None:
-            self.policy.reference.register(self.offload, "reference")
         self.engine_takes_part("engine" in roles)
         watchdog.progress()
         if "engine" in roles:
@@ -179,6 +181,11 @@ class Worker(WeightSync):
     ) -> Iterator[Progress | Collected]:
         """Generate and verify; yields Progress now and then, and what there is last."""
         yield from self._rollout.run(tasks, call, queue)
+
+    @dispatch()
+    def interrupted_rollout(self, end: bool) -> Collected:
+        """What the calls of `rollout` with slices have so far; its tokens by `take_shard`. end: they do not go on."""
+        return self._rollout.interrupted(end=end, keep=self.spec.keeps)
 
     @dispatch()
     def take_shard(self) -> list[Any]:
@@ -199,6 +206,7 @@ class Worker(WeightSync):
 
     @dispatch()
     def release_rollout_memory(self) -> None:
+        self._rollout.pause()
         self._cache_probe()
         self._colocated.sleep()
         self.engine_takes_part(False)
@@ -206,6 +214,7 @@ class Worker(WeightSync):
     @dispatch(send="data")
     def load(self, bins: Sequence[Sequence[Bin]], step: StepWork) -> None:
         """Fetch this data rank's samples, [minibatch][micro-batch], from the shards and pack them."""
+        step = step if self.dims.leads(self.rank) else replace(step, recording=None)
         self.batch = TrainBatch(bins, step, self.device)
         self.recorder.begin(step, bins, self.batch, spare=self.rank == 0)
 
@@ -230,6 +239,16 @@ class Worker(WeightSync):
         """Compute the critic's output for the batch's tokens: values, or process rewards."""
         self.offload.to_device("critic")
         self._critic.infer(self._batch)
+
+    @dispatch()
+    def infer_teachers(self) -> None:
+        """Compute the teachers' log-probs of the batch's tokens, and of their likeliest tokens."""
+        assert self.teacher is not None, "this group has no teacher"
+        for number in range(len(self.teacher.models)):
+            held = [f"teacher-{number}"] if number in self.teacher.held else []
+            self.offload.to_device(*held)
+            self.teacher.infer(self._batch, number)
+            self.offload.to_host(*held)
 
     @dispatch()
     def compute_advantages(self, kl_coef: float) -> None:
@@ -369,7 +388,8 @@ class Worker(WeightSync):
         if self.rollout_role is not None:
             self.rollout_role.finish_saving()
         peaks, (advantages, problem) = memory.collect(), self.recorder.finish()
-        return StepReport(peaks, busy.collect(), advantages, problem)
+        counts = self.engine.counts() if isinstance(self.engine, Counting) else {}
+        return StepReport(peaks, busy.collect(), advantages, problem, counts)
 
     @dispatch()
     def busy_spans(self) -> list[busy.Span]:
@@ -399,6 +419,13 @@ class Worker(WeightSync):
         policy = {"policy": self.policy.policy} if self.policy is not None else {}
         return policy | ({"critic": self.critic.model} if self.critic is not None else {})
 
+    def _models(self) -> dict[str, TrainingBackend]:
+        """All models here, by name."""
+        frozen = {} if self.teacher is None else {f"teacher-{n}": one for n, one in self.teacher.held.items()}
+        if self.policy is not None and self.policy.reference is not None:
+            frozen["reference"] = self.policy.reference
+        return self._trained() | frozen
+
     @property
     def _critic(self) -> CriticRole | ProcessRewardRole:
         assert self.critic is not None, "this group has no critic"
@@ -410,6 +437,8 @@ class Worker(WeightSync):
         return self.batch
 
     def _build_rollout(self, tokenizer: Any) -> RolloutRole:
+        if self.rollout_role is not None:
+            self.rollout_role.forget()
         self._close_rollout()
         leads = self.rank % self.config.rollout.tensor_parallel == 0  # else another rank of this engine verifies
         scorer = scoring_service(self.spec, tokenizer) if leads else None  # loads in the background
@@ -427,7 +456,7 @@ class Worker(WeightSync):
             stop_token_ids=self.spec.stop_token_ids,
             environments=environments,
             conversing=bool(self.spec.environments),
-            ordered=self.config.train.deterministic,
+            ordered=self.config.train.deterministic or self.config.counts_steps,
         )
 
     def _environments(self, tokenizer: Any) -> Environments | AgentPool:

@@ -22,7 +22,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     HALF: ("model.dtype=bfloat16",),
     APART: ("cluster.workers=1", "rollout.workers=1"),
 }
-LATE = ("async.staleness=1",)
+LATE = ("async.staleness=1", "async.engine_steps=0")
 
 
 @dataclass(frozen=True)

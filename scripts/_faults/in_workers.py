@@ -55,7 +55,7 @@ def leave_the_head(worker: Any) -> None:
     """The copy of a tied head that the CPU's kernels read stays as it was."""
     from rlcli.rollout import vllm_engine
 
-    patch(vllm_engine, "_repack_head", lambda model: None)
+    patch(vllm_engine, "repack", lambda model: None)
 
 
 def keep_prefix_cache(worker: Any) -> None:

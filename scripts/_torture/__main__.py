@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from aims import STEPS, Kind, Plan, draw
+from aims import RECIPES, STEPS, Kind, Plan, draw
 from cluster import Cluster
 from equal import differences, lost_samples
 from harm import Tortured, torture
@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=20, help="how many, over all runs (20)")
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments (0)")
-    parser.add_argument("--recipe", nargs="+", choices=["grpo", "dapo", "ppo"], default=["grpo", "dapo", "ppo"])
+    parser.add_argument("--recipe", nargs="+", choices=RECIPES, default=RECIPES)
     parser.add_argument("--workers", type=int, choices=[1, 2], help="of every run (both, one mostly)")
     parser.add_argument("--no-cluster", action="store_true", help="no run on a cluster whose machines are killed")
     parser.add_argument("--minutes", type=float, help="stop after so many (5, and one for each kill)")

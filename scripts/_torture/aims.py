@@ -6,6 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass, replace
 
+RECIPES = ["grpo", "dapo", "ppo", "async"]
 STEPS, LAST_AIM = 10, 7
 """Of every run; and the last step at which a blow is aimed, since it falls a little later."""
 EVALUATE_EVERY = 3
@@ -22,12 +23,18 @@ PHASES = {"start": 1.0, "generate": 0.3, "update": 0.15, "sync": 0.15, "checkpoi
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of short run. every: steps between checkpoints. cluster: whether it runs on a cluster of two machines."""
+    """A kind of short run. recipe: one of rlcli, or "async": grpo, whose generation goes on through weight updates.
+    every: steps between checkpoints. cluster: whether it runs on a cluster of two machines."""
 
     recipe: str
     workers: int
     every: int
     cluster: bool = False
+
+    @property
+    def trains(self) -> str:
+        """The recipe."""
+        return "grpo" if self.recipe == "async" else self.recipe
 
     @property
     def name(self) -> str:
@@ -65,11 +72,14 @@ def draw(kills: int, seed: int, recipes: list[str], workers: list[int], *, clust
     rng = random.Random(seed)
     on_cluster = round(kills / 10) if cluster else 0
     victims = _turns(rng, VICTIMS, kills - on_cluster)
-    kinds = [Kind(recipe, size, 1) for size in workers for recipe in (recipes if size == min(workers) else recipes[:1])]
+    synchronous = [recipe for recipe in recipes if recipe != "async"]
+    kinds = [Kind(recipe, min(workers), 1) for recipe in synchronous]
+    kinds += [Kind(recipe, size, 1) for size in workers if size > min(workers) for recipe in synchronous[:1]]
+    kinds += [Kind("async", min(workers), 1)] * ("async" in recipes)
     groups = _parts(["node"] * on_cluster, PER_RUN) + _parts(victims, PER_RUN)
     plans, turns = [], itertools.cycle(kinds)
     for number, group in enumerate(groups, 1):
-        kind = Kind(recipes[0], 1, 1, cluster=True) if group[0] == "node" else next(turns)
+        kind = Kind(kinds[0].recipe, 1, 1, cluster=True) if group[0] == "node" else next(turns)
         kind = replace(kind, every=rng.choice([1, 1, 2]))
         plans.append(Plan(number, kind, _aims(rng, group, kind.every)))
     return plans

@@ -23,7 +23,19 @@ PATIENCE_S = 360.0
 GONE_S = 60.0
 """After a run has ended, or its supervisor was killed, all its processes are gone within so many seconds, even where
 other tests load the machine."""
-STEP_PHASES = {"generate", "plan", "load", "old_log_probs", "reference", "critic", "advantages", "update"}
+STEP_PHASES = {
+    "generate",
+    "plan",
+    "load",
+    "old_log_probs",
+    "reference",
+    "critic",
+    "advantages",
+    "update",
+    "wait_for_rollout",
+}
+IN_FLIGHT = {"rollout.workers": 1, "async.staleness": 2, "async.engine_steps": 7}
+"""Engines apart, at whose updates responses are half done."""
 RLCLI = [sys.executable, "-m", "rlcli.cli.main"]
 
 
@@ -68,6 +80,7 @@ def flags(kind: Kind, work: Path) -> list[str]:
         "evaluation.every": EVALUATE_EVERY,
         "checkpoint.every": kind.every,
         "fault_tolerance.max_restarts": RESTARTS,
+        **(IN_FLIGHT if kind.recipe == "async" else {}),
     }
     words = ["--model", str(work / "model"), "--data", str(work / "data"), "--eval-data", str(work / "data")]
     words += ["--steps", str(STEPS), "--workers", str(kind.workers)]
@@ -89,7 +102,7 @@ class Run:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self._begin("train", self.kind.recipe, *flags(self.kind, self.work), "--out", str(self.out))
+        self._begin("train", self.kind.trains, *flags(self.kind, self.work), "--out", str(self.out))
 
     def resume(self) -> None:
         """As a person would, once nothing runs any more."""

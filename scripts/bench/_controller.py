@@ -98,6 +98,7 @@ class FakeRank:
             saved_group=prompt,
             turn_rewards=np.zeros((n, 0)),
             turn_states=np.zeros((n, 0), np.int64),
+            version_tokens=np.zeros((n, 0), np.int64),
             truncated=lengths == 4 * self.length,
             score=right.astype(np.float64),
             latency_s=draw.random(n),

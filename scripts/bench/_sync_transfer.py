@@ -47,15 +47,18 @@ class Member(WeightSync):
 
         torch.set_num_threads(1)
         self.rank, self.device = rank, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        config: Any = SimpleNamespace(fault_tolerance=SimpleNamespace(stall_s=60.0))
+        rollout = SimpleNamespace(sync="full", sync_ahead=False)
+        stalls = SimpleNamespace(stall_s=60.0)
+        config: Any = SimpleNamespace(fault_tolerance=stalls, rollout=rollout, copies_weights=False)
         self.spec: Any = SimpleNamespace(
-            separate_adapter=False, adapter_prefix="", device=self.device.type, config=config
+            separate_adapter=False, adapter_prefix="", device=self.device.type, config=config, keeps=False
         )
         self.policy = self.rollout_role = self.batch = None
         with torch.device(self.device):
             lm = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype))
         if engine:
-            self.rollout_role: Any = SimpleNamespace(engine=Holder({n: p.detach() for n, p in lm.named_parameters()}))
+            engine_of = Holder({n: p.detach() for n, p in lm.named_parameters()})
+            self.rollout_role: Any = SimpleNamespace(engine=engine_of, pause=lambda keep=False: None)
         else:
             self.policy: Any = SimpleNamespace(policy=PolicyModel(lm, dtype=getattr(torch, dtype), source="bench"))
 

@@ -1,38 +1,57 @@
-"""Engines in workers of their own: does generating the next step's samples while one is trained on pay?
+"""Asynchrony: how much faster steps are with `async.staleness` 0, 1, 2, 4, against what the planner predicts.
 
-    .venv/bin/python scripts/bench/async_rollout.py [--model tiny-1m] [--repeats 5] [--json FILE]
-    .venv/bin/python scripts/bench/async_rollout.py --learns [--steps 60]
+    .venv/bin/python scripts/bench/async_rollout.py [--model tiny-1m] [--repeats 3] [--json FILE]
+    .venv/bin/python scripts/bench/async_rollout.py --learns [--seeds 5]
+    .venv/bin/python scripts/bench/async_rollout.py --simulate
 
-One worker trains and one generates, each on a core. Runs with `async.staleness` 0 and 1 take turns on the same workers;
-beside them, in a cluster of its own, runs whose two workers do both (`rollout.workers` = 0), which is what the same two
-devices can do otherwise. Told is the median time of a step between the second and the last but one.
+Two workers on a core each, and responses with a long tail: log-normal lengths, a function of the prompt and the place
+in its group, so that all runs generate the same. `shared`: both train and generate; `1 + 1`: one trains, one generates.
+Runs with each staleness take turns on the same workers. Measured is the mean time of a step once the pipeline is full.
+The prediction comes from a run without staleness alone: the lengths in the order drawn, the seconds of an engine step
+by the number of its responses and new tokens, and those of an update and a sync.
 
---learns trains the quickstart's model from its warm start, once with each staleness: what it costs in reward.
+--learns: the quickstart's task from its warm start, once with each staleness: steps and seconds until the held-out
+accuracy is 0.9. --simulate: what the planner says of larger models on 8 to 256 GPUs; nothing is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from _common import interleaved, ratio, write_json
-from _quickstart import evaluations, percent, rlcli
+import numpy as np
+import pyarrow.parquet as pq
+from _common import interleaved, write_json
+from _quickstart import evaluations, rlcli
 from _step_work import make_model
+from numpy.typing import NDArray
 
+from rlcli.data.samples import sample_files
 from rlcli.tracking.console import View
 from rlcli.types import ConvertOptions
 
-APART = ("rollout.workers=1", "async.staleness=0")
-AHEAD = ("rollout.workers=1", "async.staleness=1")
-TOGETHER = ("cluster.workers=2",)
-PHASES = ("generate", "wait_for_rollout", "update", "sync", "step")
+STALENESS = (0, 1, 2, 4)
+LAYOUTS = {"shared": ("cluster.workers=2",), "1 + 1": ("cluster.workers=1", "rollout.workers=1")}
+WARM_UP = 1
+PROMPT_TOKENS = 40
+"""Of the arithmetic prompts, about."""
+TARGET = 0.9
+QWEN_7B = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28}
+QWEN_32B = {"hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40}
+QWEN_7B |= {"num_key_value_heads": 4, "vocab_size": 152064}
+QWEN_32B |= {"num_key_value_heads": 8, "vocab_size": 152064}
+SIMULATED = {
+    "7B": (QWEN_7B, ["model.gradient_checkpointing=true", "train.offload=all"]),
+    "32B": (QWEN_32B, ["model.gradient_checkpointing=true", "train.offload=all", "rollout.tensor_parallel=4"]),
+}
 
 
 class RecordingView(View):
@@ -46,67 +65,164 @@ class RecordingView(View):
 
     def phase(self, name: str) -> None: ...
 
+    def note(self, text: str) -> None: ...
+
     def step(self, metrics: Mapping[str, float]) -> None:
         self.steps.append(metrics)
 
 
+def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> None:
+    """Within a worker: have its engine end each response where its prompt and its place in the group say, whenever that
+    is, and record what a step takes."""
+    import math
+    import time
+    import zlib
+
+    from rlcli.workers.roles import rollout
+
+    engine = worker.engine
+    if engine is None or hasattr(engine, "recorded"):
+        return
+    params, step, seed_of = engine._params, engine.step, rollout.sample_seed
+    engine.recorded, last, added = [], [0.0], [0]
+    drawn: dict[int, float] = {}
+
+    def normal(*seed: int) -> float:
+        return float(np.random.default_rng(seed).normal())
+
+    def seeded(run_seed: int, purpose: str, number: int, prompt_id: str, sample: int) -> int:
+        seed, prompt = seed_of(run_seed, purpose, number, prompt_id, sample), zlib.crc32(prompt_id.encode())
+        drawn[seed] = (normal(prompt) + normal(prompt, sample % samples)) / math.sqrt(2)
+        return seed
+
+    def bounded(request: Any) -> Any:
+        given, begun = params(request), 0 if request.begun is None else len(request.begun)
+        length = round(middle * math.exp(spread * drawn[request.seed]))
+        added[0] += len(request.prompt) + begun
+        given.max_tokens = max(1, min(given.max_tokens, length - begun))
+        given.ignore_eos, given.stop_token_ids = True, []
+        return given
+
+    def timed() -> Any:
+        running, began = engine.unfinished, time.perf_counter()
+        found = step()
+        ended = time.perf_counter()
+        engine.recorded.append((running, added[0], ended - (last[0] or began)))
+        added[0] = 0
+        last[0] = ended if engine.unfinished else 0.0
+        return found
+
+    engine._params, engine.step, rollout.sample_seed = bounded, timed, seeded
+
+
+def recorded(worker: Any) -> list[tuple[int, int, float]]:
+    """Within a worker: responses, tokens of new prompts, and seconds of each engine step so far."""
+    found = getattr(worker.engine, "recorded", [])
+    return [found.pop() for _ in range(len(found))]
+
+
 class Contest:
-    """Runs of a workload, each of `steps` steps and all in one folder, on workers that stay."""
+    """Runs of one workload, all in one folder, on workers that stay."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
-        self.folder, self.steps, self.number = folder, arguments.steps or 6, 0
+        self.arguments, self.folder, self.number = arguments, folder, 0
         self.sets = [
             f"rollout.prompts_per_step={arguments.prompts}",
             f"rollout.samples_per_prompt={arguments.samples}",
             f"rollout.max_response_tokens={arguments.tokens}",
-            *("data.max_prompt_tokens=64", "train.tokens_per_microbatch=4096", "tracking.save_samples=false"),
+            # The same engine for every staleness.
+            *("data.max_prompt_tokens=64", "train.tokens_per_microbatch=4096", "rollout.kv_cache_mb=512"),
             # Whatever the reward: every sample is forwarded, and has a gradient.
             *("algorithm.entropy_coef=0.001", "checkpoint.every=0"),
         ]
-        few = ConvertOptions(count=max(arguments.prompts * self.steps, 64), test_count=64)
+        few = ConvertOptions(count=max(arguments.prompts * (arguments.steps + 8), 64), test_count=64)
         self.flags: dict[str, object] = {
             "model.path": make_model(arguments.model, folder / "model"),
             "data.path": str(make_data(folder / "data", few)),
-            "train.steps": self.steps,
         }
-        self.seen: dict[tuple[str, ...], list[Mapping[str, float]]] = {}
+        self.seen: dict[int, list[Mapping[str, float]]] = {}
 
-    def prepared(self, own: tuple[str, ...]) -> Any:
+    def steps(self, staleness: int) -> int:
+        """Of a run: those that count, and those in which the pipeline fills and ends."""
+        return int(self.arguments.steps) + WARM_UP + 2 * staleness
+
+    def prepared(self, own: tuple[str, ...], staleness: int, steps: int) -> Any:
         from rlcli.config.load import resolve
         from rlcli.launch.preflight import prepare
 
-        return prepare(resolve("grpo", self.flags, [*self.sets, *own]).config)
+        flags = self.flags | {"train.steps": steps}
+        return prepare(resolve("grpo", flags, [*self.sets, *own, f"async.staleness={staleness}"]).config)
 
     @contextmanager
     def workers(self, own: tuple[str, ...]) -> Iterator[Any]:
+        """Their cache is large enough for the largest staleness."""
+        import ray
+        from ray import cloudpickle
+
         from rlcli.launch.launch import running_workers
 
-        logs = self.folder / f"logs-{len(self.seen)}"
-        logs.mkdir()
-        with running_workers(self.prepared(own), logs, train=True, on_phase=lambda name: None) as groups:
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        logs = Path(tempfile.mkdtemp(prefix="logs-", dir=self.folder))
+        ready = self.prepared(own, max(STALENESS), self.steps(0))
+        given = self.arguments.median, self.arguments.spread, self.arguments.samples
+        with running_workers(ready, logs, train=True, on_phase=lambda name: None) as groups:
+            self.actors = [actor for pool in groups.by_name.values() for actor in pool._actors]
+            ray.get([one.__ray_call__.remote(lambda w: give_lengths(w, *given)) for one in self.actors])
             yield groups
 
-    def run(self, groups: Any, own: tuple[str, ...]) -> float:
-        """Train once; the median seconds of its steps but the first two, which warm up, and the last, beside which
-        nothing is generated."""
+    def run(self, groups: Any, own: tuple[str, ...], staleness: int, steps: int = 0) -> float:
+        """Train once; the mean seconds of the steps between the filling of the pipeline and its end. steps: all, if
+        they are not as many as `steps` says."""
         from rlcli.launch.launch import trainer_of, worker_spec
         from rlcli.runs.folder import RunFolder
         from rlcli.supervisor.signals import StopOnSignal
         from rlcli.tracking import open_trackers
 
-        ready, logs = self.prepared(own), Path(groups.spec.logs)
+        ready, logs = self.prepared(own, staleness, steps or self.steps(staleness)), Path(groups.spec.logs)
         spec = worker_spec(ready, logs, train=True, group_id=groups.spec.group_id)
         groups.policy.build(spec)
         self.number += 1
         view = RecordingView()
-        with RunFolder.create(self.folder / f"run-{self.number}") as folder, StopOnSignal(lambda: None) as stop:
+        path = self.folder / f"run-{self.number}"
+        with RunFolder.create(path) as folder, StopOnSignal(lambda: None) as stop:
             folder.write_config("")
             trackers = open_trackers((), folder, "", {}, print)
             trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
             trackers.close()
-        counted = view.steps[2:-1]
-        self.seen.setdefault(own, []).extend(counted)
-        return median(step["time/step_s"] for step in counted)
+        counted = view.steps[WARM_UP + staleness : len(view.steps) - staleness]
+        self.seen.setdefault(staleness, []).extend(counted)
+        return mean(step["time/step_s"] for step in counted)
+
+    def lengths(self) -> NDArray[np.int64]:
+        """`[steps, prompts, samples]` of the latest run, which was synchronous, in the order drawn."""
+        samples = self.folder / f"run-{self.number}" / "samples"
+        found: dict[tuple[int, int], list[int]] = {}
+        for number in range(1, len(list(samples.glob("step-*"))) + 1):
+            for file in sample_files(samples, number):
+                table = pq.read_table(file, columns=["group", "response_tokens"]).to_pylist()
+                for row in table:
+                    found.setdefault((number, row["group"]), []).append(row["response_tokens"])
+        whole = np.array([found[group] for group in sorted(found)], np.int64)
+        return whole.reshape(-1, self.arguments.prompts, self.arguments.samples)
+
+    def speeds(self) -> Any:
+        """What the runs without staleness measured."""
+        import ray
+
+        from rlcli.planner.asynchrony.simulate import Speeds
+
+        found = ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
+        steps = np.array([step for one in found for step in one], np.float64)
+        known = np.column_stack([np.ones(len(steps)), steps[:, :2]])
+        whole, each, prefill = np.linalg.lstsq(known, steps[:, 2], rcond=None)[0]
+        seen = self.seen[0]
+        update = median(one["time/step_s"] - one["time/generate_s"] - one["time/sync_s"] for one in seen)
+        sync = median(one["time/sync_s"] for one in seen)
+        print(
+            f"decode {whole:.5f} + {each:.7f}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}",
+            file=sys.stderr,
+        )
+        return Speeds(lambda running: float(whole + each * running), float(prefill), update, sync)
 
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
@@ -119,83 +235,167 @@ def make_data(folder: Path, options: ConvertOptions) -> Path:
 
 
 def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Step times of the three layouts, their phases, and the ratios of paired runs."""
-    contest = Contest(arguments, folder)
-    with contest.workers(APART) as groups:
-        times = interleaved(
-            {"0": lambda: contest.run(groups, APART), "1": lambda: contest.run(groups, AHEAD)},
-            repeats=arguments.repeats,
-        )
-    with contest.workers(TOGETHER) as groups:
-        together = interleaved({"together": lambda: contest.run(groups, TOGETHER)}, repeats=arguments.repeats)
-    times |= together
-    layouts = {"0": APART, "1": AHEAD, "together": TOGETHER}
+    """Step times of both layouts by staleness, measured and predicted."""
+    measured: dict[tuple[str, int], float] = {}
+    speeds: dict[str, Any] = {}
+    for name, own in LAYOUTS.items():
+        contest = Contest(arguments, folder / name.replace(" ", ""))
+        with contest.workers(own) as groups:
+
+            def runner(
+                staleness: int, contest: Any = contest, groups: Any = groups, own: Any = own
+            ) -> Callable[[], float]:
+                return lambda: contest.run(groups, own, staleness)
+
+            runner(0)()
+            contest.seen.clear()
+            contest.run(groups, own, 0, contest.steps(max(STALENESS)))
+            speeds[name], lengths = contest.speeds(), contest.lengths()
+            times = interleaved({str(one): runner(one) for one in STALENESS}, repeats=arguments.repeats, warm_up=0)
+        measured |= {(name, one): median(times[str(one)]) for one in STALENESS}
+    return compared(contest, measured, speeds, lengths)
+
+
+def compared(
+    contest: Contest,
+    measured: Mapping[tuple[str, int], float],
+    speeds: Mapping[str, Any],
+    lengths: NDArray[np.int64],
+) -> dict[str, Any]:
+    """Each layout's gain over synchronous steps on both devices, measured and predicted."""
+    from rlcli.planner.asynchrony.simulate import Layout, simulate
+
+    def predicted(name: str, staleness: int) -> float:
+        drawn = lengths[: contest.steps(staleness)]
+        engines = 2 if name == "shared" else 1
+        return simulate(drawn, speeds[name], Layout(engines, 256, name != "shared", staleness), PROMPT_TOKENS).step_s
+
+    rows = []
+    for (name, staleness), seconds in measured.items():
+        there, before = predicted(name, staleness), predicted("shared", 0)
+        gains = measured["shared", 0] / seconds, before / there
+        row = {"layout": name, "staleness": staleness, "step_s": seconds, "predicted_step_s": there}
+        rows.append({**row, "gain": gains[0], "predicted_gain": gains[1], "error": gains[1] / gains[0] - 1})
     return {
-        "step_s": {name: median(values) for name, values in times.items()},
-        "phases_s": {
-            name: {phase: median(step[f"time/{phase}_s"] for step in contest.seen[own]) for phase in PHASES}
-            for name, own in layouts.items()
-        },
-        "ratio_0_to_1": ratio(times["0"], times["1"]),
-        "ratio_together_to_1": median(times["together"]) / median(times["1"]),
+        "lengths": {"mean": float(lengths.mean()), "longest": int(lengths.max())},
+        "rows": rows,
+        "largest_error": max(abs(row["error"]) for row in rows),
     }
 
 
 def learns(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Held-out accuracy and reward of the quickstart's task with each staleness."""
+    """Steps and seconds of the quickstart's task until the held-out accuracy is 0.9, for each staleness and seed."""
     from rlcli.quickstart.sums import Sums
     from rlcli.quickstart.warm_start import warm_start
 
-    data = make_data(folder / "data", ConvertOptions(seed=arguments.seed))
-    warm = warm_start(arguments.cache or folder / "cache", Sums(data), arguments.seed)
-    found: dict[str, Any] = {}
-    for own in (APART, AHEAD):
-        out = folder / f"run-{len(found)}"
-        sets = [word for text in own for word in ("--set", text)]
-        sets += ["--steps", str(arguments.steps)] if arguments.steps else []
-        places = ("--model", str(warm.path), "--data", str(data), "--eval-data", str(data), "--out", str(out))
-        result, seconds = rlcli("train", "quickstart", *places, "--seed", str(arguments.seed), "--workers", "1", *sets)
-        before, *_, after = evaluations(result).values()
-        rewards = result["reward_first"], result["reward_last"]
-        found[own[1][-1]] = {"before": before, "after": after, "rewards": rewards, "seconds": seconds}
-    return found
+    rows: list[dict[str, Any]] = []
+    for seed in range(arguments.seeds):
+        data = make_data(folder / f"data-{seed}", ConvertOptions(seed=seed))
+        warm = warm_start(arguments.cache or folder / "cache", Sums(data), seed)
+        for staleness in STALENESS:
+            out = folder / f"run-{seed}-{staleness}"
+            places = ("--model", str(warm.path), "--data", str(data), "--eval-data", str(data), "--out", str(out))
+            sets = ["rollout.workers=1", f"async.staleness={staleness}", "evaluation.every=5", "checkpoint.every=0"]
+            words = [word for text in sets for word in ("--set", text)]
+            result, _ = rlcli("train", "quickstart", *places, "--seed", str(seed), "--workers", "1", *words)
+            lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+            curve = {step: found["mean"] for step, found in evaluations(result).items()}
+            until = min((step for step, accuracy in curve.items() if accuracy >= TARGET), default=None)
+            spent = [line["time/step_s"] for line in lines if line["step"] and (until is None or line["step"] <= until)]
+            facts = {"seed": seed, "staleness": staleness, "steps": until, "seconds": sum(spent) if until else None}
+            rows.append({**facts, "last": list(curve.values())[-1], "curve": curve})
+            print(f"seed {seed}, staleness {staleness}: {until} steps, {sum(spent):.1f} s", file=sys.stderr)
+    return {"learns": rows}
+
+
+def simulations(folder: Path) -> dict[str, Any]:
+    """The best layout of each staleness, as `rlcli plan` simulates it: lengths and speeds are assumed."""
+    from rlcli.launch.planning.memory_auto import planned
+    from rlcli.model.io.tiny import make_tiny_model
+
+    rows = []
+    for name, (sizes, own) in SIMULATED.items():
+        made = make_tiny_model(folder / name)
+        config = json.loads((made / "config.json").read_text())
+        config |= {**sizes, "head_dim": 128, "max_position_embeddings": 32768, "layer_types": None}
+        (made / "config.json").write_text(json.dumps(config))
+        sets = [
+            *own,
+            "rollout.prompts_per_step=512",
+            "rollout.samples_per_prompt=16",
+            "train.tokens_per_microbatch=20480",
+        ]
+        sets += ["rollout.max_response_tokens=16384", "rollout.max_concurrent=256"]
+        for gpus in (8, 16, 32, 64, 128, 256):
+            forecast, _ = planned("grpo", {"model.path": str(made)}, sets, f"h100:{gpus}", lambda note: None)
+            if (advice := forecast.asynchrony) is None:
+                continue
+            best = {one.staleness: one for one in sorted(advice.options, key=lambda one: one.gain)}
+            gains = {staleness: {"gain": one.gain, **one.keys} for staleness, one in sorted(best.items())}
+            rows.append({"model": name, "gpus": gpus, "step_s": advice.synchronous.step_s, "best": gains})
+    return {"simulated": rows}
 
 
 def show(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    if "step_s" not in found:
-        table = Table("staleness", "pass@1 before", "pass@1 after", "sampled reward, first → last step", "seconds")
-        for staleness, one in found.items():
-            first, last = one["rewards"]
-            accuracy = percent(one["before"]), percent(one["after"])
-            table.add_row(staleness, *accuracy, f"{first:.2f} → {last:.2f}", f"{one['seconds']:.0f}")
-        Console().print(table)
-        return
-    table = Table("layout", *(f"{phase} s" for phase in PHASES))
-    names = {"0": "1 trains, 1 generates", "1": "the same, staleness 1", "together": "2 do both"}
-    for name, phases in found["phases_s"].items():
-        table.add_row(names[name], *(f"{phases[phase]:.3f}" for phase in PHASES))
-    Console().print(table)
-    print(f"staleness 0 ÷ 1: {found['ratio_0_to_1']:.2f}; two that do both ÷ 1: {found['ratio_together_to_1']:.2f}")
+    if "learns" in found:
+        table = Table(
+            "staleness", f"steps to {TARGET}", "seconds", "last accuracy", title="median [least, most] of seeds"
+        )
+        for staleness in STALENESS:
+            rows = [row for row in found["learns"] if row["staleness"] == staleness]
+            steps, seconds, last = ([row[name] for row in rows] for name in ("steps", "seconds", "last"))
+            table.add_row(str(staleness), _spread(steps, "{:.0f}"), _spread(seconds, "{:.1f}"), _spread(last, "{:.3f}"))
+    elif "simulated" in found:
+        table = Table("model", "H100s", "synchronous step", *(f"S = {one}" for one in STALENESS[1:]), title="simulated")
+        for row in found["simulated"]:
+            gains = [
+                f"{one['gain']:.2f} × ({one.get('cluster.workers', row['gpus'])} + {one.get('rollout.workers', 0)})"
+                for one in row["best"].values()
+            ]
+            table.add_row(row["model"], str(row["gpus"]), f"{row['step_s']:.0f} s", *gains)
+    else:
+        table = Table("devices", "staleness", "a step", "predicted", "gain", "predicted", "error")
+        for row in found["rows"]:
+            times = f"{row['step_s']:.2f} s", f"{row['predicted_step_s']:.2f} s"
+            gains = f"{row['gain']:.2f} ×", f"{row['predicted_gain']:.2f} ×", f"{row['error']:+.0%}"
+            table.add_row(row["layout"], str(row["staleness"]), *times, *gains)
+        lengths = found["lengths"]
+        table.caption = f"lengths: mean {lengths['mean']:.0f}, longest {lengths['longest']} tokens"
+    Console(width=110).print(table)
+
+
+def _spread(values: list[float | None], form: str) -> str:
+    there = sorted(value for value in values if value is not None)
+    if not there:
+        return "never"
+    missing = f" ({len(values) - len(there)} never)" if len(there) < len(values) else ""
+    return f"{form.format(median(there))} [{form.format(there[0])}, {form.format(there[-1])}]{missing}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="tiny-1m")
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64, help="longest response")
-    parser.add_argument("--steps", type=int, default=0, help="of each run (default: 6; of --learns: the recipe's)")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=512, help="longest response")
+    parser.add_argument("--median", type=float, default=48, help="of the lengths")
+    parser.add_argument("--spread", type=float, default=1.0, help="standard deviation of their logarithm")
+    parser.add_argument("--steps", type=int, default=12, help="of each run that count")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--learns", action="store_true", help="compare what is learnt in the place of the time")
-    parser.add_argument("--cache", type=Path, help="where the warm start of --learns is kept (default: nowhere)")
+    parser.add_argument("--seeds", type=int, default=5, help="of --learns")
+    parser.add_argument("--cache", type=Path, help="where the warm starts of --learns are kept (default: nowhere)")
+    parser.add_argument("--simulate", action="store_true", help="larger models on 8 to 256 GPUs")
     parser.add_argument("--json", default="")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rlcli-async-") as folder:
-        found = (learns if arguments.learns else pays)(arguments, Path(folder))
+        if arguments.simulate:
+            found = simulations(Path(folder))
+        else:
+            found = (learns if arguments.learns else pays)(arguments, Path(folder))
     show(found)
     write_json(arguments.json, found)
     return 0

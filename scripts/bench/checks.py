@@ -65,6 +65,7 @@ def measure(rank: int, world: int, port: int, model: str, tokens: int, repeats: 
     from torch.distributed.device_mesh import init_device_mesh
 
     from rlcli.config.schema import RunConfig
+    from rlcli.model.parallel.dims import ParallelDims
     from rlcli.workers.fsdp import FsdpLoader
     from rlcli.workers.roles.policy import PolicyRole
 
@@ -79,7 +80,7 @@ def measure(rank: int, world: int, port: int, model: str, tokens: int, repeats: 
         }
     )
     device, mesh = torch.device("cpu"), init_device_mesh("cpu", (world,))
-    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, mesh))
+    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, ParallelDims.of(mesh.size(), 1)))
     step = step_of(config, role, rank, world, tokens)
     runs: dict[str, Callable[[], float]] = {"without": lambda: unchecked(role, step), "with": step}
     with patch("ray.get", lambda reference, timeout: reference):

@@ -46,18 +46,15 @@ def slowest(update: Callable[[], None]) -> Callable[[], float]:
 def measured(rank: int, world: int, port: int, path: str, longest: int, repeats: int, out: str) -> None:
     from unittest.mock import patch
 
-    from torch.distributed.device_mesh import init_device_mesh
-
     from rlcli.model.parallel import fsdp
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    mesh = init_device_mesh("cpu", (world,))
     batch = train_batch(workload(32 // world, 8, 32, longest), 8192)
     with patch.object(fsdp, "WHOLE_BYTES", 1 << 40):
-        whole = role_update(Path(path), batch, mesh)
+        whole = role_update(Path(path), batch, world)
     with patch.object(fsdp, "WHOLE_BYTES", 0):
-        layers = role_update(Path(path), batch, mesh)
+        layers = role_update(Path(path), batch, world)
     updates = {"whole": whole, "layers": layers, "alone": bare(Path(path), batch)}
     found = interleaved({name: slowest(update) for name, update in updates.items()}, repeats=repeats)
     if rank == 0:

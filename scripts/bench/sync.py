@@ -26,6 +26,13 @@ with the checksums of what is sent, and an engine that copies each tensor into i
 the memory that the first sync takes in new processes, of the sender and of an engine, on CPUs with the pages of the
 object store that they map.
 
+With `--delta` there is a fourth table, of a trainer in float32 and an engine in bfloat16, after each of `--repeats`
+steps of AdamW on random gradients at `--lr`:
+
+    delta    the values that differ from the last sync (`rollout.sync = delta`): found, sent and written into the
+             engine's copy; `check` compares its checksums, and `load` copies each tensor into the engine's own
+    full     all weights, by the same broadcast, copied as they are received
+
 `of a step` is the median of what the checks add, as a share of `--step-s`, the seconds of a step: unless given, what
 `scripts/bench/step.py` measures of a model of 1M parameters. In parentheses: of the process's CPU time, which other
 processes on the machine hardly change.
@@ -42,6 +49,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
+import _sync_delta
 import _sync_engine
 import _sync_transfer
 import torch
@@ -155,6 +163,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--engine", action="store_true", help="measure an engine's loading with and without checks")
     parser.add_argument("--transfer", action="store_true", help="measure the way to engines in other processes")
+    parser.add_argument("--delta", action="store_true", help="measure syncs of what has changed only")
+    parser.add_argument("--lr", type=float, default=1e-6, help="of the steps between these")
     parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16"], default=["float32"], help="of engines")
     parser.add_argument("--step-s", type=float, default=1.5)
     parser.add_argument("--json", default="")
@@ -175,7 +185,8 @@ def main() -> None:
                     f"{ratio(seconds['tensor'], each):.2f}",
                     f"{ratio(seconds['copy'], each):.2f}",
                 )
-    Console().print(table)
+    if rows:
+        Console().print(table)
     engines = []
     if options.engine:
         shapes = {size: whole_shape(size) for size in options.sizes}
@@ -194,7 +205,29 @@ def main() -> None:
             for count in (1, 2)
         ]
         Console().print(transfer_table(transfers))
-    write_json(options.json, {"rows": rows, "engines": engines, "transfers": transfers})
+    deltas = []
+    if options.delta:
+        for size in options.sizes:
+            deltas.append({"size": size} | _sync_delta.measured(whole_shape(size), options.repeats, options.lr))
+        Console().print(delta_table(deltas))
+    write_json(options.json, {"rows": rows, "engines": engines, "transfers": transfers, "deltas": deltas})
+
+
+def delta_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("model", "how", "MB", "% changed", "transfer s", "check s", "load s", "all ÷ full")
+    for row in rows:
+        whole = [step["full"]["transfer_s"] for step in row["steps"]]
+        shares = sorted(100 * step["share"] for step in row["steps"])
+        for how in ("full", "delta"):
+            each = [step[how] for step in row["steps"]]
+            seconds = {part: [one.get(f"{part}_s", 0.0) for one in each] for part in ("transfer", "check", "load")}
+            table.add_row(
+                *(row["size"], how, f"{median(one['bytes'] for one in each) / 1e6:.2f}"),
+                f"{shares[0]:.2f} to {shares[-1]:.2f}" if how == "delta" else "",
+                *(f"{median(part):.3f}" for part in seconds.values()),
+                f"{ratio([sum(parts) for parts in zip(*seconds.values(), strict=True)], whole):.2f}",
+            )
+    return table
 
 
 def transfer_table(rows: list[dict[str, Any]]) -> Table:

@@ -101,23 +101,22 @@ def train_batch(load: Workload, budget: int) -> Any:
 
 
 def ours(path: Path, batch: Any, compiled: bool = False) -> Callable[[], None]:
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return role_update(path, batch, init_device_mesh("cpu", (1,)), compiled)
+    return role_update(path, batch, 1, compiled)
 
 
-def role_update(path: Path, batch: Any, mesh: Any, compiled: bool = False) -> Callable[[], None]:
-    """An update of the policy's role over `mesh`."""
+def role_update(path: Path, batch: Any, ranks: int, compiled: bool = False) -> Callable[[], None]:
+    """An update of the policy's role, sharded over all ranks."""
     import torch
 
     from rlcli.config.schema import RunConfig
     from rlcli.data.messages import Coefficients
+    from rlcli.model.parallel.dims import ParallelDims
     from rlcli.workers.fsdp import FsdpLoader
     from rlcli.workers.roles.policy import PolicyRole
 
     config = RunConfig.model_validate({"model": {"path": str(path), "compile": compiled}})
     device = torch.device("cpu")
-    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, mesh))
+    role = PolicyRole(config, device, FsdpLoader(config, torch.float32, device, ParallelDims.of(ranks, 1)))
 
     def update() -> None:
         role.update(batch, 0, Coefficients(lr=1e-6, kl=0.0, entropy=0.0))

@@ -24,7 +24,9 @@ pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(gpus() < 2, reason="fewer than two NVIDIA GPUs"),
 ]
-APART = ("--workers", "1", "--set", "rollout.workers=1", "--set", "async.staleness=1")
+COMPLETE = ("--set", "async.engine_steps=0")
+"""An update waits for all responses, so that their age is known."""
+APART = ("--workers", "1", "--set", "rollout.workers=1", "--set", "async.staleness=1", *COMPLETE)
 
 
 @pytest.mark.parametrize("more", [(), ("--set", "lora.rank=8")], ids=["all weights", "adapter"])

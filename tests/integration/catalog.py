@@ -10,19 +10,25 @@ Starting Ray and importing vLLM takes half a minute, once; the roles are built a
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 from harms import SETTINGS, harmed
 
+from rlcli.algorithms.build import build_algorithm
 from rlcli.config.load import Resolved, dump_toml, resolve
 from rlcli.errors import RunFailed
 from rlcli.launch.launch import running_workers, trainer_of, worker_spec
 from rlcli.launch.preflight import prepare
+from rlcli.model.io.tiny import make_tiny_model
 from rlcli.runs.folder import RunFolder
 from rlcli.runs.records import metrics_of
 from rlcli.supervisor.signals import StopOnSignal
@@ -46,6 +52,14 @@ CONVERSING = [
 """For recipes with an environment: one token is one character, of its messages and of the schemas of its tools too."""
 
 
+@cache
+def teacher() -> Path:
+    """A tiny model with other random weights than the one that is trained."""
+    folder = Path(tempfile.mkdtemp(prefix="rlcli-teacher-"))
+    atexit.register(shutil.rmtree, folder)
+    return make_tiny_model(folder / "tiny", seed=1)
+
+
 def sets_for(recipe: str) -> list[str]:
     """`--set` arguments that make a recipe small."""
     own = resolve(recipe).config
@@ -53,7 +67,9 @@ def sets_for(recipe: str) -> list[str]:
         return [*SMALL, *CONVERSING, f"environment.turns={min(own.environment.turns, 2)}"]
     samples = min(own.rollout.samples_per_prompt, 4)
     buffer = min(own.shaping.overlong_buffer, 8)
-    return [*SMALL, f"rollout.samples_per_prompt={samples}", f"shaping.overlong_buffer={buffer}"]
+    distils = build_algorithm(**own.algorithm.model_dump(), tried=False).needs_teacher
+    small = [*SMALL, f"teacher.path={teacher()}"] if distils else SMALL
+    return [*small, f"rollout.samples_per_prompt={samples}", f"shaping.overlong_buffer={buffer}"]
 
 
 def resolved(name: str, model: str, data: str, workers: int) -> Resolved:

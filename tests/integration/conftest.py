@@ -19,7 +19,7 @@ def nothing_goes_on() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cli() -> Cli:
-    def run(*words: str | Path, expect: int = 0, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(*words: str | Path, expect: int = 0, timeout: float = 540) -> subprocess.CompletedProcess[str]:
         process = start(*words)
         try:
             stdout, stderr = process.communicate(timeout=timeout)

@@ -20,7 +20,7 @@ SETTINGS = {
     "tail": ["rollout.oversample=2"],
     "cut": ["train.truncated=mask"],
     "zero": ["train.truncated=zero_reward"],
-    "copies": ["cluster.replicate=2"],
+    "copies": ["parallel.replicate=2"],
 }
 """`--set` arguments that go with a harm."""
 
@@ -78,14 +78,32 @@ def _leave_out(worker: Any, *names: str) -> None:
 
 
 def _keep_head(worker: Any) -> None:
-    """After the first sync the engine multiplies by the head that it has packed then."""
+    """After the first sync the engine multiplies by the head that it has then, as if it had packed it for good: whether
+    a kernel packs it at all depends on the CPU."""
+    from torch.nn.functional import linear
+
     load, heads = worker.engine.load_weights, list[Any]()
 
     def load_weights(weights: Weights) -> None:
         load(weights)
         head = worker.engine._model.lm_head
-        heads.append(head.cpu_linear)
-        head.cpu_linear = heads[0]
+        heads.append(head.weight.detach().clone())
+        head.cpu_linear = lambda x, _, bias: linear(x, heads[0], bias)
+
+    worker.engine.load_weights = load_weights
+
+
+def _keep_experts(worker: Any) -> None:
+    """After the first sync the engine computes with the experts that it has packed then."""
+    from rlcli.model.weight_check.engine_weights import packed_experts
+
+    load, kept = worker.engine.load_weights, dict[str, Any]()
+
+    def load_weights(weights: Weights) -> None:
+        load(weights)
+        for name, module in worker.engine._model.named_modules():
+            if packed_experts(module):
+                module.w13_weight.data.copy_(kept.setdefault(name, module.w13_weight.detach().clone()))
 
     worker.engine.load_weights = load_weights
 
@@ -124,13 +142,44 @@ def _flip_base(worker: Any) -> None:
     weight.data.view(torch.int16)[:1].bitwise_xor_(1)
 
 
+def _flip_copy(worker: Any) -> None:
+    """From the second sync on, one bit of its copy of the weights is another once it has been received."""
+    import torch
+
+    receive, calls = worker._receive_copy, itertools.count(1)
+
+    def receive_copy(broadcast: Any) -> int:
+        received: int = receive(broadcast)
+        if next(calls) == 2:
+            dict(worker._own_copy.named())["model.layers.1.mlp.up_proj.weight"].view(torch.int16)[0, :1].bitwise_xor_(1)
+        return received
+
+    worker._receive_copy = receive_copy
+
+
+def _die_receiving(worker: Any) -> None:
+    """At the second sync its process ends in the middle of what it receives into its copy."""
+    receive, calls = worker._receive_copy, itertools.count(1)
+
+    def receive_copy(broadcast: Any) -> int:
+        if next(calls) == 2:
+            next(iter(broadcast.received()))
+            os._exit(1)
+        return int(receive(broadcast))
+
+    worker._receive_copy = receive_copy
+
+
 HARMS: dict[str, Callable[[Any], None]] = {
     "swapped": lambda worker: _second_sync(worker, _swap),
     "nan": lambda worker: _second_sync(worker, _spoil),
     "stale": _keep_first,
     "gone": _die,
+    "bit": _flip_copy,
+    "cut off": _die_receiving,
     "one": lambda worker: _leave_out(worker, "model.layers.1.self_attn.k_proj.weight"),
     "head": _keep_head,
+    "experts": _keep_experts,
     "prefixes": _keep_prefixes,
     "base": _flip_base,
     "skip": lambda worker: _spoil_loss(worker, 2),
@@ -138,16 +187,20 @@ HARMS: dict[str, Callable[[Any], None]] = {
     "tail": _slow,
 }
 
+# Ranks that share an engine and compute different numbers of tokens end in an error of the communication between them.
+OF_ALL = {"prefixes"}
+
 
 def _heal(worker: Any) -> None:
     for name in ("load_weights", "load_adapter"):
         worker.engine.__dict__.pop(name, None)
+    worker.__dict__.pop("_receive_copy", None)
     worker.engine._llm.__dict__.pop("reset_prefix_cache", None)
 
 
 @contextmanager
 def harmed(group: WorkerGroup, harm: str) -> Iterator[None]:
-    """The last rank alone is harmed, and its engine is well again afterwards."""
+    """The last rank alone is harmed, or all with what is in `OF_ALL`; their engines are well again afterwards."""
     import ray
     from ray import cloudpickle
 
@@ -155,10 +208,10 @@ def harmed(group: WorkerGroup, harm: str) -> Iterator[None]:
         yield
         return
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    actor = group._actors[-1]
-    ray.get(actor.__ray_call__.remote(HARMS[harm]))
+    actors = group._actors if harm in OF_ALL else group._actors[-1:]
+    ray.get([actor.__ray_call__.remote(HARMS[harm]) for actor in actors])
     try:
         yield
     finally:
         with suppress(ray.exceptions.RayActorError):  # it is gone
-            ray.get(actor.__ray_call__.remote(_heal))
+            ray.get([actor.__ray_call__.remote(_heal) for actor in actors])

@@ -37,7 +37,7 @@ from rlcli.workers.pools import Groups
 STEPS, STOP = 4, 2
 MIXED = "data.mix=tokens"
 """A case with this setting is trained on two datasets."""
-AHEAD = "async.staleness=1"
+AHEAD = "async.staleness="
 EVALUATED = ["evaluation.every=2", "evaluation.max_prompts=4"]
 
 

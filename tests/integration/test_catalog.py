@@ -26,7 +26,7 @@ NAMES = [name for name in recipes.names() if "environment.name" not in recipes.l
 ADAPTED = [name for name in NAMES if recipes.load(name).values.get("lora.rank")]
 """These need an engine of another kind, and so workers of their own."""
 WITH_CRITIC = {"ppo", "vapo", "prime", "pf_ppo", "ppo-gsm8k-0.5b"}
-SPLIT = ["grpo", "ppo", "prime", "dpo"]
+SPLIT = ["grpo", "ppo", "prime", "dpo", "opd"]
 """One of each kind of model beside the policy: also run with one worker. That no other sum depends on the split either
 is shown in `tests/unit/algorithms`."""
 HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail", "grpo:cut", "ppo:cut", "grpo:zero"]
@@ -254,7 +254,14 @@ def one_worker(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]
 def test_neither_ranks_nor_copies_change_anything(
     one_worker: dict[str, dict[str, Any]], two_workers: dict[str, dict[str, Any]], name: str
 ) -> None:
-    figures = ("reward/mean", "update/policy_loss", "update/grad_norm", "update/clip_high", "critic/loss")
+    figures = (
+        "reward/mean",
+        "update/policy_loss",
+        "update/grad_norm",
+        "update/clip_high",
+        "critic/loss",
+        "update/teacher_kl",
+    )
     for one, two in zip(one_worker[name.split(":")[0]]["steps"], two_workers[name]["steps"], strict=True):
         for figure in figures:
             assert (figure in one) == (figure in two)
@@ -281,6 +288,22 @@ def test_a_critic_in_workers_of_its_own_learns_the_same(
     assert head.any()  # it began at 0
     for own, shared in zip(apart, one_worker["ppo"]["steps"], strict=True):
         for figure in ("reward/mean", "update/policy_loss", "update/grad_norm", "critic/loss", "critic/grad_norm"):
+            assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
+
+
+@pytest.mark.exhaustive  # tests/unit/workers/test_teacher.py
+def test_a_teacher_in_workers_of_its_own_teaches_the_same(
+    one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
+) -> None:
+    sets = [word for text in sets_for("opd") for word in ("--set", text)]
+    cli(
+        *("train", "opd", "--model", tiny, "--data", sums, "--out", tmp_path / "apart", "--steps", str(STEPS)),
+        *("--workers", "1", "--set", "teacher.workers=1", *sets),
+    )
+    apart = [json.loads(line) for line in (tmp_path / "apart" / "metrics.jsonl").read_text().splitlines()]
+    assert {path.name for path in (tmp_path / "apart" / "logs").iterdir()} == {"rank-0.log", "teacher-0.log"}
+    for own, shared in zip(apart, one_worker["opd"]["steps"], strict=True):
+        for figure in ("update/policy_loss", "update/grad_norm", "update/teacher_kl", "update/teacher_agreement"):
             assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
 
 

@@ -10,7 +10,7 @@ from commands import SMALL, Cli
 
 from tests.chat_templates import CHATML, tokenizer_with
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 SAYS = "4<|im_end|>\n<|im_start|>user\n9+9=<|im_end|>\n<|im_start|>assistant\n18<|im_end|>\n"
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from updates import through_update
 
 from rlcli.rollout.engine import ENGINES, engine_named
 
@@ -25,6 +26,8 @@ LIMIT = 24
 TOP_P = 0.5
 DRAWS = 2000
 BROKEN_OFF = 9
+STEPPING = [name for name in ENGINES.names() if name != "server"]
+"""A server generates between two steps too: test_servers.py compares it with vLLM."""
 
 
 def break_off(engine: Any, requests: list[Any]) -> tuple[dict[int, Any], dict[int, Any]]:
@@ -147,6 +150,7 @@ def driven(name: str, model: str) -> dict[str, Any]:
             enforce_eager=True,
             stop_token_ids=stops,
             group_id="test",
+            exact_steps=True,
         )
     )
 
@@ -236,6 +240,9 @@ def driven(name: str, model: str) -> dict[str, Any]:
         ]
         for one in greedy
     }
+    found["updates"] = {
+        how: through_update(engine, lm, prompts * 2, keep=how == "keep", limit=LIMIT) for how in ("recompute", "keep")
+    }
     if name == "vllm":
         found |= of_vllm(engine, prompts[2])
         found["layers"] = lm.config.num_hidden_layers
@@ -264,22 +271,35 @@ def every(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
 
     out = tmp_path_factory.mktemp("engine") / "found.json"
     done = subprocess.run(
-        [sys.executable, __file__, str(tiny), str(out), *sorted(ENGINES.names(), key="vllm".__ne__)],
+        [sys.executable, __file__, str(tiny), str(out), *sorted(STEPPING, key="vllm".__ne__)],
         env=os.environ | ENVIRONMENT | WORKER_ENV,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert out.exists(), done.stderr[-3000:]
     read: dict[str, Any] = json.loads(out.read_text())
     return read
 
 
-@pytest.fixture(params=ENGINES.names())
+@pytest.fixture(params=STEPPING)
 def found(request: Any, every: dict[str, Any]) -> dict[str, Any]:
     """What one engine gives."""
     mine: dict[str, Any] = every[request.param]
     return mine
+
+
+@pytest.mark.parametrize("how", ["recompute", "keep"])
+def test_each_token_is_of_the_weights_that_drew_it(found: dict[str, Any], how: str) -> None:
+    """Also of responses that were being generated when the weights changed, with the keys and values that they have."""
+    one = found["updates"][how]
+    counts = [count for key, count in one["counts"].items() if int(key) < 8]
+    assert sum(before > 0 and after > 0 for before, after in counts) > 3
+    assert len(one["after"]) == sum(after > 0 for _, after in counts)
+    for when in ("before", "after", "begun_after"):
+        assert len(one[when]) > 0
+        assert max(one[when].values()) < 1e-4, when
+    assert one["cached"] == 0, "no block of the old weights is used for what is added later"
 
 
 @pytest.fixture

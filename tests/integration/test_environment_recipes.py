@@ -92,6 +92,7 @@ Guess.step = killed_once
 """Behind the page's game: its process is killed in the middle of the first conversations."""
 
 
+@pytest.mark.exhaustive  # the page's agent trains in test_agents.py, and its game in tests/unit/environments
 def test_the_pages_game_trains_as_it_is_written(
     cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

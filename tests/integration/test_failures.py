@@ -23,9 +23,9 @@ from rlcli.runs.checkpoint import read_checkpoint
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.supervisor.signals import REPEAT_S
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
-DEADLINE_S = 240.0
+DEADLINE_S = 400.0
 AGAIN = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
 """The other signal, which takes the same way."""
 
@@ -146,7 +146,7 @@ def test_a_run_resumes_when_driver_ray_head_or_worker_is_killed(tiny: Path, sums
     assert [event["who"] for event in failed] == ["the driver", "the Ray head", "worker 0"]
     assert all(event["phase"] for event in failed)
     restarted = [event for event in events_of(out) if event["event"] == "restarted"]
-    assert [event["restart"] for event in restarted] == [1, 2, 3]
+    assert [event["restart"] for event in restarted] == [1, 1, 1], "each after a newer checkpoint"
     assert all(later["step"] >= earlier["step"] > 0 for earlier, later in itertools.pairwise(restarted))
     assert "the driver died of SIGKILL: restart 1 of 3 from step" in stderr
     family.assert_nothing_left()

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "_faults"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_dozen_faults_are_found_and_a_sound_run_raises_nothing(tmp_path: Path) -> None:
     table = tmp_path / "faults.json"
     done = subprocess.run(
@@ -23,7 +23,7 @@ def test_a_dozen_faults_are_found_and_a_sound_run_raises_nothing(tmp_path: Path)
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1100,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"

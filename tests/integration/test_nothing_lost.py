@@ -41,7 +41,7 @@ def told(tiny: Path, sums: Path, folder: Path) -> dict[str, dict[str, Any]]:
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=550,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-8000:]

@@ -10,7 +10,7 @@ from commands import SOON, Cli
 
 from tests.pages import blocks, commands
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 PAGE = "your_own_algorithm.md"
 

@@ -8,23 +8,12 @@ from pathlib import Path
 import pytest
 from commands import SOON, Cli
 
+from tests.page_folder import REWARDS
 from tests.pages import blocks, commands
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 PAGE = "your_own_verifier.md"
-REWARDS = """
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": float(solution_str.endswith(ground_truth)), "length": len(solution_str)}
-
-
-async def correct(completion, answer):
-    return float(completion[-1]["content"].strip() == answer)
-
-
-def style(completions, **kwargs):
-    return [None if not completion else float(completion.isascii()) for completion in completions]
-"""
 
 
 @pytest.fixture

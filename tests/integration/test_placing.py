@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,21 @@ def test_actors_have_a_gpu_each_and_the_drivers_variables(
             assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
             assert "secret" not in environment.values()
         group.close()
+
+
+def test_a_machine_that_joins_late_is_waited_for(cluster: Any) -> None:
+    from ray.util import remove_placement_group
+
+    with ray_session(cluster.address, 1), ThreadPoolExecutor(1) as waiting:
+        places = waiting.submit(reserve, [pool(40, 8)], wait_s=60.0)
+        with pytest.raises(TimeoutError):
+            places.result(timeout=1.0)
+        joined = cluster.add_node(num_cpus=32, num_gpus=8, object_store_memory=80 << 20)
+        try:
+            assert len(set(nodes_of(places.result(timeout=60.0)[0]))) == 5
+            remove_placement_group(places.result()[0].group)
+        finally:
+            cluster.remove_node(joined)
 
 
 def test_what_the_machines_cannot_hold_is_refused_before_anything_waits(cluster: Any) -> None:

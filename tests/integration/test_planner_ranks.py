@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 RANKS = 2
 PROMPT, RESPONSE = 8, 120
 MIB = 1 << 20

@@ -17,22 +17,30 @@ from commands import ENVIRONMENT, Cli, start
 from resuming import STEPS, STOP, settings
 
 from rlcli.runs.folder import events_of, place_of
+from rlcli.runs.records import judged_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 REFILLS = "dapo that refills"
+IN_FLIGHT = "grpo through updates"
 CASES = {
     "grpo": "grpo,algorithm.kl_coef=0.1,algorithm.kl_target=0.01,train.schedule=linear",
     REFILLS: "dapo,dynamic_sampling.oversample=1",
-    "dapo with a surplus": "dapo,dynamic_sampling.oversample=2",
+    "dapo with a surplus": "dapo,dynamic_sampling.oversample=2,data.sampling=thompson,data.retire=1",
     "ppo": "ppo",
+    "opd": "opd,algorithm.advantage=one,algorithm.loss=opd_reverse,teacher.top_k=4",
 }
 AHEAD = {
-    "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,train.minibatches=1",
-    "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,dynamic_sampling.oversample=2,"
-    "data.mix=tokens",
+    "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,async.engine_steps=0,train.minibatches=1",
+    "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,async.engine_steps=0,"
+    "dynamic_sampling.oversample=2,data.mix=tokens,data.sampling=difficulty",
 }
 """Engines in workers of their own, which generate the next step's samples while one is trained on."""
+THROUGH = {
+    IN_FLIGHT: "grpo,rollout.engine=transformers,rollout.kv_cache_mb=unset,rollout.workers=1,async.staleness=2,"
+    "async.engine_steps=7,data.sampling=thompson,dynamic_sampling.keep=unequal,train.minibatches=1",
+}
+"""The same, and their weights change while responses are half done."""
 NOT_COMPARED = ("time/", "throughput/", "memory/")
 Runs = dict[str, dict[str, Path]]
 
@@ -66,6 +74,11 @@ def one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def ahead(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return train_cases(tiny, sums, tmp_path_factory.mktemp("ahead") / "runs", 1, cases=AHEAD)
+
+
+@pytest.fixture(scope="module")
+def through(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("through") / "runs", 1, cases=THROUGH)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +124,7 @@ def assert_equal(left: Path, right: Path) -> None:
     import torch
 
     assert metrics_of(left) == metrics_of(right)
+    assert judged_of(left) == judged_of(right) != []
     for room in ("samples", "evaluations"):
         assert samples_of(left, room) == samples_of(right, room)
     a, b = tensors_of(left), tensors_of(right)
@@ -145,10 +159,25 @@ def test_what_was_generated_ahead_is_neither_lost_nor_used_twice(ahead: Runs, ca
     assert [line["rollout/staleness"] >= 1.0 for line in steps[1:]] == [True] * 3
     assert all(line["canary/max_abs_diff"] < 1e-3 and line["update/grad_norm"] > 0 for line in steps)
     state = json.loads((whole / "checkpoints/step-000002/state.json").read_text())
-    assert state["ahead"]["step"] == 3
+    assert state["waiting"]
+    assert state["rounds"]["count"] > 0
     mixed = "two sets" in case
     assert [any(name.startswith("source/") for name in line) for line in steps] == [mixed] * 4
     assert ("tokens" in state["cursor"]) == mixed
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_responses_go_on_through_updates_in_a_resumed_run_too(through: Runs, how: str) -> None:
+    whole = through[IN_FLIGHT]["whole"]
+    assert_equal(whole, through[IN_FLIGHT][how])
+    state = json.loads((whole / "checkpoints/step-000002/state.json").read_text())
+    begun = [one for group in state["waiting"] if group["open"] for one in group["open"]["begun"]]
+    assert any(0 < one["tokens"] < 24 for one in begun)
+    steps = metrics_of(whole)[1:]
+    assert max(line["rollout/staleness_max"] for line in steps) == 2.0
+    assert any("rollout/several_versions" in line for line in steps)
+    shares = [sum(share for name, share in line.items() if name.startswith("rollout/age/")) for line in steps]
+    assert shares == pytest.approx([1.0] * 4)
 
 
 def test_what_is_compared_is_there(one_rank: Runs) -> None:
@@ -161,6 +190,7 @@ def test_what_is_compared_is_there(one_rank: Runs) -> None:
         assert len({line["reward/mean"] for line in steps[1:]}) > 1, case
     state = json.loads((one_rank["dapo with a surplus"]["whole"] / "checkpoints/step-000002/state.json").read_text())
     assert state["waiting"], "a surplus waits over the step at which the run was interrupted"
+    assert state["cursor"]["rates"]["right"], "the pass rates so far"
     assert any(line["rollout/rounds"] > 1 for line in metrics_of(one_rank[REFILLS]["whole"])[1:])
     assert len({line["update/kl_coef"] for line in metrics_of(one_rank["grpo"]["whole"])[1:]}) > 1
 

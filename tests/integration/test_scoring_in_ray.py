@@ -10,6 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
+from rlcli.cluster.ray_monitor import leave
+from rlcli.cluster.ray_session import local
 from rlcli.types import Outcome, Verdict, VerifyRequest
 
 OWN = """
@@ -29,7 +31,6 @@ async def judge(request):
 def actor(tmp_path: Path) -> Iterator[Any]:
     import ray
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     (tmp_path / "own.py").write_text(OWN)
 
     class Owner:
@@ -45,10 +46,8 @@ def actor(tmp_path: Path) -> Iterator[Any]:
         def verify(self, requests: list[VerifyRequest]) -> list[Verdict]:
             return [future.result() for future in [self.pool.submit(self.verifier, request) for request in requests]]
 
-    try:
+    with local(1, leave):
         yield ray.remote(num_cpus=0)(Owner).remote(str(tmp_path / "own.py"))
-    finally:
-        ray.shutdown()
 
 
 def test_verifiers_score_in_killable_processes_of_an_actor(actor: Any) -> None:

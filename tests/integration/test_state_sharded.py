@@ -20,7 +20,7 @@ from rlcli.errors import RunFailed
 from rlcli.model.lora import LoraSpec
 from tests.model_fixtures import ragged_rows, save_tiny
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 CPU = torch.device("cpu")
 ROWS = ragged_rows(8, longest=30, seed=3)
 LORA = LoraSpec(rank=3, alpha=8.0)

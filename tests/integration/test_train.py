@@ -32,7 +32,11 @@ values = [[step[token].logprob for step, token in zip(one.logprobs, one.token_id
 print(json.dumps([[list(one.token_ids), row] for one, row in zip(found, values)]))
 """
 """vLLM by itself: the folder, the prompts as JSON; prints tokens and log-probs of greedy responses."""
-LAYOUTS = {"one worker": ("1", "256"), "two workers": ("2", "128")}
+LAYOUTS = {
+    "one worker": ("1", "train.tokens_per_microbatch=256", "parallel.context=1"),
+    "two workers": ("2", "train.tokens_per_microbatch=128", "parallel.context=1"),
+    "divided tokens": ("2", "train.tokens_per_microbatch=256", "parallel.context=2"),
+}
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
@@ -47,14 +51,15 @@ def weights_of(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(cli: Cli, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same three steps with one worker and with two, split into micro-batches differently."""
+    """The same three steps with one worker and with two, split into micro-batches differently, which have samples or
+    tokens of their own."""
     made = {}
-    for name, (workers, budget) in LAYOUTS.items():
+    for name, (workers, *sets) in LAYOUTS.items():
         out = tmp_path_factory.mktemp("runs") / "run"
         cli(
             *("train", "grpo", "--model", tiny, "--data", sums, "--eval-data", sums, "--out", out, "--steps", "3"),
             *SMALL,
-            *("--workers", workers, "--set", f"train.tokens_per_microbatch={budget}", "--set", "checkpoint.every=2"),
+            *("--workers", workers, "--set", "checkpoint.every=2", *(word for one in sets for word in ("--set", one))),
             # Random text earns no answer's reward; this one it can earn, so that there is a gradient.
             *("--set", "verifier.name=test-even", "--set", "algorithm.kl_coef=0.1", "--set", "train.minibatches=2"),
             *("--json", "--profile"),
@@ -171,15 +176,16 @@ def test_the_timeline_shows_where_each_step_waited(runs: dict[str, Path]) -> Non
     assert "evaluate" in {name for name, _, _ in third["lanes"][0]["spans"]}
 
 
-def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path]) -> None:
+@pytest.mark.parametrize("other", ["two workers", "divided tokens"])
+def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path], other: str) -> None:
     import torch
 
-    one, two = (metrics_of(runs[name]) for name in LAYOUTS)
+    one, two = (metrics_of(runs[name]) for name in ("one worker", other))
     for a, b in zip(one, two, strict=True):
         for name in ("reward/mean", "response_tokens/mean", "update/policy_loss", "update/grad_norm", "update/kl"):
             if name in a:
                 assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), (name, a["step"])
-    left, right = (weights_of(exports[name]) for name in LAYOUTS)
+    left, right = (weights_of(exports[name]) for name in ("one worker", other))
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         torch.testing.assert_close(tensor, right[name], rtol=1e-3, atol=2e-5)
@@ -208,7 +214,7 @@ def test_vllm_and_transformers_agree_on_the_exports_greedy_tokens(exports: dict[
         env=os.environ | ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lm, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)

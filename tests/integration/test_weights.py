@@ -14,7 +14,7 @@ import pytest
 from commands import ENVIRONMENT
 from test_catalog import ADAPTED
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 SETS = {
     "together": "model.dtype=bfloat16 train.lr=1e-6",
@@ -32,7 +32,11 @@ HARMS = {
 PREFIXES = "still has prefixes cached that earlier weights computed"
 
 
-@pytest.fixture(scope="module", params=SETS)
+LAYOUTS = [pytest.param(name, marks=pytest.mark.exhaustive) if name == "apart" else name for name in SETS]
+"""Of engines apart, test_weight_copies.py shows the same with copies."""
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
 def runs(request: Any, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By what went wrong in it, each run of a layout."""
     layout = request.param
@@ -45,7 +49,7 @@ def runs(request: Any, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPath
         env=os.environ | ENVIRONMENT | {"CATALOG_SETS": SETS[layout]},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-8000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,25 @@ def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.export_fixtures import save_runs
 
     return save_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def forget_algorithms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers and imports of a user's own algorithms is gone after it."""
+    from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
+    from rlcli.algorithms.losses import selectors
+    from rlcli.algorithms.named import load_plugins
+
+    tables: list[Any] = [kind.get.__self__ for kind in (advantages, aggregation, correction, kl, losses, selection)]
+    for table in (*tables, selectors):
+        monkeypatch.setattr(table, "_functions", dict(table._functions))
+    modules = set(sys.modules)
+    load_plugins.cache_clear()
+    yield
+    load_plugins.cache_clear()
+    for name in set(sys.modules) - modules:
+        if name == "mine" or name.startswith("rlcli_user_"):
+            del sys.modules[name]
 
 
 @pytest.fixture

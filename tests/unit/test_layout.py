@@ -84,6 +84,11 @@ def test_no_test_has_a_long_name() -> None:
     assert not long
 
 
+def test_no_two_files_of_tests_share_a_name() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]  # pytest imports them by these names
+    assert sorted(names) == sorted(set(names))
+
+
 def names_in(path: Path) -> set[str]:
     """Functions and classes of a file, methods as `Class.method`."""
     found: set[str] = set()

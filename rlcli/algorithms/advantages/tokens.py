@@ -37,6 +37,21 @@ def reinforce_pp(
     return TokenAdvantages(whiten(sums, ranks=ranks).to(token_rewards.dtype), None)
 
 
+@register("opd")
+def opd(old_log_probs: Tensor, teacher_log_probs: Tensor) -> TokenAdvantages:
+    """A_t = log ν(y_t) − log π_old(y_t), ν the teacher: minus the one-sample estimate of KL(π ‖ ν) at each token.
+
+    On-Policy Distillation (thinkingmachines.ai/blog/on-policy-distillation), the reverse KL of GKD, arXiv 2306.13649.
+    On samples of π the gradient is that of the KL of each next token, since E[∇log π · log π] has no other term; the
+    effect of a token on the KL of later ones is left out (a discount of 0). Nothing is whitened: a student that equals
+    its teacher has advantages of exactly 0. Rewards are only reported.
+
+    >>> opd(torch.tensor([-1.0, -2.0]), torch.tensor([-0.5, -2.0])).advantages
+    tensor([0.5000, 0.0000])
+    """
+    return TokenAdvantages(teacher_log_probs - old_log_probs, None)
+
+
 @register("gae")
 def gae(
     token_rewards: Tensor,

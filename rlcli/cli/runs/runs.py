@@ -12,6 +12,7 @@ from rlcli.cli import completion, console
 from rlcli.cli.group import Group
 from rlcli.cli.options import Json, JsonResult, RayAddress, RunName, ShowSamples, WholePlan
 from rlcli.cli.runs.compare import compare
+from rlcli.cli.runs.prompts import prompts
 from rlcli.cli.runs.samples import samples
 from rlcli.cli.runs.show import show, time_text
 from rlcli.cli.runs.signals import signals
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Group, no_args_is_help=True, help="List runs; show, watch, compare or resume them.")
 app.command("show")(show)
 app.command("samples")(samples)
+app.command("prompts")(prompts)
 app.command("watch")(watch)
 app.command("compare")(compare)
 app.command("signals")(signals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from rlcli.planner.asynchrony.advice import Advice
+    from rlcli.planner.fitting.suggest import Suggested
     from rlcli.planner.forecast import Forecast
     from rlcli.planner.memory import PhaseMemory
 
@@ -42,8 +45,19 @@ Devices = Annotated[
     str, typer.Option(metavar="DEVICES", help="h100:8, 8x80GB or cpu (default: what this machine has).")
 ]
 Workers = Annotated[int | None, typer.Option(help="Workers that train (default: all of --gpus).")]
+Like = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="A run whose responses are as long: says whether asynchrony pays.",
+        autocompletion=completion.runs,
+    ),
+]
 Calibrate = Annotated[
     bool, typer.Option("--calibrate", help="Measure the planner's constants on this machine, in a few minutes.")
+]
+Suggest = Annotated[
+    bool, typer.Option("--suggest", help="Propose the fastest layouts of these devices, and say what bounds each.")
 ]
 JsonPlan = Annotated[bool, typer.Option("--json", help="Print one JSON object; memory in GiB.")]
 
@@ -56,6 +70,8 @@ def plan(
     workers: Workers = None,
     steps: Steps = None,
     sets: Sets = None,
+    like: Like = None,
+    suggest: Suggest = False,
     calibrate: Calibrate = False,
     as_json: JsonPlan = False,
 ) -> None:
@@ -69,6 +85,10 @@ def plan(
 
       rlcli plan ppo --model ./my-model --gpus cpu --json
 
+      rlcli plan grpo --model ./my-model --gpus h100:64 --suggest
+
+      rlcli plan grpo --model ./my-model --gpus h100:8 --like runs/earlier
+
       rlcli plan --calibrate
     """
     from rlcli.errors import ConfigError
@@ -76,21 +96,54 @@ def plan(
 
     require(*TRAINING)
     if calibrate:
-        if recipe or model or data or gpus or workers or steps or sets:
+        if recipe or model or data or gpus or workers or steps or sets or like or suggest:
             raise ConfigError("--calibrate measures this machine, not a run", "give it alone, or with --json")
         _calibrate(as_json)
         return
     if not recipe:
         raise ConfigError("rlcli plan needs a recipe", "for example: rlcli plan grpo --model ./my-model")
-    from rlcli.launch.planning.memory_auto import planned
+    from rlcli.launch.planning import memory_auto
 
     flags = {"model.path": model, "data.path": data_sets(data), "cluster.workers": workers, "train.steps": steps}
     notes: list[str] = []
-    found, rows = planned(recipe, flags, sets or [], gpus, notes.append)
+    found, rows = memory_auto.planned(recipe, flags, sets or [], gpus, notes.append, like)
+    layouts = memory_auto.suggest(found, recipe, flags, sets or []) if suggest else None
     if as_json:
-        emit_json(found.as_dict() | {"plan": dict(rows), "notes": notes})
+        more = {"suggested": layouts.as_dict()} if layouts else {}
+        emit_json(found.as_dict() | {"plan": dict(rows), "notes": notes} | more)
+        return
+    if layouts:
+        _show_layouts(found, layouts)
         return
     show_plan(found, rows, notes)
+
+
+def _show_layouts(found: Forecast, layouts: Suggested) -> None:
+    from rlcli.errors import ConfigError
+
+    if not found.setting.device.has_rates:
+        raise ConfigError("--suggest compares times, which are unknown without a GPU name", "give --gpus h100:8")
+    if not layouts.layouts:
+        _verdict(found)
+        return
+    now = found.step_seconds if found.fits else 0.0
+    rows = [
+        (
+            _seconds(one.seconds),
+            f"{now / one.seconds:.2f} ×" if now else "",
+            f"{one.peak_gib:.0f}",
+            one.bound,
+            _set(one.keys),
+        )
+        for one in layouts.layouts
+    ]
+    headings = ["a step at most", "faster" if now else "", "GiB", "bound by"]
+    show(table([*headings, f"{found.setting.config.all_workers} × {found.setting.device.name}"], rows))
+    if not now:
+        plain("as asked it does not fit")
+    if layouts.short_of:
+        plain(layouts.short_of)
+    plain("times are estimates, to be compared; rlcli plan without --suggest shows one layout in full")
 
 
 def _calibrate(as_json: bool) -> None:
@@ -137,6 +190,8 @@ def show_plan(found: Forecast, rows: Sequence[tuple[str, str]], notes: Sequence[
         plain("a step's time: unknown without a GPU name; give --gpus h100:8\n")
     files = [(what, _bytes(size)) for what, size in found.disk.items()]
     show(table(["on disk", _bytes(sum(found.disk.values()))], files))
+    if found.asynchrony:
+        _asynchrony(found.asynchrony)
     _verdict(found)
     measured = found.setting.device.constants.measured
     origin = f"measured on {measured}" if measured else "assumed: rlcli plan --calibrate measures them"
@@ -198,7 +253,7 @@ def _parts(found: Forecast) -> Table:
 
 
 def _named(found: Forecast) -> list[tuple[str, PhaseMemory]]:
-    apart = {"engine apart": found.apart, "critic apart": found.critic_apart}
+    apart = {"engine apart": found.apart, "critic apart": found.critic_apart, "teacher apart": found.teacher_apart}
     return [*((phase.name, phase) for phase in found.memory), *((name, own) for name, own in apart.items() if own)]
 
 
@@ -208,8 +263,23 @@ def _colours(found: Forecast) -> dict[str, str]:
     return {part: COLOURS[number % len(COLOURS)] for number, part in enumerate(parts)}
 
 
+def _asynchrony(found: Advice) -> None:
+    """The fastest division of the devices for each staleness, and what to do."""
+    fastest = {one.staleness: one for one in sorted(found.options, key=lambda one: one.gain)}
+    rows = [("0", "shared", _seconds(found.synchronous.step_s), "1.00 ×", f"{found.synchronous.trainer_idle:.0%}", "")]
+    for staleness, one in sorted(fastest.items()):
+        each, apart = one.simulated, one.generate > 0
+        devices = f"{one.train} + {one.generate}" if apart else "shared"
+        idle = f"{each.trainer_idle:.0%}", f"{each.engine_idle:.0%}" if apart else ""
+        rows.append((str(staleness), devices, _seconds(each.step_s), f"{one.gain:.2f} ×", *idle))
+    headings = ["async.staleness, simulated", "devices", "a step", "faster", "trainer idle", "engines idle"]
+    show(table(headings, rows))
+    plain(found.told)
+    plain(f"responses {found.lengths}" + "; --like RUN takes a run's" * found.assumed)
+
+
 def _verdict(found: Forecast) -> None:
-    from rlcli.planner.solve import shortfall
+    from rlcli.planner.fitting.solve import shortfall
 
     plain("fits" if found.fits else f"does not fit: {shortfall(found.setting)}")
     if found.largest:

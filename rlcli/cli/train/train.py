@@ -81,6 +81,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print
 Force = Annotated[
     bool, typer.Option("--force", help="Replace the run in the run folder and its checkpoints, unless it is alive.")
 ]
+Continue = Annotated[
+    bool,
+    typer.Option(
+        "--continue", help="Resume the run in --out if there is one, else start it: for jobs that are queued again."
+    ),
+]
 
 
 @supervised
@@ -105,6 +111,7 @@ def train(
     whole_plan: WholePlan = False,
     dry_run: DryRun = False,
     force: Force = False,
+    go_on: Continue = False,
     as_json: JsonResult = False,
 ) -> None:
     """Train a model by reinforcement learning with verifiable rewards.
@@ -139,15 +146,15 @@ def train(
         "cluster.address": ray_address,
     }
     call = Call(show_samples, dry_run, as_json, profile, whole_plan)
-    _refuse(resume, memory, out, force)
-    if resume is not None:
-        return resume_training(resume, recipe, flags, sets or [], call)
+    if (run := _resumed(resume, memory, out, force, go_on)) is not None:
+        return resume_training(run, recipe, flags, sets or [], call)
     resolved = _resolved(recipe, flags, sets or [], memory)
     run_training(resolved, call, out=out, force=force, auto_memory=bool(memory))
 
 
-def _refuse(resume: Path | None, memory: str | None, out: Path | None, force: bool) -> None:
-    """Refuse options that do not fit together."""
+def _resumed(resume: Path | None, memory: str | None, out: Path | None, force: bool, go_on: bool) -> Path | None:
+    """The run to resume, if there is one. Refuses options that do not fit together."""
+    there = _run_in(out, resume, force) if go_on else None
     if memory not in (None, "auto"):
         raise ConfigError(f"--memory {memory} is not known", "give --memory auto, or leave it out")
     if resume is not None and memory:
@@ -158,6 +165,19 @@ def _refuse(resume: Path | None, memory: str | None, out: Path | None, force: bo
         raise ConfigError(
             f"--resume {resume} continues in that folder", f"leave {'--out' if out is not None else '--force'} out"
         )
+    return there or resume
+
+
+def _run_in(out: Path | None, resume: Path | None, force: bool) -> Path | None:
+    """The run folder given with --out, for --continue, if it holds a run."""
+    from rlcli.runs.folder import has_results
+
+    if out is None or resume is not None or force:
+        raise ConfigError(
+            "--continue resumes the run in --out" + ("" if out else ", and none is given"),
+            "give --out" if out is None else f"leave {'--force' if force else '--resume'} out",
+        )
+    return out if has_results(out) else None
 
 
 def _resolved(recipe: str | None, flags: Mapping[str, object], sets: Sequence[str], memory: str | None) -> Resolved:

@@ -23,6 +23,7 @@ PHASES = {
     "load": "load",
     "compute_old_log_probs": "old_log_probs",
     "compute_reference_log_probs": "reference",
+    "infer_teachers": "teacher",
     "infer_critic": "critic",
     "compute_advantages": "advantages",
     "update": "update",

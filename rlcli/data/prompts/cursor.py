@@ -33,7 +33,7 @@ class PromptCursor:
 
     @property
     def smallest(self) -> int:
-        """Number of prompts of the only dataset."""
+        """Number of prompts that are all drawn before one is drawn again."""
         return self.count
 
     def take(self, n: int) -> list[int]:
@@ -49,8 +49,13 @@ class PromptCursor:
             self.position = end
         return taken
 
-    def account(self, index: int, tokens: int) -> None:
-        """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor`)."""
+    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
+        """A group of prompt `index` is finished, which has no effect here (see `mixture.MixedCursor` and
+        `selection.SelectingCursor`)."""
+
+    def facts(self) -> dict[str, float]:
+        """Figures for the step's metrics: none."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """The state that `restored` needs to continue exactly from here; saved in checkpoints as JSON."""
@@ -62,6 +67,11 @@ class PromptCursor:
         if "sets" in state:
             before = shown(state["sets"], state["weights"], state["unit"])
             raise DataError(f"data: the run began with {before} and now has no weights", RESUME)
+        if "rule" in state:
+            raise DataError(
+                f"data: the run began with data.sampling = {state['rule']} or data.retire, and now has neither",
+                "resume with the same data.sampling and data.retire",
+            )
         if state["count"] != self.count:
             raise DataError(
                 f"data: the run began on {state['count']} prompts and the dataset now has {self.count}",

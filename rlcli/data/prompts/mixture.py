@@ -10,23 +10,28 @@ set (Webster's method), and only the order within a set is random.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from rlcli.config.schema import RunConfig
 from rlcli.data.prompts.cursor import RESUME, PromptCursor, shown
+from rlcli.data.prompts.selection import REST_STEPS, SelectingCursor
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.errors import DataError
 from rlcli.types import Prompt
 
 Unit = Literal["prompts", "tokens"]
+OneSet = PromptCursor | SelectingCursor
 
 
 class MixedCursor:
     """Indexes of prompts of several sets, in proportions that follow their weights.
 
-    starts: where each set begins, and the end: `[sets + 1]`. An index counts over all sets.
+    starts: where each set begins, and the end: `[sets + 1]`. An index counts over all sets. of_set: the cursor of a
+    set, from its size, its seed and its share of the draws; None: `PromptCursor`.
 
     >>> cursor = MixedCursor(["a", "b"], [0, 4, 8], [2.0, 1.0], seed=0, shuffle=False)
     >>> cursor.take(7)
@@ -42,11 +47,16 @@ class MixedCursor:
         seed: int,
         shuffle: bool,
         unit: Unit = "prompts",
+        of_set: Callable[[int, int, float], OneSet] | None = None,
     ) -> None:
         assert len(names) == len(weights) == len(starts) - 1, "one weight and one name per set"
         self.names, self.starts, self.weights, self.unit = list(names), list(starts), list(weights), unit
         sizes = [end - start for start, end in zip(self.starts, self.starts[1:], strict=False)]
-        self.cursors = [PromptCursor(size, _seed(seed, place), shuffle) for place, size in enumerate(sizes)]
+        of_set = of_set or (lambda size, seed, share: PromptCursor(size, seed, shuffle))
+        self.cursors: list[OneSet] = [
+            of_set(size, _seed(seed, place), share)
+            for place, (size, share) in enumerate(zip(sizes, shares(self.weights), strict=True))
+        ]
         self.drawn, self.finished, self.tokens = ([0] * len(sizes) for _ in range(3))
 
     @property
@@ -56,23 +66,33 @@ class MixedCursor:
 
     @property
     def smallest(self) -> int:
-        """Number of prompts of the smallest set."""
-        return min(cursor.count for cursor in self.cursors)
+        """As of the smallest set."""
+        return min(cursor.smallest for cursor in self.cursors)
 
     def take(self, n: int) -> list[int]:
         """The next `n` indexes."""
-        taken = []
+        places = []
         for _ in range(n):
-            place = min(range(len(self.weights)), key=self._behind)
-            self.drawn[place] += 1
-            taken.append(self.starts[place] + self.cursors[place].take(1)[0])
-        return taken
+            places.append(min(range(len(self.weights)), key=self._behind))
+            self.drawn[places[-1]] += 1
+        own = {place: iter(self.cursors[place].take(places.count(place))) for place in set(places)}
+        return [self.starts[place] + next(own[place]) for place in places]
 
-    def account(self, index: int, tokens: int) -> None:
-        """A group of prompt `index` is finished: its samples had this many tokens, including those of the prompt."""
+    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
+        """A group of prompt `index` is finished: its samples had this many tokens, including those of the prompt, and
+        `right` of the `counted` ones that were judged are right."""
         place = int(np.searchsorted(self.starts, index, side="right")) - 1
         self.finished[place] += 1
         self.tokens[place] += tokens
+        self.cursors[place].account(index - self.starts[place], tokens, right, counted)
+
+    def facts(self) -> dict[str, float]:
+        """Figures for the step's metrics, of all sets."""
+        found: dict[str, float] = {}
+        for cursor in self.cursors:
+            for name, value in cursor.facts().items():
+                found[name] = found.get(name, 0.0) + value * cursor.count / self.count
+        return found
 
     def state(self) -> dict[str, Any]:
         """The state that `restored` needs to continue exactly from here."""
@@ -109,14 +129,29 @@ class MixedCursor:
         return (self.tokens[place] + (unfinished + 0.5) * mean) / self.weights[place]
 
 
-def cursor_of(
-    prompts: Sequence[Prompt], weights: Sequence[float], seed: int, shuffle: bool, unit: Unit
-) -> PromptCursor | MixedCursor:
-    """The cursor over all prompts: by weight if the sets have weights, else over one dataset."""
-    if isinstance(prompts, JoinedPrompts) and weights:
+Cursor = PromptCursor | SelectingCursor | MixedCursor
+
+
+def cursor_of(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
+    """The cursor over all prompts that the config asks for: by weight if the sets have weights, else over one
+    dataset."""
+    data, seed = config.data, config.train.seed
+    selects = data.sampling != "uniform" or data.retire > 0
+
+    def of_set(size: int, seed: int, share: float) -> OneSet:
+        if not selects:
+            return PromptCursor(size, seed, data.shuffle)
+        rest = math.ceil(REST_STEPS * config.rollout.prompts_per_step * share)
+        return SelectingCursor(
+            size, seed, data.shuffle, rule=data.sampling, decay=data.decay, retire=data.retire, rest=rest
+        )
+
+    if isinstance(prompts, JoinedPrompts) and data.weights:
         starts = prompts.starts.tolist()
-        return MixedCursor(prompts.names, starts, weights, seed=seed, shuffle=shuffle, unit=unit)
-    return PromptCursor(len(prompts), seed, shuffle)
+        return MixedCursor(
+            prompts.names, starts, data.weights, seed=seed, shuffle=data.shuffle, unit=data.mix, of_set=of_set
+        )
+    return of_set(len(prompts), seed, 1.0)
 
 
 def shares(weights: Sequence[float]) -> list[float]:

@@ -39,7 +39,8 @@ class _Sample:
 
 class AgentRound:
     """On the rank that leads an engine: `open` an agent for each sample; `poll` returns the turns that they ask for,
-    and the samples whose agents have ended; `drew` answers a request. version: of the weights that draw all turns.
+    and the samples whose agents have ended; `drew` answers a request. version: of the weights that draw all turns:
+    they do not change while an agent runs.
     ordered: `poll` waits until each agent that runs has asked or ended, so that what the engine computes together does
     not depend on how long agents take.
 
@@ -50,7 +51,7 @@ class AgentRound:
     redrawn = 0
 
     def __init__(self, agents: AgentPool, version: int, *, ordered: bool = False) -> None:
-        self._agents, self._version, self._ordered = agents, version, ordered
+        self.version, self._agents, self._ordered = version, agents, ordered
         self._samples: dict[int, _Sample] = {}
         self._queued: deque[int] = deque()
         self._keys: dict[str, int] = {}  # session → sample
@@ -101,7 +102,7 @@ class AgentRound:
 
     def _start(self, key: int) -> None:
         sample = self._samples[key]
-        sample.session = self._agents.start(sample.task.source, self._version)
+        sample.session = self._agents.start(sample.task.source, self.version)
         sample.asked, sample.is_thinking = None, True
         self._keys[sample.session] = key
 
@@ -142,7 +143,7 @@ class AgentRound:
 
         empty: tuple[Any, Any] = np.zeros(0, np.int32), np.zeros(0, np.float32)
         prompt = Trajectory.of_prompt(np.asarray(task.tokens, np.int32))
-        whole = prompt.extended("policy", *empty, self._version, "stop")
+        whole = prompt.extended("policy", *empty, self.version, "stop")
         verdict = Verdict(0.0, Outcome.ENVIRONMENT, detail=str(error))
         return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, verdict)
 

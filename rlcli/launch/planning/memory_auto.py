@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +25,15 @@ from rlcli.evaluation.store import dataset_names
 from rlcli.hub import offline_unless_reachable
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.derived_plan import derived_plan
+from rlcli.launch.planning.measured import lengths_like
 from rlcli.launch.preflight import Prepared, check_device, check_fit, compute_dtype, kv_cache_bytes
 from rlcli.model.io.config import check_place
 from rlcli.planner.device import GIB, Device, cpu, of_machine, parse_gpus, with_rates
+from rlcli.planner.fitting.solve import shortfall, smallest_microbatch
+from rlcli.planner.fitting.suggest import Suggested, suggested
 from rlcli.planner.forecast import TOKENS, UTILIZATION, Forecast, forecast, largest_of
 from rlcli.planner.setting import Setting, setting_of
 from rlcli.planner.shape import read_shape
-from rlcli.planner.solve import shortfall, smallest_microbatch
 
 AUTO = "--memory auto"
 NAMES = {TOKENS: f"{AUTO}, micro-batch", UTILIZATION: f"{AUTO}, engine"}
@@ -41,10 +44,16 @@ Rows = list[tuple[str, str]]
 
 
 def planned(
-    recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, on_note: Callable[[str], None]
+    recipe: str,
+    flags: Mapping[str, object],
+    sets: Sequence[str],
+    gpus: str,
+    on_note: Callable[[str], None],
+    like: Path | None = None,
 ) -> tuple[Forecast, Rows]:
     """The forecast of a run and its derived plan, without weights and without a device; data is optional, but prompt
-    lengths make it more accurate. gpus: as `parse_gpus` reads them; empty: this machine's. Raises RlcliError."""
+    lengths make it more accurate. gpus: as `parse_gpus` reads them; empty: this machine's. like: a run
+    whose responses are as long. Raises RlcliError."""
     if gpus:
         device, count = parse_gpus(gpus)
         flags = {**flags, **_workers(recipe, flags, sets, gpus, count)}
@@ -56,7 +65,8 @@ def planned(
     for note in resolved.notes:
         on_note(note)
     check_device(config, kind)
-    for key, path in (("model.path", config.model.path), ("critic.path", config.critic.path)):
+    teachers = [("teacher.path", one.path) for one in config.teacher.held]
+    for key, path in (("model.path", config.model.path), ("critic.path", config.critic.path), *teachers):
         if path and not Path(path).is_dir():
             check_place(path, key)
             offline_unless_reachable(on_note)
@@ -75,14 +85,30 @@ def planned(
     setting = replace(setting, device=with_rates(device, shape))
     if prompts is None:
         on_note("without --data: every prompt counted as data.max_prompt_tokens long")
-    return forecast(setting), _rows(setting, kind, prompts)
+    return forecast(setting, lengths_like(like) if like else None), _rows(setting, kind, prompts)
+
+
+def suggest(found: Forecast, recipe: str, flags: Mapping[str, object], sets: Sequence[str]) -> Suggested:
+    """The layouts that `suggested` proposes for a forecast of `planned`, without those that the rules refuse."""
+    workers = {"cluster.workers": found.setting.ranks, "cluster.device": found.setting.config.cluster.device}
+
+    def allowed(keys: Mapping[str, object]) -> bool:
+        with contextlib.suppress(ConfigError):
+            resolve(recipe, {**flags, **workers, **keys}, sets)
+            return True
+        return False
+
+    every = suggested(found.setting)
+    return replace(every, layouts=[one for one in every.layouts if allowed(one.keys)])
 
 
 def _workers(recipe: str, flags: Mapping[str, object], sets: Sequence[str], gpus: str, count: int) -> dict[str, int]:
     """`cluster.workers` if it is not set: the rest of `count` devices. Raises `ConfigError` if none is left, or if more
     are set than exist."""
     _, values, origins = layered(recipe, flags, sets)  # rules between keys need the number computed here
-    beside = sum(each for pool in ("critic", "rollout") if isinstance(each := values.get(f"{pool}.workers", 0), int))
+    beside = sum(
+        each for pool in ("critic", "teacher", "rollout") if isinstance(each := values.get(f"{pool}.workers", 0), int)
+    )
     if is_given(origins.get("cluster.workers", "")):
         asked = values["cluster.workers"]
         if count > 1 and isinstance(asked, int) and asked + beside > count:

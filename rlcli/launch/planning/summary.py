@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RlcliError
 from rlcli.launch.preflight import Prepared
+
+if TYPE_CHECKING:
+    from rlcli.planner.setting import Setting
 
 Rows = list[tuple[str, str]]
 
@@ -43,22 +47,36 @@ def _batch(config: RunConfig, prompts: int) -> str:
     return f"{each}, responses of up to {rollout.max_response_tokens} tokens; {train.steps} steps, {epochs:.2g} epochs"
 
 
-def _estimate(prepared: Prepared, steps: int) -> str:
-    """Memory, time and disk as `rlcli plan` predicts them, for responses of full length and an idle machine."""
+def setting_of_run(prepared: Prepared) -> Setting | None:
+    """The planner's input for the run on this machine; None if the machine, or the model's shape, is not known."""
+    try:
+        return _setting(prepared)
+    except RlcliError:
+        return None
+
+
+def _setting(prepared: Prepared) -> Setting:
     from rlcli.launch.planning.memory_auto import own_device
-    from rlcli.planner.device import GIB, with_rates
-    from rlcli.planner.forecast import disk
+    from rlcli.planner.device import with_rates
     from rlcli.planner.setting import setting_of
     from rlcli.planner.shape import read_shape
-    from rlcli.planner.solve import all_phases, budget, fits
+
+    config, prompts = prepared.config, prepared.prompts
+    device = with_rates(own_device(config), read_shape(config.model.path))
+    tokens = len(prompts.flat) / len(prompts)
+    return setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+
+
+def _estimate(prepared: Prepared, steps: int) -> str:
+    """Memory, time and disk as `rlcli plan` predicts them, for responses of full length and an idle machine."""
+    from rlcli.planner.device import GIB
+    from rlcli.planner.fitting.solve import all_phases, budget, fits
+    from rlcli.planner.forecast import disk
     from rlcli.planner.timing import step_seconds, times
     from rlcli.tracking.text.figures import duration
 
-    config, prompts = prepared.config, prepared.prompts
     try:
-        device = with_rates(own_device(config), read_shape(config.model.path))
-        tokens = len(prompts.flat) / len(prompts)
-        setting = setting_of(config, device, prompt_tokens=tokens, kv_cache_bytes=prepared.kv_cache_bytes)
+        setting = _setting(prepared)
     except RlcliError as error:
         return f"unknown: {error.message}"
     peak = max(phase.total for phase in all_phases(setting))

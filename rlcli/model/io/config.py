@@ -11,8 +11,10 @@ from typing import Any
 from rlcli.errors import ModelError
 from rlcli.registry import near
 
-SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 """`model_type`s whose packed log-probs are tested against their own padded forward pass."""
+WINDOWED = ("mistral", "phi3")
+"""Those whose windows are tested, too."""
 
 THEIR_CONFIG = "use the config.json that these weights came with"
 
@@ -56,6 +58,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
 SIZES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
 )
 """Sizes in config.json; none may be 0."""
 MOST = 1 << 31
@@ -84,13 +87,21 @@ def _check_config(path: str, config: Any) -> None:
     if config.model_type not in SUPPORTED:
         refuse(f"the architecture '{config.model_type}' is not supported", near(config.model_type, SUPPORTED))
     # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
-    layers = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if set(layers) - {"full_attention"} if layers else window:
+    layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
+    if (layers - {"full_attention"} if layers else window) and not (
+        config.model_type in WINDOWED and layers <= {"full_attention", "sliding_attention"}
+    ):
         refuse(f"attention is not full in every layer (sliding_window = {window})")
+    if window is not None and window < 1:
+        refuse(f"sliding_window = {window}, and a token sees 1 or more", THEIR_CONFIG)
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in ("dynamic", "longrope"):
         refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
+    if getattr(config, "num_experts", 0):
+        if config.num_experts_per_tok > config.num_experts:
+            refuse(f"{config.num_experts_per_tok} of {config.num_experts} experts cannot be chosen", THEIR_CONFIG)
+        if getattr(config, "decoder_sparse_step", 1) != 1 or getattr(config, "mlp_only_layers", None):
+            refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
     if getattr(config, "quantization_config", None):
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
 
@@ -112,7 +123,7 @@ def plain_config(path: str) -> SimpleNamespace | None:
         return None
     if not isinstance(values, dict) or values.get("model_type") not in KINDS or any(map(values.get, SPECIAL)):
         return None
-    whole = [values.get(name) for name in SIZES if name != "head_dim"]
+    whole = [values.get(name) for name in SIZES if name != "head_dim" and "expert" not in name and "moe" not in name]
     if not all(type(size) is int and 0 < size < MOST for size in whole):
         return None
     if not _has_plain_rotation(values) or not _is_full(values.get("layer_types")):

@@ -77,6 +77,35 @@ def check_value_model(path: str, tokenizer_size: int) -> None:
     _check_shapes(path, wanted, shapes)
 
 
+def check_teacher(path: str, model: str, positions: int, context: int) -> None:
+    """Raise `ModelError` if the model at `path` cannot score the tokens of the policy at `model`: its tokenizer gives
+    tokens other ids, it has fewer than `positions` positions, or fewer attention heads than the `context` workers that
+    divide them. Reads no weights."""
+    from transformers import AutoTokenizer
+
+    facts = check_model(path, key="teacher.path")
+    own, theirs = (AutoTokenizer.from_pretrained(each).get_vocab() for each in (model, path))
+    if own != theirs:
+        token = min(own.keys() ^ theirs.keys() or {name for name in own if own[name] != theirs[name]})
+        ids = " and ".join(
+            f"{vocabulary.get(token, 'missing')} in {name}" for vocabulary, name in ((own, model), (theirs, path))
+        )
+        raise ModelError(
+            f"teacher.path = '{path}': its vocabulary is not the policy's: the token {token!r} is {ids}",
+            "give a teacher with the same tokenizer: log-probs are compared token by token",
+        )
+    if facts.max_positions < positions:
+        raise ModelError(
+            f"teacher.path = '{path}': it has {facts.max_positions} positions, and samples up to {positions} tokens",
+            "lower data.max_prompt_tokens or rollout.max_response_tokens, or give another teacher",
+        )
+    if (heads := read_config(path).num_attention_heads) < context:
+        raise ModelError(
+            f"teacher.path = '{path}': it has {heads} attention heads, which parallel.context = {context} divides",
+            f"give at most {heads}, or another teacher",
+        )
+
+
 def check_lora(path: str, targets: str) -> None:
     """Raise `ModelError` if the model at `path` has no layer named in `targets`; reads no weights."""
     from accelerate import init_empty_weights
@@ -93,12 +122,9 @@ def check_weights(path: str, on_note: Callable[[str], None] = lambda text: None)
     and infinity, and for an incomplete file. Notes if the weights of a hub id are not in the cache yet."""
     from rlcli.model.weight_check.finite import check_finite
 
-    if Path(path).is_dir():
-        files = _weight_files(Path(path))
-    else:
-        cached, files = cached_config(path), []
-        with contextlib.suppress(ModelError):  # only some of them
-            files = _weight_files(cached.parent) if cached else []
+    files = []
+    with contextlib.suppress(ModelError) if not Path(path).is_dir() else contextlib.nullcontext():  # only some of them
+        files = weight_files(path)
     if not files:
         on_note(f"the weights of {path} are not downloaded yet, so they are not checked")
     for file in files:
@@ -142,6 +168,15 @@ def _local_shapes(folder: Path) -> dict[str, list[int]] | None:
     return shapes
 
 
+def weight_files(path: str) -> list[Path]:
+    """The files of the model at `path`, a folder or a hub id; empty if a hub id is not in the cache. Raises
+    `ModelError` if only some are there."""
+    if Path(path).is_dir():
+        return _weight_files(Path(path))
+    cached = cached_config(path)
+    return _weight_files(cached.parent) if cached else []
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """At least one; all exist. Raises `ModelError`."""
     kinds = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
@@ -181,7 +216,11 @@ def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
 
 def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
     """Refuse weights that do not match the config: missing ones would be filled with random numbers."""
+    from rlcli.model.experts import stored_shapes
+
     hint = THEIR_CONFIG
+    if not wanted.keys() <= shapes.keys():  # experts are fused in memory only
+        wanted = {part: own for name, shape in wanted.items() for part, own in stored_shapes(name, shape).items()}
     for name, shape in wanted.items():
         if shapes.get(name, shape) != shape:
             raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", hint)

@@ -1,4 +1,5 @@
-"""Loads a model from a folder or hub id, sharded: rank 0 reads the weights, the others get their parts."""
+"""Loads a model from a folder or hub id, sharded: each rank reads its own rows from safetensors files; of adapters,
+value models and other files rank 0 reads all, and the others get their parts."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ from rlcli.errors import ModelError, SetupError
 from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
 from rlcli.model.io.config import read_config
+from rlcli.model.io.files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora
-from rlcli.model.parallel.fsdp import fill_from_rank0, shard
+from rlcli.model.parallel.context import ContextGroup
+from rlcli.model.parallel.fsdp import fill_from_files, fill_from_rank0, shard
 from rlcli.model.policy import PolicyModel
 from rlcli.model.value import HEAD, ValueModel, foreign_head, has_head, read_value_config, value_class
 from rlcli.model.weight_check.finite import check_finite
@@ -37,6 +40,7 @@ def load_policy(
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
+    context: ContextGroup | None = None,
     lora: LoraSpec | None = None,
     gradient_checkpointing: Checkpointing = False,
     compiled: bool = False,
@@ -44,19 +48,22 @@ def load_policy(
 ) -> PolicyModel:
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
 
-    dtype: of computation. Trained parameters (all, or the adapters of `lora`) are float32; those that never change are
-    kept in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError` if it cannot be used.
+    context: ranks that divide the tokens of each pack. dtype: of computation. Trained parameters (all, or the adapters
+    of `lora`) are float32; those that never change are kept in `dtype`. trainable=False: a reference, nothing requires
+    a gradient. `ModelError` if it cannot be used.
     """
     config = read_config(path)
     frozen = lora is not None or not trainable
     lm = _without_weights(AutoModelForCausalLM, config, dtype if frozen else torch.float32)
     peft = add_lora(lm, lora, path, meta=True) if lora else None
     policy = PolicyModel(lm, dtype=dtype, source=path, peft=peft)
+    policy.context = context
     if not trainable:
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
-    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled)
+    files = None if lora else WeightFiles.find(path, tied=config.tie_word_embeddings)
+    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled, files)
     return policy
 
 
@@ -66,6 +73,7 @@ def load_value(
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
+    context: ContextGroup | None = None,
     gradient_checkpointing: Checkpointing = False,
     compiled: bool = False,
 ) -> ValueModel:
@@ -77,6 +85,7 @@ def load_value(
     """
     config = read_value_config(path)
     model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
+    model.context = context
     model.train()  # gradient checkpointing works in training mode only
     _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing, compiled)
     return model
@@ -97,8 +106,10 @@ def _place(
     device: torch.device,
     gradient_checkpointing: Checkpointing,
     compiled: bool,
+    files: WeightFiles | None = None,
 ) -> None:
-    """Shard `model` if there is more than one rank, and fill it with the result of `read` on rank 0."""
+    """Shard `model` if there is more than one rank, and fill it from `files` if they hold it and all ranks see them,
+    else with the result of `read` on rank 0."""
     if gradient_checkpointing:
         _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
     if compiled:
@@ -107,9 +118,20 @@ def _place(
     sharded = mesh.size() > 1 or model.dtype != torch.float32
     if sharded:
         shard(model, mesh)
-    fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
+    if _on_all_ranks(files is not None and all(files.hold(name, p.shape) for name, p in model.lm.named_parameters())):
+        assert files is not None
+        fill_from_files(model, files, device)
+    else:
+        fill_from_rank0(model, read() if dist.get_rank() == 0 else {}, device)
     if not sharded:
         model.lm.tie_weights()  # allocating memory untied tied parameters
+
+
+def _on_all_ranks(yes: bool) -> bool:
+    """Whether it is so on every rank. Collective."""
+    told = torch.tensor(int(yes))
+    dist.all_reduce(told, dist.ReduceOp.MIN)
+    return bool(told)
 
 
 def _checkpoint_layers(lm: Any, *, offload: bool) -> None:

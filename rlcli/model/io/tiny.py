@@ -1,4 +1,4 @@
-"""Makes a tiny model of the Qwen2 architecture with random weights: for trials, tests and the quickstart."""
+"""Makes a tiny Qwen2, or Qwen3 with experts, with random weights: for trials, tests and the quickstart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2Tokenizer, Qwen3MoeConfig
 from transformers.utils import logging
 
 from rlcli.errors import ConfigError, ModelError
@@ -21,6 +21,8 @@ PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
 ROLES = ("system", "user", "assistant")
 MARKERS = tuple(f"<|{role}|>" for role in ROLES)
 MAX_POSITIONS = 4096
+CHOSEN = 2
+"""Experts that a token passes through."""
 MADE_HERE = "rlcli-tiny.json"
 """Marks a folder that `make_tiny_model` filled; training checkpoints do not carry it over."""
 
@@ -42,22 +44,25 @@ def make_tiny_model(
     layers: int = 2,
     heads: int = 4,
     kv_heads: int = 2,
+    experts: int = 0,
     seed: int = 0,
     force: bool = False,
     trained: Callable[[], Any] | None = None,
 ) -> Path:
     """Save a random model and its character-level tokenizer in Hugging Face format to the folder `out`, and return it.
 
-    Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. The same arguments give the same weights,
+    Tied embeddings, float32, feed-forward width 4 × hidden, 4096 positions. experts: of each layer, each of width
+    hidden; a token passes through two of them. The same arguments give the same weights,
     and no global random state is touched. trained: gives a model of these sizes to save instead, once all is checked.
     Raises `ConfigError` for sizes that do not fit together, and `ModelError` when `out` holds files that this function
     did not make (unless `force`: then its own files replace those of the same name) or cannot be written.
     """
-    config = tiny_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads)
+    config = tiny_config(hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, experts=experts)
     out = Path(out)
     _refuse_foreign(out, force)
     model = trained() if trained else _random(config, seed)
     made = {"hidden": hidden, "layers": layers, "heads": heads, "kv_heads": kv_heads, "seed": seed}
+    made |= {"experts": experts} if experts else {}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as beside:
@@ -71,10 +76,10 @@ def make_tiny_model(
     return out
 
 
-def _random(config: Qwen2Config, seed: int) -> Any:
+def _random(config: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return AutoModelForCausalLM.from_config(config)
 
 
 def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
@@ -86,13 +91,17 @@ def save_model(model: Any, folder: Path, tokenizer: Any = None) -> None:
     by_umask(folder)
 
 
-def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int, tokenizer: Any = None) -> Qwen2Config:
+def tiny_config(
+    *, hidden: int, layers: int, heads: int, kv_heads: int, experts: int = 0, tokenizer: Any = None
+) -> Qwen2Config | Qwen3MoeConfig:
     """The configuration of a tiny model for a tokenizer (None: the tiny one), or a `ConfigError` that names the wrong
     size."""
     sizes = {"--hidden": hidden, "--layers": layers, "--heads": heads, "--kv-heads": kv_heads}
     for flag, size in sizes.items():
         if size < 1:
             raise ConfigError(f"{flag} = {size} is less than 1", f"give {flag} 1 or more")
+    if experts and experts < CHOSEN:
+        raise ConfigError(f"--experts = {experts} is less than {CHOSEN}", f"give {CHOSEN} or more, or 0 for none")
     if heads % kv_heads:
         raise ConfigError(f"--kv-heads = {kv_heads} does not divide --heads = {heads}", "give a divisor")
     # vLLM's CPU attention takes heads of 32 and more, in multiples of 16.
@@ -103,20 +112,24 @@ def tiny_config(*, hidden: int, layers: int, heads: int, kv_heads: int, tokenize
             f"give --hidden {max(2, -(-hidden // (16 * heads))) * 16 * heads}",
         )
     tokens = tokenizer.get_vocab() if tokenizer is not None else _vocabulary()
-    return Qwen2Config(
-        vocab_size=len(tokens),
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokens[EOS],
-        pad_token_id=tokens[PAD],
-        dtype="float32",
-    )
+    common = {
+        "vocab_size": len(tokens),
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": MAX_POSITIONS,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokens[EOS],
+        "pad_token_id": tokens[PAD],
+        "dtype": "float32",
+    }
+    if not experts:
+        return Qwen2Config(**common)
+    sparse = {"num_experts": experts, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": hidden}
+    return Qwen3MoeConfig(**common, **sparse, norm_topk_prob=True, head_dim=hidden // heads)
 
 
 def tiny_tokenizer() -> Qwen2Tokenizer:

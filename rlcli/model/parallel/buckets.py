@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 Named = tuple[str, Tensor]
 
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Renamed in torch 2.13."""
 
 BUCKET_BYTES = 32 << 20
@@ -35,7 +35,7 @@ def buckets(named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET
     """
     flying: _Gather | list[Named] | None = None
     for group in _grouped(named, dtype, most_bytes):
-        dim = _sharded_dim(group[0][1])
+        dim = row_sharded_dim(group[0][1])
         next_one = group if dim is None else _Gather(group, dim, dtype)
         if flying is not None:
             yield _landed(flying, dtype)
@@ -74,7 +74,7 @@ class _Gather:
             local = shard.to_local()
             place[: local.numel()].view_as(local).copy_(local)
         self._all = self._own.new_empty(mesh.size(dim) * len(self._own))
-        self._work = _all_gather(self._all, self._own, group=mesh.get_group(dim), async_op=True)
+        self._work = all_gather(self._all, self._own, group=mesh.get_group(dim), async_op=True)
 
     def whole(self) -> list[Named]:
         """Wait for it. Each tensor is a copy of part of the gathered buffer, or the whole buffer if it is alone."""
@@ -103,8 +103,8 @@ def _grouped(named: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Ite
 
 
 def _together(one: Tensor, other: Tensor) -> bool:
-    dim = _sharded_dim(one)
-    if dim is None or dim != _sharded_dim(other):
+    dim = row_sharded_dim(one)
+    if dim is None or dim != row_sharded_dim(other):
         return False
     return bool(cast(DTensor, one).device_mesh == cast(DTensor, other).device_mesh)
 
@@ -115,7 +115,7 @@ def _divided_dims(tensor: DTensor) -> list[int]:
     return [dim for dim, placement in placed if tensor.device_mesh.size(dim) > 1 and not placement.is_replicate()]
 
 
-def _sharded_dim(tensor: Tensor) -> int | None:
+def row_sharded_dim(tensor: Tensor) -> int | None:
     """The mesh dimension over which FSDP2 has sharded its rows; None if it has not. Others gather themselves."""
     if not isinstance(tensor, DTensor) or not tensor.numel():
         return None

@@ -6,42 +6,66 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 REPLICATE, SHARD = "replicate", "shard"
-"""Names of the dimensions of the mesh."""
+"""Names of the dimensions of the weights' mesh."""
+DATA, CONTEXT = "data", "context"
+"""Names of the dimensions of the rows' mesh."""
 
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """`replicate` copies of each model, each sharded over `shard` ranks (HSDP, arXiv 2304.11277).
+    """`replicate` copies of each model (HSDP, arXiv 2304.11277), each for `shard` parts of a step's rows, and `context`
+    ranks for each part, which divide its tokens (Ulysses, arXiv 2309.14509). A copy's weights are sharded over shard ×
+    context ranks.
 
-    Rank r holds part r mod shard of copy r // shard. So the ranks of one copy, which gather weights in every pass, are
-    neighbours, mostly on one machine; between copies only gradients are summed, once an update.
+    The ranks of one part, which exchange tokens in every layer, are neighbours; so are those of one copy, which gather
+    weights in every pass. Between copies only gradients are summed, once an update.
 
-    >>> dims = ParallelDims.of(ranks=4, replicate=2)
-    >>> dims, [dims.data_rank(rank) for rank in range(4)]
-    (ParallelDims(replicate=2, shard=2), [0, 1, 2, 3])
+    >>> dims = ParallelDims.of(ranks=8, replicate=2, context=2)
+    >>> dims, [dims.data_rank(rank) for rank in range(8)]
+    (ParallelDims(replicate=2, shard=2, context=2), [0, 0, 1, 1, 2, 2, 3, 3])
     """
 
     replicate: int
     shard: int
+    context: int = 1
 
     @classmethod
-    def of(cls, ranks: int, replicate: int) -> ParallelDims:
-        assert ranks % replicate == 0, "the rules check this"
-        return cls(replicate, ranks // replicate)
+    def of(cls, ranks: int, replicate: int, context: int = 1) -> ParallelDims:
+        assert ranks % (replicate * context) == 0, "the rules check this"
+        return cls(replicate, ranks // (replicate * context), context)
+
+    @property
+    def data_size(self) -> int:
+        """Number of parts that a step's rows are divided into."""
+        return self.replicate * self.shard
 
     def data_rank(self, rank: int) -> int:
-        """Which part of a step's rows `rank` computes. Every rank of replicate × shard has rows of its own; the ranks
-        of a dimension that divides the rows' tokens or the layers (context, tensor) would share a data rank."""
-        return rank
+        """Which of them `rank` computes, together with the other ranks of its context."""
+        return rank // self.context
+
+    def leads(self, rank: int) -> bool:
+        """Whether it is the first rank of its part: what all ranks of a part know, it alone reports."""
+        return rank % self.context == 0
 
     def mesh(self, device_type: str) -> DeviceMesh:
-        """The mesh of all ranks, without the dimension `replicate` if there is only one copy. Collective."""
+        """The mesh of the weights, without the dimension `replicate` if there is only one copy. Collective."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        sizes = {REPLICATE: self.replicate, SHARD: self.shard}
+        sizes = {REPLICATE: self.replicate, SHARD: self.shard * self.context}
         if self.replicate == 1:
             del sizes[REPLICATE]
         return init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    def groups(self, device_type: str) -> tuple[ProcessGroup, ProcessGroup] | None:
+        """This rank's group of the ranks with the other parts, and that of the ranks which divide its part's tokens;
+        None if no part is divided. Collective."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if self.context == 1:
+            return None
+        mesh = init_device_mesh(device_type, (self.data_size, self.context), mesh_dim_names=(DATA, CONTEXT))
+        return mesh.get_group(DATA), mesh.get_group(CONTEXT)

@@ -1,17 +1,24 @@
-"""FSDP2: shards a model over the mesh, layer by layer unless it is small, and fills it from rank 0 (ZeRO-3, arXiv
-1910.02054). Over a mesh of two dimensions, `rlcli.model.parallel.dims`, it is replicated over the first one."""
+"""FSDP2: shards a model over the mesh, layer by layer unless it is small (ZeRO-3, arXiv 1910.02054), and fills it: each
+rank reads its own rows, or rank 0 reads all. Over a mesh of two dimensions, `rlcli.model.parallel.dims`, it is
+replicated over the first one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from rlcli.model.decoder import Decoder
+from rlcli.model.parallel.buckets import row_sharded_dim
+
+if TYPE_CHECKING:
+    from rlcli.model.io.files import WeightFiles
 
 WHOLE_BYTES = 24 << 20
 """Up to this size, in compute dtype, a model is gathered whole, once per micro-batch: one message per layer, with ranks
@@ -45,20 +52,40 @@ def _reshard_without_backward(model: FSDPModule, *_: object) -> None:
         model.reshard()
 
 
+def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) -> None:
+    """Allocate a model that is on the meta device, sharded or not, and read this rank's rows of each parameter; buffers
+    keep their values. Not collective."""
+    _allocate(model, device)
+    with torch.no_grad():
+        for name, parameter in model.lm.named_parameters(remove_duplicate=False):
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            begin = 0
+            if (dim := row_sharded_dim(parameter)) is not None:
+                mesh = cast(DTensor, parameter).device_mesh
+                begin = mesh.get_local_rank(dim) * -(-parameter.shape[0] // mesh.size(dim))
+            if own.numel():
+                own.copy_(files.rows(name, begin, len(own)))
+
+
 def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:
     """Allocate a sharded model that is on the meta device and load rank 0's weights; buffers keep their values.
 
     Collective. state, on rank 0: every parameter under its name in `model.lm`, tied ones under each of their names;
     empty on other ranks.
     """
-    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
-    model.to_empty(device=device)
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
     # Broadcast tensor by tensor, each rank keeping its part: no rank but the first ever holds the whole model.
+    _allocate(model, device)
     set_model_state_dict(
         model,
         {f"lm.{name}": tensor for name, tensor in state.items()},
         options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True),
     )
+
+
+def _allocate(model: Decoder, device: torch.device) -> None:
+    """Memory for a model that is on the meta device, whose buffers keep their values."""
+    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])

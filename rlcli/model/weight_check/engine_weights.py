@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ from rlcli.model.weight_check.checksum import Sent, columns_of, keys, part_check
 PEFT_PREFIX = "base_model.model."
 """The prefix of the base model's layer names in peft's files."""
 
+DIGIT_BITS = 7
+"""Of whole numbers that bfloat16 holds exactly."""
 UNIT_ROWS = 512
 """Rows of the unit matrix in one product."""
 
@@ -323,10 +326,12 @@ def base_parts(layouts: Sequence[Layout], held: Held, sent: Mapping[str, Sent]) 
 
 def weights_of(model: nn.Module) -> Held:
     """The tensors with which `model` computes: its parameters, and for each matrix that a CPU kernel has packed the one
-    by which the kernel multiplies. Names omit the layers that vLLM wraps around a model's for LoRA."""
+    by which the kernel multiplies; of experts that a CPU kernel has packed, the packed ones in their first order. Names
+    omit the layers that vLLM wraps around a model's for LoRA."""
     parameters: dict[str, Tensor] = {}
     first: dict[int, str] = {}
     kernels: dict[str, list[nn.Module]] = defaultdict(list)
+    experts: dict[str, str] = {}
     head = getattr(model, "lm_head", None)
     for path, module in model.named_modules():
         for key, parameter in module.named_parameters(path.replace(".base_layer", ""), recurse=False):
@@ -335,9 +340,14 @@ def weights_of(model: nn.Module) -> Held:
         looked_up = hasattr(module, "num_embeddings") and module is not head
         if "cpu_linear" in vars(module) and not looked_up:  # a LoRA layer exposes its base's attribute
             kernels[first[id(module.weight)]].append(module)
+        if isa := packed_experts(module):
+            path = path.replace(".base_layer", "")
+            experts.update({f"{path}.w13_weight": isa, f"{path}.w2_weight": isa})
 
     def held(owner: str, shape: torch.Size) -> list[Tensor]:
         own = parameters[owner].detach()
+        if owner in experts:
+            return [_unpacked(own, experts[owner])]
         packed = [_multiplied(module, shape[1], own.dtype) for module in kernels[owner]]
         return [own, *packed] if own.numel() or not packed else packed
 
@@ -349,6 +359,34 @@ def _multiplied(module: nn.Module, inputs: int, dtype: torch.dtype) -> Tensor:
     unit = torch.eye(inputs, dtype=dtype)
     rows = [module.cpu_linear(part, module.weight, None) for part in unit.split(UNIT_ROWS)]
     return (torch.cat(rows) if len(rows) > 1 else rows[0]).t().contiguous()
+
+
+def packed_experts(module: nn.Module) -> str:
+    """The instruction set for which a kernel of vLLM's has packed the experts of `module`; empty if none has."""
+    kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+    experts = getattr(kernel, "fused_experts", None)
+    if not hasattr(module, "w13_weight") or experts is None or getattr(experts, "_use_zentorch", False):
+        return ""
+    return str(getattr(experts, "isa", ""))
+
+
+def _unpacked(packed: Tensor, isa: str) -> Tensor:
+    """[E, N, K] in the order before packing, which is another order of each expert's elements."""
+    order = _packed_order(packed.shape[1:], packed.dtype, isa)
+    return torch.empty_like(packed).view(len(packed), -1).index_copy_(1, order, packed.flatten(1)).view_as(packed)
+
+
+@cache
+def _packed_order(shape: torch.Size, dtype: torch.dtype, isa: str) -> Tensor:
+    """int64 [N · K]: for each place of a packed matrix the place before. Found by packing the digits of the places:
+    every dtype holds small whole numbers exactly."""
+    place, order = torch.arange(shape.numel()), torch.zeros(shape.numel(), dtype=torch.int64)
+    for power in range(0, shape.numel().bit_length(), DIGIT_BITS):
+        digit = ((place >> power) % (1 << DIGIT_BITS)).to(dtype).view(1, *shape)
+        packed = torch.empty_like(digit)
+        torch.ops._C.prepack_moe_weight(digit, packed, isa)
+        order += packed.view(-1).to(torch.int64) << power
+    return order
 
 
 def _storage(tensor: Tensor) -> int:

@@ -30,7 +30,9 @@ class MicroBatch:
     samples: int64 `[S]`, indexes into the step's samples. lengths: int64 `[S]`, drawn tokens of each. empty: this
     rank has no rows here and only takes part in the collectives. tokens: `[R]` by name: the engine's
     `rollout_log_probs`; if turns are rewarded, the `turn` (int64, from 0) of its sample that each is of; and what the
-    roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …).
+    roles fill in (`old_log_probs`, `reference_log_probs`, `values`, `advantages`, …), some of them `[R, K]`.
+    of_teachers: with several teachers, the number of each that has samples here → the pack of those samples alone.
+    rows: the samples' trajectories, S of them.
     """
 
     packed: PackedBatch
@@ -38,6 +40,8 @@ class MicroBatch:
     lengths: Tensor
     empty: bool
     tokens: dict[str, Tensor] = field(default_factory=dict)
+    of_teachers: dict[int, PackedBatch] = field(default_factory=dict)
+    rows: Sequence[Trajectory] = ()
 
     def spread(self, column: Tensor) -> Tensor:
         """The value of each token's sequence (`[S]`) or turn (`[S, K]`): float32 `[R]`."""
@@ -81,6 +85,12 @@ class TrainBatch:
         """A column for the sequences of a micro-batch: `[S]`."""
         return self.columns[column][micro.samples]
 
+    def pack_of_teacher(self, micro: MicroBatch, number: int) -> PackedBatch:
+        """The samples of a micro-batch that teacher `number` scores; a dummy without drawn tokens if there are none."""
+        from rlcli.model.packed import dummy
+
+        return micro.of_teachers.get(number) or dummy(self.device)
+
     def spread(self, name: str, column: Tensor) -> None:
         """Give every token the value of its sample (`[N]`) or of its turn (`[N, K]`)."""
         for micro in self:
@@ -98,7 +108,7 @@ class TrainBatch:
         return Joined(micros, samples, lengths, sequence)
 
     def export(self, name: str) -> dict[int, Any]:
-        """The values under `name`, by sample, as float32 arrays, for another group's batch."""
+        """The values under `name`, by sample, as arrays, for another group's batch."""
         return {
             sample: values.cpu().numpy()
             for micro in self
@@ -144,14 +154,12 @@ class TrainBatch:
         import numpy as np
         import torch
 
-        from rlcli.model.packed import dummy, pack
+        from rlcli.model.packed import dummy
 
         shard, row = step.columns["shard"], step.columns["row"]
         rows = [shards[int(shard[sample])].row(int(row[sample])) for sample in bin]
         branches = [(place, branch) for place, row in enumerate(rows) for branch in row.branches]
-        given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
-        masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
-        packed = pack(given, self.device, masks, places) if rows else dummy(self.device)
+        packed = self._packed(branches) if rows else dummy(self.device)
         samples = torch.tensor(bin, dtype=torch.int64, device=self.device)
         lengths = torch.tensor([row.drawn_tokens for row in rows], dtype=torch.int64, device=self.device)
         log_probs = np.concatenate([np.zeros(0, np.float32), *(row.log_probs for row in rows)])
@@ -163,7 +171,21 @@ class TrainBatch:
         self.recorded |= {sample: whole for sample, whole in zip(bin, rows, strict=True) if sample in wanted}
         if rows:
             check.check(packed, samples, lengths, tokens["rollout_log_probs"], rows)
-        return MicroBatch(packed, samples, lengths, not rows, tokens)
+        of_teachers = {}
+        if "teacher" in step.columns:
+            teachers = step.columns["teacher"][np.array(bin, np.int64)]
+            for number in dict.fromkeys(teachers.tolist()):
+                own = [(place, branch) for place, branch in branches if teachers[place] == number]
+                of_teachers[number] = self._packed(own)
+        return MicroBatch(packed, samples, lengths, not rows, tokens, of_teachers, rows)
+
+    def _packed(self, branches: Sequence[tuple[int, Trajectory]]) -> PackedBatch:
+        """Of the branches of trajectories, each with the place of its sample in the micro-batch."""
+        from rlcli.model.packed import pack
+
+        given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
+        masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
+        return pack(given, self.device, masks, places)
 
 
 @dataclass(frozen=True)

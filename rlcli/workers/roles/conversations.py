@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -22,7 +22,7 @@ from rlcli.errors import ModelError
 from rlcli.types import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from rlcli.rollout.engine import Generation
+    from rlcli.rollout.drawn import Drawn
 
 TRIES, DEATHS = 2, 5
 """How often a sample's conversation is begun if its environment fails, and if the process dies, which may be another
@@ -42,9 +42,9 @@ class _Talk:
 
 class Conversations:
     """On the rank that leads an engine: `open` one for each sample; `poll` returns what follows the environments'
-    answers; `drew` sends a turn to its environment. version: of the weights that draw all turns. ordered: `poll` waits
-    for all answers, so that what the engine computes together does not depend on how long environments take. waiting:
-    conversations whose environment has not answered.
+    answers; `drew` sends a turn to its environment. version: of the weights that the engine has now. ordered: `poll`
+    waits for all answers, so that what the engine computes together does not depend on how long environments take.
+    waiting: conversations whose environment has not answered.
 
     What a round breaks off, a later one goes on with: a new session hears the recorded turns again. Where it answers
     something else than before, the conversation is drawn anew; redrawn: how many were.
@@ -52,28 +52,35 @@ class Conversations:
 
     def __init__(self, environments: Environments, version: int, *, ordered: bool = False) -> None:
         self.waiting, self.redrawn, self._ordered = 0, 0, ordered
-        self._environments, self._version = environments, version
+        self._environments, self.version = environments, version
         self._talks: dict[int, _Talk] = {}
+        self._replaying = False
         self._openings: dict[int, list[int]] = {}
         self._answers: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
+
+    @property
+    def replaying(self) -> bool:
+        """Whether an environment hears again what an earlier round drew, or has not answered to the last of it."""
+        said = all(talk.record is None for talk in self._talks.values())
+        self._replaying = self._replaying and not (said and not self.waiting)
+        return self._replaying
 
     def room(self, slots: int) -> int:
         """How many more to open on an engine of so many slots: those that wait leave theirs to as many others."""
         return 2 * slots - len(self._talks)
 
     def open(self, key: int, task: PromptTask, record: Trajectory | None = None) -> None:
-        """Begin the conversation of the sample `key`, or go on with what `broken_off` returned of it."""
+        """Begin the conversation of the sample `key`, or go on with what `so_far` returned of it."""
         self._talks[key] = _Talk(task, self._environments.session(task.source), record)
+        self._replaying = self._replaying or record is not None
         self._reset(key)
 
-    def drew(self, key: int, generation: Generation) -> None:
+    def drew(self, key: int, drawn: Drawn) -> None:
         """Take a turn from the engine."""
         talk = self._talks[key]
         conversation = talk.conversation
         assert conversation is not None, "the environment has not opened it"
-        whole = conversation.trajectory.extended(
-            "policy", generation.tokens, generation.log_probs, self._version, generation.finish_reason
-        )
+        whole = drawn.after(conversation.trajectory)
         message = conversation.drew(whole, self._environments.text(whole.last_turn.tolist()))
         self._expect(key, talk.session.step(message))
 
@@ -86,19 +93,22 @@ class Conversations:
         self.waiting -= len(answers)
         return [one for key, answer in sorted(answers, key=itemgetter(0)) for one in self._answered(key, answer)]
 
-    def broken_off(self, generations: Sequence[Generation]) -> Iterator[tuple[int, Trajectory]]:
-        """End all conversations: the key and the trajectory so far of each in which the policy has spoken.
-        generations: the turns that the engine aborted."""
-        drawn = {generation.key: generation for generation in generations}
+    def so_far(self, drawn: Mapping[int, Drawn]) -> Iterator[tuple[int, Trajectory]]:
+        """The key and the trajectory so far of each conversation in which the policy has spoken. drawn: of the turns
+        that the engine has not finished."""
         for key, talk in self._talks.items():
-            talk.session.close()
             whole = talk.record
             if whole is None and talk.conversation is not None:
-                whole, turn = talk.conversation.trajectory, drawn.get(key)
-                if turn is not None and len(turn.tokens):
-                    whole = whole.extended("policy", turn.tokens, turn.log_probs, self._version)
+                whole = talk.conversation.trajectory
+                if key in drawn and len(drawn[key].tokens):
+                    whole = drawn[key].after(whole)
             if whole is not None and whole.drawn_tokens:
                 yield key, whole
+
+    def close(self) -> None:
+        """End all conversations."""
+        for talk in self._talks.values():
+            talk.session.close()
         self._talks.clear()
 
     def _reset(self, key: int) -> None:
@@ -190,7 +200,7 @@ class Conversations:
             return Held(key, conversation.finished(), fields, *counts, None, *by_turn)
         # What it drew is left out of everything, so that only the prompt stays.
         prompt = Trajectory.of_prompt(np.array(self._openings.get(talk.task.prompt, talk.task.tokens), np.int32))
-        whole = prompt.extended("policy", np.zeros(0, np.int32), np.zeros(0, np.float32), self._version, "stop")
+        whole = prompt.extended("policy", np.zeros(0, np.int32), np.zeros(0, np.float32), self.version, "stop")
         return Held(key, whole, {"environment": {"ended": "failed"}}, 0, 0, failure)
 
 

@@ -192,7 +192,7 @@ class CopyCheck:
         if names:
             raise RunFailed(
                 f"{len(names)} of {len(differ)} weights differ between the {self._group.size()} copies of the model "
-                f"(cluster.replicate) after an update: {', '.join(names[:NAMED])}",
+                f"(parallel.replicate) after an update: {', '.join(names[:NAMED])}",
                 REPORT,
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
@@ -59,6 +60,9 @@ class PolicyRole:
             self.on_outputs(micro, outputs)
             return self._objective(batch, index, micro, outputs, coefficients)
 
+        for micro in batch.minibatches[index] if self.algorithm.needs_teacher_top else ():
+            if not micro.empty:
+                micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
         forward = {"temperature": self.temperature, "want_entropy": True}
         sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
         pull = self.loss_check.total()
@@ -83,6 +87,8 @@ class PolicyRole:
         entropy = outputs.entropy if coefficients.entropy else outputs.entropy.detach()
         columns = {name: batch.of(micro, name) for name in ("pairs", "right", "group_tokens") if name in batch.columns}
         inputs = tokens | columns | {"log_probs": outputs.log_probs, "entropy": entropy}
+        if outputs.candidate_log_probs is not None:
+            inputs["candidate_log_probs"] = outputs.candidate_log_probs
         inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
         denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
         checks, advantages = self._row_sums(batch, micro, inputs, denominators)

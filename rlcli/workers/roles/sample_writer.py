@@ -28,7 +28,7 @@ UNVERIFIED = Verdict(score=math.nan, outcome=Outcome.CRASH, detail="not verified
 class PendingSample:
     """A sample that waits for its verdict, and without its signature. source: its prompt. log_probs: of its drawn
     tokens. digest: of its trajectory (`rlcli.data.signature.tokens_digest`); 0 if that is not kept. checksum: of what
-    is verified, as in `Scored`. messages: of a conversation."""
+    is verified, as in `Scored`. messages: of a conversation. whole: its trajectory, if that is kept."""
 
     source: Prompt
     sample: Sample
@@ -37,6 +37,7 @@ class PendingSample:
     digest: int
     checksum: int
     messages: Sequence[Mapping[str, Any]] = ()
+    whole: Trajectory | None = None
 
 
 def sent(trajectory: Trajectory) -> bytes:
@@ -51,43 +52,44 @@ def pending(
     scored: Future[Scored],
     *,
     shard: int,
-    row: int | None,
     seed: int,
-    saved_step: int = 0,
+    keep_tokens: bool = True,
     saved_group: int = 0,
     held: Held | None = None,
 ) -> PendingSample:
-    """Without the tokens: an evaluation generates more of them than fit in a worker's memory. row: of the shard; None:
-    the tokens are not kept. saved_step, saved_group: as in `Sample`. held: of a conversation."""
+    """keep_tokens: false in an evaluation, which generates more of them than fit in a worker's memory. saved_group: as
+    in `Sample`. held: of a conversation."""
     assert whole.stop_reason is not None, "the response is not finished"
     versions = [version for version in whole.versions if version is not None]
+    oldest, newest = min(versions), max(versions)
     unverified = Sample(
         prompt=task.prompt,
         sample=sample,
         shard=shard,
-        row=row or 0,
+        row=0,
         prompt_tokens=whole.prompt_tokens,
         drawn_tokens=whole.drawn_tokens,
         stop_reason=whole.stop_reason,
         verdict=UNVERIFIED,
-        version=min(versions),
+        version=oldest,
         seed=seed,
         context_tokens=len(whole.tokens) - whole.prompt_tokens - whole.drawn_tokens,
         turns=whole.turns,
-        newer_by=max(versions) - min(versions),
+        newer_by=newest - oldest,
+        version_tokens=tuple(map(whole.drawn_by, range(oldest, newest + 1))) if newest > oldest else (),
         ended=held.ended if held else 0,
         tool_calls=held.tool_calls if held else 0,
         failed_calls=held.failed_calls if held else 0,
         turn_rewards=held.turn_rewards if held else (),
         turn_states=held.turn_states if held else (),
         branches=len(whole.branch_starts),
-        saved_step=saved_step,
         saved_group=saved_group,
     )
-    digest = 0 if row is None else tokens_digest(whole)
+    digest = tokens_digest(whole) if keep_tokens else 0
     summary = LogProbSummary.of(whole.log_probs)
     messages = held.fields.get("conversation", ()) if held else ()
-    return PendingSample(task.source, unverified, scored, summary, digest, zlib.crc32(sent(whole)), messages)
+    checksum, kept = zlib.crc32(sent(whole)), whole if keep_tokens else None
+    return PendingSample(task.source, unverified, scored, summary, digest, checksum, messages, kept)
 
 
 def awaited(scored: Future[Scored]) -> Scored:
@@ -135,7 +137,14 @@ class Saver:
         self._waiting: list[PendingSample] = []
 
     def wait_for(self, item: PendingSample) -> None:
-        self._waiting.append(item)
+        """Write it once it has a verdict, if samples are written in parts."""
+        if self._parts is not None:
+            self._waiting.append(item)
+
+    def add(self, items: Sequence[PendingSample]) -> None:
+        """Take samples that have verdicts. In parts they are written as they finish."""
+        if self._parts is None:
+            self._waiting += items
 
     def save_finished(self) -> None:
         """If samples are saved in parts, save those with a verdict."""
@@ -151,11 +160,12 @@ class Saver:
 
     def save_rest(self) -> None:
         """Wait for the missing verdicts, and save everything."""
+        new, self._waiting = [_record(item, self._truncated) for item in self._waiting], []
         if self._parts is not None:
-            for item in self._waiting:
-                self._parts.add(_record(item, self._truncated))
+            for row in new:
+                self._parts.add(row)
             self._parts.flush()
             return
-        self.rows = [_record(item, self._truncated) for item in self._waiting]
-        if self._whole and self.rows:
+        self.rows += new
+        if self._whole and new:
             write_samples(Path(self._whole), self._step, self.rows)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlcli.algorithms.algorithm import Algorithm
+from rlcli.algorithms.named import inputs_of
 from rlcli.algorithms.ranks import Ranks
 from rlcli.data.messages import MiniWork
 from rlcli.workers.roles.batch import Joined, TrainBatch
@@ -18,8 +19,8 @@ def fill_advantages(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_co
     """Fill in `advantages`, unless they came with the batch because the rewards alone determine them, and, if there is
     a critic, `returns`. Collective.
 
-    Needs of `batch` the columns `rewards` and `groups`, and the tokens' `values`, `process_rewards`, `old_log_probs`
-    and `reference_log_probs` if the algorithm uses them.
+    Needs of `batch` the columns `rewards` and `groups`, and the tokens' `values`, `process_rewards`, `old_log_probs`,
+    `reference_log_probs` and `teacher_log_probs` if the algorithm uses them.
     """
     if algorithm.advantages_before_tokens:
         return
@@ -107,6 +108,9 @@ def _token_level(algorithm: Algorithm, batch: TrainBatch, ranks: Ranks, kl_coef:
         inputs["values"] = joined.tokens("values")
     if algorithm.needs_process_rewards:
         inputs["process_rewards"] = joined.tokens("process_rewards")
+    for name in ("old_log_probs", "teacher_log_probs"):
+        if name in inputs_of(algorithm.advantage):
+            inputs[name] = joined.tokens(name)
     made = algorithm.token_advantages(inputs)
     joined.fill("advantages", made.advantages.float())
     if made.returns is not None:

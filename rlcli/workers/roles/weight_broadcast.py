@@ -52,10 +52,13 @@ class Broadcast:
             options._timeout = timeout
             self._tensors = dist.ProcessGroupNCCL(dist.PrefixStore("tensors", store), rank, world, options)
         self._store = store  # of rank 0, which serves it to the others
+        self._syncs = 0
 
     def send(self, buckets: Iterable[list[Named]]) -> None:
         """Broadcast all buckets. The next one is gathered (`buckets` is iterated) while one is sent."""
         sent: Any = None
+        self._syncs += 1
+        self._store.set(f"sync {self._syncs}", "")
         for bucket in buckets:
             header, values = packed(bucket, self._device)
             self._await(sent)
@@ -65,9 +68,15 @@ class Broadcast:
         self._await(sent)
         self._send_header([])
 
+    def is_announced(self) -> bool:
+        """Whether the sender has begun the next `send`: before that a receiver would wait in a collective, whose
+        timeout is shorter than a step may be."""
+        return bool(self._store.check([f"sync {self._syncs + 1}"]))
+
     def received(self) -> Iterator[Named]:
         """The tensors of all buckets, in their order, on the device; each is the caller's until the next one is read.
         The next bucket is received while one is used."""
+        self._syncs += 1
         with_next = ThreadPoolExecutor(1)
         try:
             coming = with_next.submit(self._receive)

@@ -6,9 +6,12 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.cluster.background import in_background
 from rlcli.cluster.dispatch import dispatch
 from rlcli.cluster.process import memory
 from rlcli.cluster.watchdog import progress
@@ -26,6 +29,7 @@ from rlcli.workers.roles.weight_transfer import (
     counted,
     largest,
     load_files,
+    mean_k3,
     outgoing,
     packed,
     save_adapter,
@@ -37,12 +41,18 @@ from rlcli.workers.synced import Follows, check_prefixes, check_verified
 if TYPE_CHECKING:
     import torch
 
+    from rlcli.model.parallel.delta import LastSent, WeightCopy
     from rlcli.model.parallel.offload import Offload
     from rlcli.model.weight_check.checksum import Checksums, Sent
 
 
+ANNOUNCED_EVERY_S = 0.1
+"""Interval at which an engine's worker looks whether new weights come."""
+
+
 class WeightSync:
-    """The weight sync methods of `Worker`. probe: of the last sync. sent: what it sent."""
+    """The weight sync methods of `Worker`. probe: of the last sync. sent: what it sent. copy: of an engine's worker,
+    all weights as they were received, with `rollout.sync` or `rollout.sync_ahead`."""
 
     rank: int
     device: torch.device
@@ -53,12 +63,15 @@ class WeightSync:
     batch: TrainBatch | None
     probe: Any = None
     sent: Mapping[str, Sent]
+    copy: WeightCopy | None
+    last_sent: LastSent | None
+    _coming: Future[int] | None
 
     def __init__(self) -> None:
         self.outgoing: Iterator[list[Named]] = iter(())
         self.incoming: Incoming | None = None
         self.broadcast: Broadcast | None = None
-        self.sums: Checksums | None = None
+        self.sums: Checksums | LastSent | None = None
         self._begin_syncs()
 
     @dispatch()
@@ -101,7 +114,7 @@ class WeightSync:
             return ""
         timeout_s = 2 * self.spec.config.fault_tolerance.stall_s
         try:
-            self.broadcast = None  # of an earlier run on these workers
+            self.broadcast = self._coming = None  # of an earlier run on these workers
             place = 0 if sends else 1 + self.rank
             self.broadcast = Broadcast(address, port, place, 1 + engines, self.device, timeout_s)
         except RuntimeError as error:
@@ -109,10 +122,11 @@ class WeightSync:
         return ""
 
     @dispatch()
-    def broadcast_weights(self) -> None:
+    def broadcast_weights(self, everything: bool = False) -> None:
         """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
-        `receive_broadcast` in the engines' workers."""
-        buckets = self._outgoing(BROADCAST_BYTES)
+        `receive_broadcast` in the engines' workers, which with `rollout.sync_ahead` receive by themselves. everything:
+        also what they should have."""
+        buckets = self._outgoing(BROADCAST_BYTES, everything)
         if self.broadcast is not None:
             self.broadcast.send(buckets)
         for _ in buckets:  # the other ranks only gather
@@ -120,23 +134,26 @@ class WeightSync:
 
     @dispatch()
     def receive_broadcast(self) -> int:
-        """Load what `broadcast_weights` sends. Returns its bytes."""
+        """Load what `broadcast_weights` sends, or keep it as a copy. Returns its bytes."""
         assert self.broadcast is not None, "join_engines comes first"
-        self._cache_probe()
+        if self.spec.config.copies_weights:
+            coming, self._coming = self._coming, None
+            return coming.result() if coming is not None else self._receive_copy(self.broadcast)
+        self._pause()
         sizes = list[int]()
         self._load(counted(self.broadcast.received(), sizes))
         self._await_device()
         return sum(sizes)
 
     @dispatch(collect="first")
-    def send_weights(self, first: bool) -> list[Any]:
+    def send_weights(self, first: bool, everything: bool = False) -> list[Any]:
         """A reference, in a list, to the next bucket that engines in other workers need of the policy, from the `first`
-        on; an empty list after the last. Collective; rank 0 sends."""
+        on; an empty list after the last. Collective; rank 0 sends. everything: also what they should have."""
         import ray
         import torch
 
         if first:
-            self.outgoing = self._outgoing(BUCKET_BYTES)
+            self.outgoing = self._outgoing(BUCKET_BYTES, everything)
         bucket = next(self.outgoing, None)
         if bucket is None or self.rank:
             return []
@@ -145,26 +162,41 @@ class WeightSync:
 
     @dispatch(collect="first")
     def sent_weights(self) -> dict[str, Sent]:
-        """Checksums of everything that `send_weights` returned."""
+        """Checksums of all weights that `send_weights` returned, or that engines have with what it returned."""
         assert self.sums is not None, "nothing was sent"
         sent, self.sums = self.sums.sent(), None
         return sent
 
+    @dispatch(collect="first")
+    def changed_share(self) -> float:
+        """Share of the values that differed from those sent before, in the last sync; 1 if all were sent unseen."""
+        last = self.last_sent
+        return last.changed / max(last.total, 1) if last is not None else 1.0
+
     @dispatch()
     def receive_weights(self, bucket: list[Any]) -> int:
-        """Load the result of another group's `send_weights`, and wait until the engine has read it. Returns its
-        bytes."""
+        """Load the result of another group's `send_weights`, and wait until the engine has read it; or keep it as a
+        copy. Returns its bytes."""
         import ray
         import torch
 
-        if self.incoming is None:
-            self._cache_probe()
-            self.incoming = Incoming(self._load)
         sizes: list[int] = []
         header, values = ray.get(bucket[0], timeout=FETCH_TIMEOUT_S)
+        if self.spec.config.copies_weights:
+            self._own_copy.take(counted(unpacked(header, torch.from_numpy(values)), sizes))
+            return sum(sizes)
+        if self.incoming is None:
+            self._pause()
+            self.incoming = Incoming(self._load)
         self.incoming.give(counted(unpacked(header, torch.from_numpy(values)), sizes))
         self._await_device()
         return sum(sizes)
+
+    @dispatch()
+    def copy_differs(self, sent: dict[str, Sent]) -> list[str]:
+        """Names of the tensors of this worker's copy that are not as they were sent. The engine computes with the
+        earlier weights until `weights_received`."""
+        return self._own_copy.differences(sent)
 
     @dispatch()
     def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: dict[str, Sent]) -> Synced:
@@ -175,16 +207,53 @@ class WeightSync:
         if self.incoming is not None:
             self.incoming.end()
             self.incoming = None
+        began = time.perf_counter()
+        if self.spec.config.copies_weights:
+            self._pause()
+            self._load(self._own_copy.named())
         self._await_device()
-        return self._loaded(probe, np.asarray(log_probs), version, sent)
+        seconds = time.perf_counter() - began
+        loaded = self._loaded(probe, np.asarray(log_probs), version, sent)._replace(seconds=seconds)
+        if self.spec.config.rollout.sync_ahead and self.broadcast is not None:
+            self._coming = in_background(partial(self._receive_announced, self.broadcast))
+        return loaded
 
-    def _outgoing(self, most_bytes: int) -> Iterator[list[Named]]:
-        """Everything that engines in other workers need of the policy, in buckets; its checksums are in `sums` then.
-        Collective."""
+    @property
+    def _own_copy(self) -> WeightCopy:
+        from rlcli.model.parallel.delta import WeightCopy
+
+        if self.copy is None:
+            self.copy = WeightCopy()
+        return self.copy
+
+    def _receive_copy(self, broadcast: Broadcast) -> int:
+        """Bytes of what was received into the copy."""
+        sizes = list[int]()
+        self._own_copy.take(counted(broadcast.received(), sizes))
+        return sum(sizes)
+
+    def _receive_announced(self, broadcast: Broadcast) -> int:
+        """As `_receive_copy`, once the sender has begun; while the engine generates."""
+        while not broadcast.is_announced():
+            if self.broadcast is not broadcast:
+                return 0  # another run has begun on these workers
+            time.sleep(ANNOUNCED_EVERY_S)
+        return self._receive_copy(broadcast)
+
+    def _outgoing(self, most_bytes: int, everything: bool = False) -> Iterator[list[Named]]:
+        """What engines in other workers need of the policy, in buckets; the checksums of all that they must hold then
+        are in `sums`. everything: not only what has changed. Collective."""
+        from rlcli.model.parallel.delta import LastSent
         from rlcli.model.weight_check.checksum import Checksums
 
-        self.batch, self.sums = None, Checksums()
         policy = self._policy.policy
+        if self.spec.config.rollout.sync == "delta":
+            self.last_sent = self.last_sent or LastSent()
+            if everything:
+                self.last_sent.forget()
+            self.batch, self.sums = None, self.last_sent
+            return policy.stream_changes(self.last_sent, most_bytes)
+        self.batch, self.sums = None, Checksums()
         place = (_fast_folder(), self.spec.adapter_prefix, policy.dtype) if self.spec.separate_adapter else None
         if place is not None:
             self._add_base(self.sums)
@@ -203,6 +272,7 @@ class WeightSync:
     def _begin_syncs(self) -> None:
         """Forget the history of earlier weights."""
         self.follows, self.sent, self.base_added = Follows(), {}, False
+        self.copy = self.last_sent = self._coming = None
 
     def _loaded(self, probe: Any, log_probs: Any, version: int, sent: dict[str, Sent]) -> Synced:
         """Have the engine generate with the weights it received, once the checks have passed."""
@@ -220,7 +290,8 @@ class WeightSync:
         difference = largest(log_probs - generates)
         changed = sum(self.sent.get(name) != one for name, one in sent.items())
         self.sent = sent
-        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed)
+        k3 = mean_k3(log_probs - generates)
+        return Synced(difference, 0, 0.0, verified.tensors, verified.unchecked, check_s, changed, k3)
 
     def _add_base(self, sums: Checksums) -> None:
         """Add to `sums` what the engine must hold besides an adapter, which it read from the checkpoint itself. Only
@@ -229,6 +300,14 @@ class WeightSync:
             for _ in sums.of(self._policy.policy.stream_base()):
                 pass
         self.base_added = True
+
+    def _pause(self) -> None:
+        """Before new weights: what is being generated leaves the engine, or is kept by it."""
+        if not self.spec.keeps:
+            self._rollout.pause()
+        self._cache_probe()
+        if self.spec.keeps:  # the engine drew more of it meanwhile
+            self._rollout.pause(keep=True)
 
     def _cache_probe(self) -> None:
         """Have the engine cache the probe of the last sync as a prefix: the next sync looks for it."""

@@ -346,11 +346,12 @@ def test_equal_values_are_whitened_to_exactly_zero_whatever_is_masked(
 
 
 def test_every_advantage_has_a_reference() -> None:
-    token_level, turn_level = {"reinforce_pp", "gae", "vapo", "prime"}, {"turn_rloo", "gigpo"}
+    token_level, turn_level = {"reinforce_pp", "gae", "vapo", "prime", "opd"}, {"turn_rloo", "gigpo"}
     built_in = {name for name in advantages.names() if advantages.get(name).__module__.startswith("rlcli.")}
     assert built_in == set(REFERENCES) | token_level | turn_level
     for name in built_in:
-        assert ("sequence" in inspect.signature(advantages.get(name)).parameters) == (name in token_level)
+        asked = inspect.signature(advantages.get(name)).parameters
+        assert bool({"sequence", "teacher_log_probs"} & set(asked)) == (name in token_level)
 
 
 def test_an_unknown_name_is_refused_with_the_near_ones() -> None:

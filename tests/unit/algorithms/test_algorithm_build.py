@@ -89,7 +89,7 @@ def test_each_advantage_says_what_it_needs() -> None:
     assert not build(advantage="prime").needs_critic
     assert build(advantage="remax").needs_baselines
     token_level = {name for name in advantages.names() if build(advantage=name).is_token_level}
-    assert token_level == {"gae", "vapo", "prime", "reinforce_pp"}
+    assert token_level == {"gae", "vapo", "prime", "reinforce_pp", "opd"}
 
 
 def test_kl_process_rewards_and_reference_losses_need_a_reference() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rlcli import importing
 from rlcli.algorithms import advantages, aggregation, correction, kl, losses, selection
 from rlcli.algorithms.build import build_algorithm
 from rlcli.algorithms.losses import selectors
-from rlcli.algorithms.named import Named, Rules, inputs_of, load_plugins, options_of
+from rlcli.algorithms.named import Named, Rules, inputs_of, options_of
 from rlcli.algorithms.plugins import load_file
 from rlcli.cli.main import main
 from rlcli.data.prompts.schema import row, write_rows
@@ -30,18 +30,9 @@ TABLES: list[Named[Any]] = [kind.get.__self__ for kind in KINDS] + [selectors]
 
 
 @pytest.fixture(autouse=True)
-def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers and imports is gone after it."""
-    for table in TABLES:
-        monkeypatch.setattr(table, "_functions", dict(table._functions))
-    modules = set(sys.modules)
-    monkeypatch.setattr(importing, "_trusted", True)  # tests/unit/test_importing.py has what hangs or exits
-    load_plugins.cache_clear()
-    yield
-    load_plugins.cache_clear()
-    for name in set(sys.modules) - modules:
-        if name == "mine" or name.startswith("rlcli_user_"):
-            del sys.modules[name]
+def trusted(forget_algorithms: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/unit/test_importing.py has what hangs or exits."""
+    monkeypatch.setattr(importing, "_trusted", True)
 
 
 def written(folder: Path, text: str, name: str = "mine.py") -> Path:
@@ -84,7 +75,9 @@ def test_the_documented_inputs_are_those_that_there_are() -> None:
     expected = {
         "`advantages.register`, of whole responses": build.RESPONSE_INPUTS,
         "`advantages.register`, of turns: a function that takes `turn_rewards`": build.TURN_INPUTS,
-        "`advantages.register`, of single tokens: a function that takes `sequence`": build.TOKEN_INPUTS,
+        "`advantages.register`, of single tokens: a function that takes `sequence` or `teacher_log_probs`": (
+            build.TOKEN_INPUTS
+        ),
         "`losses.register`": build.LOSS_INPUTS,
         "`losses.selectors.register`, under the name of a loss that takes `selected`": build.SELECTOR_INPUTS,
         "`kl.register`": build.KL_INPUTS,

@@ -20,7 +20,7 @@ relaxed = settings(deadline=None)  # the first call of a torch operation is slow
 OPTIONS = {"beta": 0.1}  # for those that have no default of their own
 TOKEN_INPUTS = [
     *("log_probs", "old_log_probs", "reference_log_probs", "rollout_log_probs"),
-    *("policy_log_probs", "weights", "advantages", "values", "token_rewards", "process_rewards"),
+    *("policy_log_probs", "weights", "advantages", "values", "token_rewards", "process_rewards", "teacher_log_probs"),
 ]
 FUNCTIONS = {
     f"{kind}.{name}": module.get(name)

@@ -29,7 +29,7 @@ def digits(request: VerifyRequest) -> float:
 @pytest.mark.parametrize(
     ("function", "command", "only_there"),
     [
-        (rlcli.train, train_command, {"sets", "dry_run", "whole_plan", "as_json"}),
+        (rlcli.train, train_command, {"sets", "dry_run", "whole_plan", "as_json", "go_on"}),
         (rlcli.evaluate, eval_command, {"context", "sets", "as_json"}),
     ],
 )

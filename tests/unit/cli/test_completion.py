@@ -79,8 +79,16 @@ def test_a_shell_is_offered_what_fits(line: str, some: list[str], place: Path) -
             ["train.schedule=constant", "train.schedule=linear", "train.schedule=cosine"],
         ),
         (completion.keys, "data.shuffle=t", ["data.shuffle=true"]),
-        (completion.keys, "rollout.engine=", ["rollout.engine=transformers", "rollout.engine=vllm"]),
-        (completion.keys, "rollout.engi", ["rollout.engine=transformers", "rollout.engine=vllm"]),
+        (
+            completion.keys,
+            "rollout.engine=",
+            ["rollout.engine=server", "rollout.engine=transformers", "rollout.engine=vllm"],
+        ),
+        (
+            completion.keys,
+            "rollout.engi",
+            ["rollout.engine=server", "rollout.engine=transformers", "rollout.engine=vllm"],
+        ),
         (completion.keys, "environment.name=calc", ["environment.name=calculator"]),
         (completion.keys, "train.lr=", []),
         (completion.key_names, "lora.r", ["lora.rank"]),

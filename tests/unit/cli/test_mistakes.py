@@ -41,6 +41,23 @@ def test_given_responses_refuse_what_is_for_sampled_ones(key: str, value: str, s
         resolve("sft", {}, [f"{key}={value}"])
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "--continue resumes the run in --out, and none is given; give --out"),
+        (["--out", "there", "--force"], "--continue resumes the run in --out; leave --force out"),
+        (["--out", "there", "--resume", "other"], "--continue resumes the run in --out; leave --resume out"),
+    ],
+)
+def test_continue_needs_a_folder_and_nothing_that_decides_for_it(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlcli.cli.main import main
+
+    assert main(["train", "grpo", "--continue", "--dry-run", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder = tmp_path_factory.mktemp("plan")
@@ -56,6 +73,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     [
         ("dpo", [], "samples an update", "8 / 1 minibatches = 8"),
         ("rft", [], "samples an update", "at most 32 / 1 minibatches = 32"),
+        ("grpo", ["cluster.workers=2", "parallel.context=2"], "workers", "2 on cpu, replicate 1 × shard 1 × context 2"),
+        ("grpo", ["cluster.workers=2", "parallel.context=2"], "micro-batch", " tokens, divided over 2 workers"),
         ("prime", [], "dynamic sampling", "groups whose mean score is 0.2 to 0.8"),
         ("grpo", ["dynamic_sampling.keep=unequal"], "dynamic sampling", "groups whose rewards differ"),
         ("remax", [], "samples an engine", "and one greedy response a prompt"),
@@ -72,7 +91,24 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         ),
         ("grpo", ["train.deterministic=true"], "workers", "1 on cpu, 1 threads each"),
         ("grpo", ["rollout.workers=1"], "workers", "1 on cpu, and 1 that generate, "),
-        ("grpo", ["rollout.workers=1", "async.staleness=1"], "generated ahead", "by a policy 1 step behind; "),
+        (
+            "grpo",
+            ["rollout.workers=1", "async.staleness=1", "async.engine_steps=0"],
+            "generated ahead",
+            "by a policy at most 1 update old; corrected by token_tis; an update waits until all responses are ",
+        ),
+        (
+            "grpo",
+            ["async.staleness=2"],
+            "generated ahead",
+            "2 updates old; corrected by token_tis; weights change when",
+        ),
+        (
+            "grpo",
+            ["rollout.workers=1", "async.staleness=2", "async.engine_steps=9", "async.on_update=keep"],
+            "generated ahead",
+            "change after 9 steps of the engines while responses are generated, whose keys and values are kept",
+        ),
         ("grpo", ["rollout.top_p=0.9"], "sampling", "temperature 1, top-p 0.9"),
         ("grpo", ["train.offload=all"], "offload", "none: on CPUs everything is in host memory"),
         ("grpo", ["model.gradient_checkpointing=offload"], "activations", "only the input of each layer is kept"),

@@ -21,14 +21,44 @@ WRONG = [
     ("grpo", ["train.minibatches=5"], "32 / 5 = 6.4 is not whole; give a divisor of 32"),
     ("grpo", ["evaluation.samples=4"], "gives the same response 4 times"),
     ("grpo", ["rollout.tensor_parallel=2", "cluster.workers=3"], "3 / 2 = 1.5 is not whole; give a divisor of 3"),
-    ("grpo", ["cluster.replicate=2", "cluster.workers=3"], "cluster.replicate = 3 / 2 = 1.5 is not whole; give a"),
+    (
+        "grpo",
+        ["parallel.replicate=2", "cluster.workers=3"],
+        "cluster.workers = 3 is no multiple of parallel.replicate = 2; give",
+    ),
+    (
+        "grpo",
+        ["parallel.replicate=2", "parallel.context=4", "cluster.workers=12"],
+        "parallel.replicate × parallel.context = 2 × 4 = 8; give 8 or 16",
+    ),
+    (
+        "opd",
+        ["parallel.context=2", "cluster.workers=2", "teacher.path=t", "teacher.workers=3"],
+        "teacher.workers = 3 is no multiple of parallel.context = 2; give 2 or 4",
+    ),
+    (
+        "ppo",
+        ["parallel.context=2", "cluster.workers=2", "critic.workers=1"],
+        "critic.workers = 1 is no multiple of parallel.context = 2; give 2",
+    ),
     (
         "grpo",
         ["rollout.workers=3", "rollout.tensor_parallel=2", "cluster.workers=2"],
         "rollout.workers / rollout.tensor_parallel = 3 / 2 = 1.5 is not whole; give a divisor of 3",
     ),
     ("sft", ["rollout.workers=1"], "rollout.workers = 1: nothing is sampled if responses are given"),
-    ("grpo", ["async.staleness=1"], "async.staleness = 1: engines that generate while the trainer trains need"),
+    (
+        "grpo",
+        ["async.staleness=1", "rollout.oversample=2"],
+        "oversample = 2.0: with async.staleness = 1 no response is",
+    ),
+    ("grpo", ["async.staleness=1", "environment.name=python a.py"], "a program, whose conversation cannot go on with"),
+    (
+        "grpo",
+        ["async.staleness=1", "async.on_update=keep"],
+        "on_update = keep: engines that share the trainer's devices",
+    ),
+    ("sft", ["async.staleness=1"], "async.staleness = 1: nothing is sampled if responses are given"),
     (
         "grpo",
         ["async.staleness=1", "rollout.workers=1", "algorithm.correction=none"],
@@ -46,6 +76,10 @@ WRONG = [
         "oversample = 1.25 trains on samples with tokens from several policies",
     ),
     ("grpo", ["rollout.oversample=2", "train.deterministic=true"], "give oversample = 1 or deterministic = false"),
+    ("grpo", ["rollout.speculate=5", "train.deterministic=true"], "give speculate = 0 or deterministic = false"),
+    ("grpo", ["rollout.sync=delta"], "rollout.sync = delta: engines that share the trainer's devices"),
+    ("grpo", ["rollout.sync=delta", "rollout.workers=1", "lora.rank=8"], "sync = delta: lora.rank = 8 changes all"),
+    ("grpo", ["rollout.sync_ahead=true", "rollout.workers=1"], "with async.staleness = 0 no engine generates when"),
     ("sft", ["rollout.oversample=2"], "rollout.oversample = 2.0: nothing is sampled if responses are given"),
     ("grpo", ["train.tokens_per_microbatch=2000"], "rollout.max_response_tokens = 2048"),
     (
@@ -53,6 +87,9 @@ WRONG = [
         ["train.offload=all", "rollout.workers=1"],
         "offload = all makes room for an engine on the same GPUs, but",
     ),
+    ("grpo", ["data.sampling=thompson"], "groups whose rewards are all equal; give dynamic_sampling.keep = unequal"),
+    ("sft", ["data.sampling=difficulty"], "data.sampling = difficulty: no prompt has a pass rate if responses are"),
+    ("sft", ["data.retire=2"], "data.retire = 2: no prompt has a pass rate if responses are given"),
     ("sft", ["train.offload=optimizer"], "none is used (data.response); give none"),
     ("grpo", ["train.warmup_steps=200"], "train.warmup_steps = 200 is more than train.steps = 100"),
 ]
@@ -77,6 +114,10 @@ def test_what_does_not_fit_together_is_refused(recipe: str, sets: list[str], say
         ("sft", ["train.offload=all", "evaluation.data=somewhere"]),
         ("dapo", ["algorithm.correction=none", "dynamic_sampling.oversample=1"]),
         ("grpo", ["async.staleness=1", "rollout.workers=2", "rollout.tensor_parallel=2", "cluster.workers=3"]),
+        ("grpo", ["async.staleness=3"]),
+        ("grpo", ["async.staleness=1", "rollout.workers=1", "rollout.sync=delta", "rollout.sync_ahead=true"]),
+        ("grpo", ["async.staleness=2", "async.on_update=keep", "async.engine_steps=64", "rollout.workers=1"]),
+        ("grpo", ["async.staleness=1", "async.engine_steps=0", "rollout.workers=1", "environment.name=python a.py"]),
     ],
 )
 def test_what_fits_is_accepted(recipe: str, sets: list[str]) -> None:

@@ -44,7 +44,7 @@ def fresh_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 ALGORITHMS = (
     *("sft", "rft", "dpo", "sppo", "grpo", "dr_grpo", "dapo", "ppo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
     *("remax", "gspo", "cispo", "sapo", "gmpo", "clip_cov", "kl_cov", "opo", "gpg", "maxrl", "vapo", "prime", "pf_ppo"),
-    *("gdpo", "grpo_passk", "dro", "dppo_tv", "turn_rloo", "gigpo"),
+    *("gdpo", "grpo_passk", "dro", "dppo_tv", "turn_rloo", "gigpo", "opd"),
 )
 TASKS = (
     *(

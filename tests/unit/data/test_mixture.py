@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlcli.cli.options import data_sets
 from rlcli.config.changes import read_run_config
 from rlcli.config.load import dump_toml, resolve
-from rlcli.config.schema import RunConfig
+from rlcli.config.schema import Data, RunConfig, Train, WeightedPath
 from rlcli.data.columns import Samples
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor, cursor_of
@@ -52,6 +52,18 @@ def test_each_set_goes_through_its_own_epochs() -> None:
     taken = of_equal_size.take(40)
     assert sorted(taken) == list(range(40))
     assert [i for i in taken if i < 20] != [i - 20 for i in taken if i >= 20]
+
+
+@pytest.mark.parametrize("unit", ["prompts", "tokens"])
+def test_many_at_once_are_those_that_come_one_by_one(unit: str) -> None:
+    at_once, singly = mixed(unit=unit), mixed(unit=unit)
+    for step in range(12):
+        taken = at_once.take(step)
+        assert taken == [singly.take(1)[0] for _ in range(step)]
+        for index in taken[step % 2 :]:
+            at_once.account(index, 10 + index)
+            singly.account(index, 10 + index)
+    assert at_once.state() == singly.state()
 
 
 @pytest.mark.parametrize("unit", ["prompts", "tokens"])
@@ -143,13 +155,18 @@ def test_sets_are_joined_with_ids_that_differ(tmp_path: Path) -> None:
         dataset_names([paths[0], f"{paths[0]}/test.parquet"], "--eval-data")
 
 
+def asked(*weights: float, **more: Any) -> RunConfig:
+    paths = tuple(WeightedPath(path=str(place), weight=weight) for place, weight in enumerate(weights))
+    return RunConfig(data=Data(path=paths, **more), train=Train(seed=3))
+
+
 def test_one_set_or_no_weights_take_the_cursor_of_one_dataset() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(9)]
     joined = JoinedPrompts([prompts[:4], prompts[4:]], ["a", "b"])
     for some, weights in ((prompts, ()), (prompts, (2.0,)), (joined, ())):
-        cursor = cursor_of(some, weights, 3, True, "prompts")
+        cursor = cursor_of(some, asked(*weights))
         assert cursor.state() == PromptCursor(9, 3, True).state()
-    assert isinstance(cursor_of(joined, (2.0, 1.0), 3, True, "prompts"), MixedCursor)
+    assert isinstance(cursor_of(joined, asked(2.0, 1.0)), MixedCursor)
 
 
 def config_of(*texts: str, sets: tuple[str, ...] = ()) -> RunConfig:

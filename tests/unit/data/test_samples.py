@@ -28,8 +28,10 @@ verdicts = st.builds(
 )
 
 
-def rewarded(sample: Sample, turns: list[tuple[float, int]]) -> Sample:
-    return replace(sample, turn_rewards=tuple(r for r, _ in turns), turn_states=tuple(s for _, s in turns))
+def rewarded(sample: Sample, turns: list[tuple[float, int]], versions: list[int]) -> Sample:
+    turn_columns = {"turn_rewards": tuple(r for r, _ in turns), "turn_states": tuple(s for _, s in turns)}
+    newer = {"newer_by": len(versions) - 1, "version_tokens": tuple(versions)} if len(versions) > 1 else {}
+    return replace(sample, **turn_columns, **newer)
 
 
 plain = st.builds(
@@ -49,7 +51,8 @@ plain = st.builds(
     turns=counts,
     newer_by=counts,
 )
-one = st.builds(rewarded, plain, st.lists(st.tuples(numbers, st.integers(0, 2**63 - 1)), max_size=3))
+by_turn = st.lists(st.tuples(numbers, st.integers(0, 2**63 - 1)), max_size=3)
+one = st.builds(rewarded, plain, by_turn, st.lists(st.integers(1, 99), max_size=3))
 some = st.lists(one, max_size=6)
 
 

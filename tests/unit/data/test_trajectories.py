@@ -217,10 +217,10 @@ def test_saved_samples_and_metrics_count_drawn_tokens(tmp_path: Path) -> None:
             else None
         )
         task = PromptTask(0, ids(1, 2, 3), SOURCE, 2)
-        item = pending(task, index, whole, scored, shard=0, row=index, seed=index, held=held)
+        item = pending(task, index, whole, scored, shard=0, seed=index, held=held)
         assert item.digest == tokens_digest(whole)
         assert item.checksum == zlib.crc32(whole.last_turn.tobytes())
-        saver.wait_for(item)
+        saver.add([item])
         samples.append(replace(item.sample, verdict=scored.result().verdict, ended=int(index == 0)))
     saver.save_rest()
     one, other = pq.read_table(tmp_path / "rank.parquet").to_pylist()

@@ -48,6 +48,19 @@ def test_transformers_reads_the_trained_model(
     nothing_beside(out)
 
 
+def test_each_expert_is_exported_by_itself(
+    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    export(saved_runs / "mixture", "--out", out, "--json")
+    said = json.loads(capsys.readouterr().out)
+    written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / "mixture-base"))
+    assert written.keys() == base.keys()
+    assert any(".experts.5.down_proj." in name for name in written)
+    assert said["change"]["moved"] == said["change"]["tensors"] == len(written)
+    assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "mixture"), abs=1e-5)
+
+
 @pytest.mark.long
 def test_the_pipeline_that_the_card_shows_answers(tmp_path: Path) -> None:
     from rlcli.model.io.tiny import make_tiny_model
@@ -108,25 +121,26 @@ def test_a_large_model_is_written_as_several_files(
     assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "full"), abs=1e-5)
 
 
+@pytest.mark.parametrize(("name", "base", "factors"), [("lora", "base", 14), ("mixture-lora", "mixture-base", 8)])
 def test_an_adapter_is_read_by_peft_and_merged_by_transformers_alone(
-    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved_runs: Path, name: str, base: str, factors: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from peft import AutoPeftModelForCausalLM
 
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
-    export(saved_runs / "lora", "--out", adapter, "--json")
+    export(saved_runs / name, "--out", adapter, "--json")
     said = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["change"]["tensors"], said["change"]["moved"]) == ("adapter", 14, 14)
+    assert (said["kind"], said["change"]["tensors"], said["change"]["moved"]) == ("adapter", factors, factors)
     assert said["log_probs"]["largest"] < 1e-5
-    export(saved_runs / "lora", "--merge", "--out", merged, "--json")
+    export(saved_runs / name, "--merge", "--out", merged, "--json")
     said = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["change"]["moved"]) == ("model", 14)
+    assert (said["kind"], said["change"]["moved"]) == ("model", factors)
     assert said["log_probs"]["largest"] < 1e-5
     assert not (merged / "adapter_config.json").exists()
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
-        saved_runs / "base"
+        saved_runs / base
     )
-    expected = pytest.approx(stored_log_probs(saved_runs / "lora"), abs=1e-5)
+    expected = pytest.approx(stored_log_probs(saved_runs / name), abs=1e-5)
     assert log_probs(merged) == expected
     with torch.no_grad():
         lm = AutoPeftModelForCausalLM.from_pretrained(adapter).eval()

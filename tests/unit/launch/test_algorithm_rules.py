@@ -41,6 +41,7 @@ def check(recipe: str, *sets: str) -> None:
     check_algorithm(config, build_algorithm(**config.algorithm.model_dump()))
 
 
+FORWARD = ("algorithm.advantage=one", "algorithm.loss=opd_forward")
 ONE, SMALL = "rollout.samples_per_prompt=1", "train.tokens_per_microbatch=4000"
 
 
@@ -55,6 +56,15 @@ ONE, SMALL = "rollout.samples_per_prompt=1", "train.tokens_per_microbatch=4000"
         ("sft", ["algorithm.advantage=remax"], "no rewards for algorithm.advantage = remax; give one"),
         ("grpo", [ONE, "algorithm.advantage=best_of_group"], "advantage = best_of_group compares the samples of a"),
         ("grpo", [SMALL, "algorithm.select=first_two"], "a pair of samples may hold (algorithm.select = first_two)"),
+        ("opd", [], "algorithm.advantage = opd and algorithm.loss = ppo need a teacher; give teacher.path"),
+        (
+            "grpo",
+            ["teacher.path=t"],
+            "teacher.path = t, but algorithm.advantage = grpo and algorithm.loss = ppo use no",
+        ),
+        ("opd", ["teacher.path=t", *FORWARD], "teacher.top_k = 0: algorithm.loss = opd_forward compares the teacher's"),
+        ("opd", ["teacher.path=t", "teacher.top_k=4"], "teacher.top_k = 4, but algorithm.loss = ppo compares drawn"),
+        ("sft", ["teacher.path=t", "algorithm.advantage=opd"], "no rewards for algorithm.advantage = opd; give one"),
         ("grpo", ["critic.workers=1", "algorithm.advantage=best_of_group"], "best_of_group has no value model"),
     ],
 )
@@ -76,6 +86,9 @@ def test_what_a_function_rules_out_is_refused(recipe: str, sets: list[str], says
         ("sft", ["algorithm.advantage=same_for_all"]),
         ("sft", []),
         ("dpo", []),
+        ("opd", ["teacher.path=t"]),
+        ("opd", ["teacher.path=t", "teacher.top_k=4", *FORWARD]),
+        ("sft", ["teacher.path=t", "teacher.top_k=4", "algorithm.loss=opd_forward"]),
     ],
 )
 def test_what_fits_is_accepted(recipe: str, sets: list[str], plugin: None) -> None:

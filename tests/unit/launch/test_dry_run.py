@@ -86,6 +86,12 @@ def test_a_verifier_without_a_gold_only_has_to_end(tmp_path: Path) -> None:
     assert tried(data(tmp_path, "2"), f"{tmp_path}/mine.py:zero") == []
 
 
+def test_a_verifier_that_compares_responses_is_noted_and_not_tried(tmp_path: Path) -> None:
+    judge = "judge(url=http://127.0.0.1:9, model=m, rivals=3)"
+    (note,) = tried(data(tmp_path, "2"), f"{judge} + format")
+    assert note.endswith("is not tried: it compares the responses of a group")
+
+
 @pytest.mark.parametrize("question", ["", " \n"])
 def test_an_empty_prompt_is_refused(question: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the prompt of row toy:train:0 of .*parquet is empty"):
@@ -222,6 +228,12 @@ def test_keys_without_effect_are_named() -> None:
         "shaping.overlong_penalty = 2.0 has no effect: shaping.overlong_buffer = 0",
     ]
     assert without_effect(resolve("grpo", {}, []).config) == []
+    assert without_effect(resolve("dapo", {}, ["data.sampling=thompson", "data.shuffle=false"]).config) == [
+        "data.shuffle = False has no effect: data.sampling = thompson draws at random"
+    ]
+    assert without_effect(resolve("grpo", {}, ["data.decay=0.9", "data.retire=1"]).config) == [
+        "data.decay = 0.9 has no effect: data.sampling = uniform"
+    ]
 
 
 def test_a_dry_run_tries_them_all(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlcli.config.load import resolve
 from rlcli.config.schema import RunConfig
 from rlcli.errors import ConfigError, SetupError
 from rlcli.launch import engine as engine_checks
@@ -27,6 +28,7 @@ def config(engine: str = "transformers", **sections: dict[str, Any]) -> RunConfi
         ("gpu_memory_utilization", 0.4),
         ("kv_cache_mb", 64),
         ("enforce_eager", True),
+        ("speculate", 4),
     ],
 )
 def test_a_setting_that_an_engine_does_not_implement_is_refused(key: str, value: object) -> None:
@@ -69,3 +71,42 @@ def test_adapters_are_refused_by_an_engine_that_needs_them_merged() -> None:
         check_adapter(config(lora=lora), "bfloat16", "")
     with pytest.raises(ConfigError, match=r"does not load LoRA adapters, and folder is one; merge it"):
         check_adapter(config(lora=lora), "float32", "folder")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "message"),
+    [
+        ({"servers": ["a:1"]}, "'a:1' is not the URL of a server; give one like"),
+        ({"servers": "http://me:secret@a:1"}, "the URL of a server holds a password; set the key in RLCLI_ENGINE_KEY"),
+        ({"servers_folder": "/no/such"}, "rollout.servers_folder = /no/such: no such folder; make it"),
+        ({"tensor_parallel": 2}, "rollout.engine = server has no such setting"),
+    ],
+)
+def test_servers_that_cannot_be_are_refused(rollout: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_engine(config("server", rollout=rollout, cluster={"workers": 2}), train=True)
+    assert message in str(error.value)
+
+
+def test_servers_of_the_run_need_vllm_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_checks, "missing", lambda *modules: [one for one in modules if one == "vllm"])
+    with pytest.raises(SetupError, match=r"rollout.servers = 2 servers are to be started, but vllm is not installed"):
+        check_engine(config("server", rollout={"servers": 2}), train=True)
+    check_engine(config("server", rollout={"servers": "http://a:1"}), train=True)
+
+
+def test_servers_are_refused_with_the_keys_that_they_cannot_keep() -> None:
+    def refused(*sets: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            resolve("grpo", {}, ["rollout.engine=server", *sets])
+        return str(error.value)
+
+    assert "train.deterministic = true promises the same bits" in refused("train.deterministic=true")
+    asynchronous = ("async.staleness=1", "rollout.workers=1", "async.engine_steps=9")
+    assert "async.engine_steps = 9: servers take their steps by themselves" in refused(*asynchronous)
+    assert "has 1 URLs for 2 engines (cluster.workers)" in refused("rollout.servers=http://a:1", "cluster.workers=2")
+    assert "must be a whole number from 1 to 64, a URL or a list of URLs" in refused("rollout.servers=0")
+    resolved = resolve("grpo", {}, ["rollout.engine=server", 'rollout.servers=["http://a:1", "http://b:1"]'])
+    assert resolved.config.rollout.server_urls == ("http://a:1", "http://b:1")
+    with pytest.raises(ConfigError, match=r"async.on_update = keep, but rollout.engine = server"):
+        check_engine(config("server", rollout={"workers": 1}, **{"async": {"on_update": "keep"}}), train=True)

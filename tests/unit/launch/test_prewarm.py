@@ -117,7 +117,7 @@ def test_a_cluster_that_runs_already_is_joined_when_it_is_needed(
     joined: list[str] = []
 
     @contextlib.contextmanager
-    def session(address: str, workers: int, on_lost: Any) -> Iterator[None]:
+    def session(address: str, workers: int, on_lost: Any, wait_s: float) -> Iterator[None]:
         joined.append(address)
         yield
 

@@ -21,7 +21,15 @@ from rlcli.launch.resume import Resumption, check_data, find_run, resumption
 from rlcli.orchestrator.groups import Group, PartialGroup, as_groups, as_plain
 from rlcli.runs.checkpoint import Checkpoints
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import amend, evaluated_steps, evaluations_of, metrics_of, rewind, timeline_of
+from rlcli.runs.records import (
+    amend,
+    evaluated_steps,
+    evaluations_of,
+    judged_of,
+    metrics_of,
+    rewind,
+    timeline_of,
+)
 from rlcli.types import Outcome, Sample, Verdict
 
 FLAGS: dict[str, object] = {"model.path": "tiny", "data.path": "sums", "train.steps": 8}
@@ -74,12 +82,13 @@ def test_the_record_is_cut_back_to_the_end_of_a_step(run: Path) -> None:
 def test_what_viewers_read_is_cut_back_with_the_samples(run: Path) -> None:
     lines = [json.dumps({"step": step, "start": 0.0, "lanes": []}) + "\n" for step in (1, 2, 3)]
     (run / "timeline.jsonl").write_text("".join(lines) + '{"step": 4, "sta')
+    (run / "prompts.jsonl").write_text("".join(lines))
     of_training = ("advantages.parquet", "tokens-0.parquet", ".advantages.parquet.7.tmp", ".tokens-1.parquet.7.tmp")
     for step in (1, 2, 3):
         for name in of_training:
             (run / "samples" / f"step-{step:06d}" / name).touch()
     rewind(run, 1, sampled=2)
-    assert [line["step"] for line in timeline_of(run)] == [1]
+    assert [line["step"] for line in timeline_of(run)] == [line["step"] for line in judged_of(run)] == [1]
     assert {path.name for path in (run / "samples" / "step-000001").iterdir()} > set(of_training)
     left = {path.name for path in (run / "samples" / "step-000002").iterdir()}
     assert left == {"rank-0.parquet", "rank-0.round-2.parquet"}, "sampled, and to be trained on again"

@@ -35,20 +35,20 @@ def expected(dtype: torch.dtype) -> list[torch.Tensor]:
 def gathered(named: Any, dtype: torch.dtype, limit: int) -> dict[str, Any]:
     """What `buckets` gives, with how many collectives it took and how they and the buckets alternated."""
     events: list[str] = []
-    original = module._all_gather
+    original = module.all_gather
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         events.append("gather")
         return original(*args, **kwargs)
 
-    module._all_gather = counted
+    module.all_gather = counted
     found: list[list[Any]] = []
     try:
         for bucket in module.buckets(named, dtype, limit):
             events.append("use")
             found.append(bucket)
     finally:
-        module._all_gather = original
+        module.all_gather = original
     sizes = [sum(tensor.numel() * tensor.element_size() for _, tensor in bucket) for bucket in found]
     pairs = [pair for bucket in found for pair in bucket]
     return {"names": [n for n, _ in pairs], "tensors": [t for _, t in pairs], "sizes": sizes, "events": events}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rlcli.errors import ModelError
+from rlcli.model.experts import stored
 from rlcli.model.io.config import SUPPORTED
 from rlcli.model.io.facts import check_model
 from rlcli.model.lora import LoraSpec, add_lora
@@ -34,13 +35,16 @@ def test_facts_of_a_sound_model(model: Path) -> None:
 
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_checkpoint_names_are_parameter_names(kind: str, tmp_path: Path) -> None:
-    """What is streamed and exported goes by the names of `named_parameters`: files must use the same ones."""
+    """What is streamed goes by the names of `named_parameters`: files must use the same ones, but for experts."""
     from safetensors import safe_open
 
     lm = tiny_lm(kind)
     lm.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
-        assert set(file.keys()) == {name for name, _ in lm.named_parameters()}
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    expected = dict(part for name, parameter in lm.named_parameters() for part in stored(name, parameter))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("path", ["/no/such/model", "./nothing", "no folder", "a/b/c"])
@@ -119,10 +123,13 @@ def test_weights_that_the_config_does_not_describe_are_refused(
         check_model(str(model))
 
 
-def test_a_window_over_every_layer_is_refused(tmp_path: Path) -> None:
-    tiny_config("phi3", sliding_window=64).save_pretrained(tmp_path)
+def test_windows_are_taken_where_they_are_tested(tmp_path: Path) -> None:
+    check_model(str(save_tiny(tmp_path / "phi3", "phi3", sliding_window=64)))
+    with pytest.raises(ModelError, match="sliding_window = 0, and a token sees 1 or more"):
+        check_model(str(save_tiny(tmp_path / "none", "mistral", sliding_window=0)))
+    tiny_config("llama", sliding_window=64).save_pretrained(tmp_path / "llama")
     with pytest.raises(ModelError, match="sliding_window = 64"):
-        check_model(str(tmp_path))
+        check_model(str(tmp_path / "llama"))
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "", '{"model_type": "qwen2", "hidden_size": "big"}'])

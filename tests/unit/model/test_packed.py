@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlcli.errors import ModelError
 from rlcli.model.attention import Segments, _varlen, packed_attention
-from rlcli.model.io.config import SUPPORTED
+from rlcli.model.io.config import SUPPORTED, WINDOWED
 from rlcli.model.packed import dummy, pack
 from rlcli.model.policy import PolicyModel
 from tests.model_fixtures import VOCABULARY, Row, padded_log_probs, ragged_rows, tiny_lm
@@ -111,21 +111,30 @@ def test_prompts_are_not_shared_for_the_sake_of_a_few_tokens() -> None:
     assert pack([(tokens, 40) for tokens, _ in rows], CPU).segments.source is not None
 
 
-@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SUPPORTED), *((kind, 7) for kind in WINDOWED)])
 @pytest.mark.parametrize("layout", ["padded", "end_to_end"])
 def test_shared_prompts_change_neither_log_probs_nor_gradients(
-    kind: str, layout: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, window: int | None, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of_groups()
-    lm = tiny_lm(kind)
+    lm = tiny_lm(kind, sliding_window=window)
     reference = copy.deepcopy(lm)
     batch = pack(rows, CPU)
     assert len(batch.segments.padded.copies)
     if layout == "end_to_end":  # as on a GPU, with a kernel of another make
 
-        def varlen_attn(q: Any, k: Any, v: Any, ends: Any, *_: Any, **__: Any) -> torch.Tensor:
+        def varlen_attn(q: Any, k: Any, v: Any, ends: Any, *_: Any, window_size: Any, **__: Any) -> torch.Tensor:
             parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
-            out = [F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True) for one in parts]
+            before, after = window_size
+            assert after == 0
+
+            def seen(size: int) -> torch.Tensor:
+                apart = torch.arange(size)[:, None] - torch.arange(size)
+                return (apart >= 0) & (apart <= (size if before < 0 else before))
+
+            out = [
+                F.scaled_dot_product_attention(*one, attn_mask=seen(one[0].shape[2]), enable_gqa=True) for one in parts
+            ]
             return torch.cat(out, 2)[0].transpose(0, 1)
 
         monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
@@ -159,7 +168,25 @@ def test_a_dummy_gives_every_parameter_a_zero_gradient() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in policy.parameters())
 
 
-@pytest.mark.parametrize("feature", ["sliding_window", "softcap", "s_aux"])
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_each_token_sees_the_last_ones_of_its_window_alone(window: int) -> None:
+    torch.manual_seed(0)
+    lengths = [9, 4, 1, 8]
+    query, key, value = (torch.randn(1, 2, sum(lengths), 8, dtype=torch.float64) for _ in range(3))
+    found, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, segments=Segments.of(lengths, CPU), sliding_window=window
+    )
+    start = 0
+    for length in lengths:
+        for own in range(length):
+            sees = slice(start + max(0, own - window + 1), start + own + 1)
+            scores = torch.einsum("hd,hkd->hk", query[0, :, start + own], key[0, :, sees]) / 8**0.5
+            expected = torch.einsum("hk,hkd->hd", scores.softmax(-1), value[0, :, sees])
+            torch.testing.assert_close(found[0, start + own], expected)
+        start += length
+
+
+@pytest.mark.parametrize("feature", ["softcap", "s_aux"])
 def test_attention_that_packing_does_not_do_is_refused(feature: str) -> None:
     x = torch.zeros(1, 2, 3, 8)
     with pytest.raises(ModelError, match=feature):

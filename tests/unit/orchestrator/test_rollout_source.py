@@ -22,13 +22,14 @@ from rlcli.config.schema import RunConfig
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected, Progress, PromptTask, sample_seed
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.mixture import MixedCursor, Unit
+from rlcli.data.prompts.mixture import MixedCursor, Unit, cursor_of
 from rlcli.data.prompts.prompts import TokenizedPrompts
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
 from rlcli.evaluation.report import evaluate
-from rlcli.orchestrator.groups import as_groups, as_plain
+from rlcli.orchestrator.groups import Group, as_groups, as_plain
+from rlcli.orchestrator.judged import judged, judged_groups
 from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.orchestrator.rollout_source import RolloutSource, by_rank
 from rlcli.rollout.call import RolloutCall
@@ -540,10 +541,26 @@ def test_saved_samples_say_why_they_are_left_out(tmp_path: Path) -> None:
             scored: Future[Scored] = Future()
             scored.set_result(Scored("1", Verdict(0.0, Outcome(outcome))))
             row = Sample(0, index, 0, index, 2, 1, finish, UNVERIFIED, 1)  # type: ignore[arg-type]
-            saver.wait_for(PendingSample(source, row, scored, None, 0, 0))
+            saver.add([PendingSample(source, row, scored, None, 0, 0)])
         saver.save_rest()
         found[rule] = pq.read_table(tmp_path / f"{rule}.parquet").column("left_out").to_pylist()
     assert found == {"mask": ["crash", "truncated", None], "keep": ["crash", None, None], "": [None] * 3}
+
+
+def test_samples_verified_after_the_first_write_are_added_to_the_file(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    source = Prompt("row:0", ({"role": "user", "content": "?"},), "s", "math", "gsm8k", "3")
+    saver = Saver(str(tmp_path / "rank-{rank}.parquet"), 0, 1)
+    for index in range(3):
+        scored: Future[Scored] = Future()
+        scored.set_result(Scored(str(index), Verdict(0.0, Outcome.OK)))
+        row = Sample(0, index, 0, 0, 2, 1, "stop", UNVERIFIED, 1)
+        saver.add([PendingSample(source, row, scored, None, 0, 0)])
+        saver.save_rest()
+        saver.save_rest()
+    assert pq.read_table(tmp_path / "rank-0.parquet").column("response").to_pylist() == ["0", "1", "2"]
+    assert len(saver.rows) == 3
 
 
 def mixture_of(workers: Workers, unit: Unit, **rules: Any) -> RolloutSource:
@@ -579,15 +596,16 @@ def test_several_sets_resume_exactly_whatever_is_refilled_and_waits(unit: Unit) 
 
 def test_samples_that_were_generated_ahead_keep_their_sets() -> None:
     source = mixture_of(Workers(unequal_where(lambda row: True)), "prompts")
-    ahead = Prefetcher(source, 1, 9, lambda: None)
+    source.config = source.config.changed(async_={"staleness": 1, "engine_steps": 0}, rollout={"workers": 1})
+    ahead = Prefetcher(source, True, 9, lambda: None)
     ahead.take(1)
     ahead.wait()
-    state, shards = ahead.state()
-    other = Prefetcher(source, 1, 9, lambda: None)
-    other.restore(json.loads(json.dumps(state)), shards)
-    assert list(other.take(2).sources) == list(ahead.take(2).sources)
-    for one in (ahead, other):
-        one.wait()
+    state, shards = source.state()
+    assert source.begun
+    whole = ahead.take(2).sources
+    ahead.wait()
+    source.restore(json.loads(json.dumps(state)), shards)
+    assert source.take(2).sources == whole
 
 
 def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
@@ -602,3 +620,78 @@ def test_an_evaluation_of_several_sets_reports_each_and_all() -> None:
     assert "(a 100.0%" in report.headline()
     alone = evaluate(workers, source_of(workers, rows=3).prompts, config)  # type: ignore[arg-type]
     assert (alone.sets, "datasets" in alone.as_dict(), "(" in alone.headline()) == ({}, False, False)
+
+
+class Judging(Workers):
+    """Samples are right if their score is 1."""
+
+    def report(self, rank: int, tasks: list[PromptTask], call: RolloutCall) -> Collected:
+        report = super().report(rank, tasks, call)
+        outcome = {True: Outcome.OK, False: Outcome.WRONG}
+        marked = [replace(s, verdict=replace(s.verdict, outcome=outcome[s.verdict.score == 1])) for s in report.samples]
+        return replace(report, samples=Samples.of(marked))
+
+
+def selecting_source(workers: Workers, sampling: str) -> RolloutSource:
+    """Rows 0 to 11; of its groups of two samples those of every third row are equal."""
+    source = source_of(workers, rows=12, keep="unequal", max_batches=30, prompts_per_step=3)
+    source.config = source.config.changed(data={"sampling": sampling, "retire": 2})
+    source.cursor = cursor_of(source.prompts.prompts, source.config)
+    return source
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "thompson", "difficulty"])
+def test_prompts_drawn_by_their_pass_rates_resume_exactly(sampling: str) -> None:
+    def score(prompt_id: str, sample: int) -> float:
+        row = number(prompt_id)
+        return float(row % 3 == 2 or (row % 3 == 1 and sample % 2 == 1))
+
+    whole, parts = (selecting_source(Judging(score), sampling) for _ in range(2))
+    for step in range(1, 9):
+        batch, again = whole.take(step), parts.take(step)
+        assert rows_of(batch) == rows_of(again)
+        assert (batch.judged, batch.selection) == (again.judged, again.selection)
+        assert len(batch.judged) * SAMPLES == batch.generated
+        assert sum(kept for *_, kept in batch.judged) == len(rows_of(batch))
+        assert {(number(name) % 3, right) for name, _, right, _, _ in batch.judged} <= {(0, 0), (1, 1), (2, 2)}
+        state = json.loads(json.dumps(parts.cursor.state()))
+        parts = selecting_source(Judging(score), sampling)
+        parts.cursor = parts.cursor.restored(state)
+    assert batch.selection["prompts/seen"] == 1.0
+    assert 0.0 < batch.selection["prompts/retired"] <= 1 / 3
+
+
+def test_what_was_judged_is_kept_with_what_was_generated_ahead() -> None:
+    source, other = (selecting_source(Judging(unequal_where(lambda row: row % 2 == 1)), "thompson") for _ in range(2))
+    for one in (source, other):
+        one.config = one.config.changed(async_={"staleness": 1, "engine_steps": 0}, rollout={"workers": 1})
+    ahead = Prefetcher(source, True, 9, lambda: None)
+    ahead.take(1)
+    ahead.wait()
+    state, shards = source.state()
+    cursor = json.loads(json.dumps(source.cursor.state()))
+    other.cursor = other.cursor.restored(cursor)
+    other.restore(json.loads(json.dumps(state)), shards)
+    restored, batch = other.take(2), ahead.take(2)
+    ahead.wait()
+    assert source.begun
+    assert restored.judged == batch.judged
+    assert restored.selection == batch.selection != {}
+    assert len(batch.judged) > len(rows_of(batch))
+
+
+def test_a_group_is_judged_by_the_samples_that_count() -> None:
+    config = RunConfig.model_validate({"train": {"truncated": "zero_reward"}})
+
+    def sample(place: int, outcome: Outcome, stop: Any = "stop") -> Sample:
+        return Sample(0, place, 0, place, 4, 3, stop, Verdict(1.0, outcome), 1)
+
+    some = Samples.of(
+        [sample(0, Outcome.OK), sample(1, Outcome.WRONG), sample(2, Outcome.CRASH), sample(3, Outcome.OK, "length")]
+    )
+    assert judged(some, config) == (1, 3), "the third has no verdict, and the fourth is cut off"
+    assert judged(some, config.changed(train={"truncated": "mask"})) == (1, 2)
+    assert judged(some, config.changed(train={"truncated": "keep"})) == (2, 3)
+    group = Group(some, (), None, 1, prompt_id="a:0")
+    twin = replace(group)
+    assert judged_groups([group, twin], [twin], config) == [["a:0", 3, 1, 12, False], ["a:0", 3, 1, 12, True]]

@@ -28,7 +28,7 @@ from rlcli.trainer.update_guard import UpdateGuard
 from rlcli.types import Outcome, Sample, Verdict
 
 COUNTS, CUT, TIMEOUT, CRASH = "counts", "cut", "timeout", "crash"
-BY_TOKENS = ("gae", "vapo", "reinforce_pp", "prime")
+BY_TOKENS = ("gae", "vapo", "reinforce_pp", "prime", "opd")
 BY_RESPONSES = [name for name in advantages.names() if name not in BY_TOKENS]
 
 

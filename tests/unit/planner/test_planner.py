@@ -16,10 +16,10 @@ from rlcli.errors import ConfigError, SetupError
 from rlcli.model.io.config import plain_config
 from rlcli.planner.device import GIB, Device, of_machine, parse_gpus
 from rlcli.planner.engine import full_responses, weights
+from rlcli.planner.fitting.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
 from rlcli.planner.forecast import disk, forecast
 from rlcli.planner.memory import checkpoint_bytes, host_bytes, phases
 from rlcli.planner.shape import ModelShape, read_shape, shape_of
-from rlcli.planner.solve import STEP, budget, fits, largest_microbatch, largest_utilization, solved
 from rlcli.planner.timing import times
 from tests.planner_settings import QWEN_7B, setting, totals
 
@@ -89,7 +89,7 @@ def test_more_ranks_hold_smaller_parts(shape: ModelShape) -> None:
 
 
 def test_each_copy_is_sharded_over_its_own_workers(shape: ModelShape) -> None:
-    eight, copies = (setting(shape, "h100:8", f"cluster.replicate={count}") for count in (1, 2))
+    eight, copies = (setting(shape, "h100:8", f"parallel.replicate={count}") for count in (1, 2))
     four = setting(shape, "h100:4")
     parts, wanted = phases(copies)[-1].parts, phases(four)[-1].parts
     assert {name: parts[name] for name in ("weights", "optimizer")} == {
@@ -106,8 +106,29 @@ def test_each_copy_is_sharded_over_its_own_workers(shape: ModelShape) -> None:
 
 
 def test_a_run_that_does_not_fit_as_copies_is_told_of_one(shape: ModelShape) -> None:
-    fix = forecast(setting(shape, "h100:8", "cluster.replicate=8")).fixes[0]
-    assert fix.keys == {"cluster.replicate": 1}
+    fix = forecast(setting(shape, "h100:8", "parallel.replicate=8")).fixes[0]
+    assert fix.keys == {"parallel.replicate": 1}
+
+
+def test_workers_that_divide_tokens_hold_a_share_of_the_activations(shape: ModelShape) -> None:
+    long = ("rollout.max_response_tokens=30000", "data.max_prompt_tokens=1000", "train.tokens_per_microbatch=31000")
+    whole, four = (setting(shape, "h100:8", *long, f"parallel.context={ranks}") for ranks in (1, 4))
+    parts, wanted = (next(one for one in phases(own) if one.name == "update").parts for own in (four, whole))
+    assert parts["activations"] == pytest.approx(wanted["activations"] / 4, rel=0.01)
+    assert (parts["weights"], parts["optimizer"]) == (wanted["weights"], wanted["optimizer"])
+    seconds = {
+        ranks: next(
+            t for t in times(setting(shape, f"h100:{ranks}", *long, f"parallel.context={ranks}")) if t.name == "update"
+        )
+        for ranks in (1, 8)
+    }
+    assert seconds[8].seconds > seconds[1].seconds / 8, "what they exchange"
+
+
+def test_a_run_whose_samples_are_too_long_is_told_to_divide_them(shape: ModelShape) -> None:
+    long = ("rollout.max_response_tokens=60000", "data.max_prompt_tokens=1000", "train.tokens_per_microbatch=61000")
+    fixes = forecast(setting(shape, "h100:8", *long)).fixes
+    assert any("parallel.context" in fix.keys for fix in fixes), fixes
 
 
 def test_lora_trains_an_adapter_and_keeps_the_base_in_bfloat16(shape: ModelShape) -> None:
@@ -311,6 +332,38 @@ def test_a_critic_on_workers_of_its_own_is_no_burden_of_the_policy_s(shape: Mode
     assert own is not None
     assert own.parts["critic"] == pytest.approx(2 * phases(together)[-1].parts["critic"])
     assert forecast(together).critic_apart is None
+
+
+def test_teachers_are_counted_where_they_are(shape: ModelShape) -> None:
+    two = 'teacher.path=[{path = "a", sources = ["x"]}, {path = "b"}]'
+    shared, apart = (setting(shape, "h100:4", two, *more, recipe="opd") for more in ((), ("teacher.workers=2",)))
+    weights_each = 2 * 2 * shape.parameters / 4  # two teachers in bfloat16 on four ranks
+    for phase in phases(shared):
+        assert phase.parts["teachers"] == pytest.approx(weights_each)
+    assert "teacher" in totals(shared)
+    assert "teacher" not in totals(apart)
+    assert not any("teachers" in phase.parts for phase in phases(apart))
+    own = forecast(apart).teacher_apart
+    assert own is not None
+    assert own.parts["teachers"] == pytest.approx(2 * weights_each)
+    assert forecast(shared).teacher_apart is None
+    seconds = {phase.name: phase.seconds for phase in times(shared)}
+    assert seconds["teacher"] == pytest.approx(seconds["old_log_probs"])
+    assert {phase.name: phase.seconds for phase in times(apart)}["teacher"] > seconds["teacher"]
+
+
+def test_what_teachers_say_is_counted_until_the_update_is_over(shape: ModelShape) -> None:
+    top = ("teacher.path=a", "teacher.top_k=16", "algorithm.advantage=one", "algorithm.loss=opd_forward")
+    held = {phase.name: phase.parts.get("teacher's top k") for phase in phases(setting(shape, "h100:4", *top))}
+    assert held["teacher"] == held["update"] == 256 / 4 * 1024 * 16 * 12
+    assert held["generate"] is held["sync"] is None
+
+
+def test_offload_keeps_teachers_off_the_device_while_they_do_not_score(shape: ModelShape) -> None:
+    away = setting(shape, "h100:4", "teacher.path=a", "train.offload=all", recipe="opd")
+    held = {phase.name for phase in phases(away) if "teachers" in phase.parts}
+    assert held == {"teacher"}
+    assert host_bytes(away) - host_bytes(setting(shape, "h100:4", "train.offload=all")) == 2 * shape.parameters / 4
 
 
 def test_generation_beside_training_costs_a_step_what_takes_longer(shape: ModelShape) -> None:

@@ -19,12 +19,11 @@ from torch.distributed import checkpoint as dcp
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "_torture"))
 
-from aims import QUIET, STEPS, VICTIMS, draw
+from aims import QUIET, RECIPES, STEPS, VICTIMS, draw
 from equal import differences, lost_samples
 from leftovers import left_since, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-RECIPES = ["grpo", "dapo", "ppo"]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -44,6 +43,12 @@ def test_a_seed_gives_the_same_blows_and_all_that_were_asked_for(seed: int) -> N
         assert steps[-1] < STEPS - 2
         for before, aim in zip(plan.aims, plan.aims[1:], strict=False):
             assert not (before.victim in QUIET and aim.phase == "start"), "no start follows"
+
+
+def test_runs_whose_generation_goes_on_through_updates_are_among_them() -> None:
+    kinds = {plan.kind.recipe for plan in draw(40, 1, RECIPES, [1, 2])}
+    assert kinds == set(RECIPES)
+    assert {plan.kind.trains for plan in draw(5, 1, ["async"], [1], cluster=False)} == {"grpo"}
 
 
 def test_seeds_differ() -> None:

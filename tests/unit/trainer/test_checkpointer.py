@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -18,7 +17,6 @@ from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.samples import write_samples
 from rlcli.errors import RunFailed
 from rlcli.files import described
-from rlcli.orchestrator.prefetch import Prefetcher
 from rlcli.runs.checkpoint import Checkpoint, Checkpoints
 from rlcli.runs.folder import RunFolder, events_of
 from rlcli.runs.measure import REWARD
@@ -205,8 +203,9 @@ def test_the_record_is_cut_back_only_once_the_checkpoint_has_proved_itself(
         dtype="float32",
         view=SimpleNamespace(note=notes.append),
         workers=SimpleNamespace(probe_log_probs=lambda tokens: [-1.0 if sound else -2.0]),
-        source=SimpleNamespace(prompts=range(4), cursor=PromptCursor(4, 0, shuffle=True)),
-        prefetcher=Prefetcher(MagicMock(), 1, 9, lambda: None),
+        source=SimpleNamespace(
+            begun=False, cursor=PromptCursor(4, 0, shuffle=True), restore=lambda state, shards: None
+        ),
         config=RunConfig(),
         tracked=REWARD,
         algorithm=algorithm,

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 from rlcli.cluster.process.memory import PHASES
 from rlcli.data.columns import Samples
 from rlcli.data.messages import Coefficients, Collected
+from rlcli.data.prompts.selection import SelectingCursor
 from rlcli.evaluation.report import report_of
 from rlcli.evaluation.responses import Responses
 from rlcli.trainer.metrics import PER_TOKEN
@@ -23,6 +24,7 @@ from tests.trainers import PROMPT, trainer_of
 SUMS = ("tokens", *PER_TOKEN, "grad_norm")
 MISMATCH = ("tokens", "kl", "k3", "ratio", "ratio_squared", "outliers", "corrected")
 MEMORY = (*PHASES.values(), "base", "shm", "host", "fragmented")
+DISTILS = {"loss": "opd_reverse"}
 CRITIC = {
     "gae": ("tokens", "loss", "clipped", "returns", "returns_sq", "errors", "errors_sq", "grad_norm"),
     "prime": ("responses", "loss", "agree", "grad_norm"),
@@ -44,7 +46,7 @@ class Workers:
         return lambda *args: None
 
     def update(self, index: int, coefficients: Coefficients) -> dict[str, float]:
-        checks = {"check_pull": 1.0, "check_expected_pull": 1.0}
+        checks = {"check_pull": 1.0, "check_expected_pull": 1.0, "busiest_expert": 1.0, "unused_experts": 0.0}
         return dict.fromkeys(SUMS, 1.0) | checks | {f"mismatch_{name}": 1.0 for name in MISMATCH}
 
     def update_critic(self, index: int, lr: float) -> dict[str, float]:
@@ -54,7 +56,8 @@ class Workers:
         return [Synced(0.0, 8, 1.0, 1, 0, 1.0, 1)]
 
     def step_report(self) -> list[StepReport]:
-        return [StepReport(dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0), [])]
+        memory = dict.fromkeys((f"{name}_gb" for name in MEMORY), 1.0)
+        return [StepReport(memory, [], engine=dict.fromkeys(("servers", "lost", "moved"), 1.0))]
 
 
 def written(advantage: str, folder: Path) -> set[str]:
@@ -65,12 +68,15 @@ def written(advantage: str, folder: Path) -> set[str]:
     trainer = trainer_of(
         folder,
         Workers(advantage),
-        algorithm={"kl_coef": 0.1, "advantage": advantage},
+        algorithm={"kl_coef": 0.1, "advantage": advantage, **DISTILS},
+        teacher={"path": "teacher", "top_k": 1},
         train={"passes": 2, "tokens_per_microbatch": 1 << 20},
         rollout={"canary_tolerance": 1.0},
     )
     trainer.invariants = MagicMock()  # the sums of `Workers` are no sums of these samples
-    collected = Collected(samples, [None], 1.0, 0.0, generated=2, generated_tokens=8, sources=["SET"])
+    facts = SelectingCursor(4, 0, True, rule="thompson", decay=0.5, retire=1, rest=1).facts()
+    made = {"generated": 2, "generated_tokens": 8, "drafted": 4, "accepted": 1, "sources": ["SET"], "selection": facts}
+    collected = Collected(samples, [None], 1.0, 0.0, **made)
     trainer.source.take = MagicMock(return_value=collected)  # type: ignore[method-assign]
     report = report_of(Responses.of_samples(samples), [PROMPT])
     evaluation = {f"eval/{name}" for name in replace(report, sets={"SET": report}).metrics()}
@@ -83,5 +89,6 @@ def test_the_metrics_are_those_that_are_documented(tmp_path: Path) -> None:
     found = {re.sub(r"^(eval/)(pass|maj|mean)@\d+", r"\1\2@K", name) for name in written_by_all}
     found = {re.sub(r"^(eval|source/SET)/outcome/\w+", r"\1/outcome/NAME", name) for name in found}
     found = {re.sub(r"^ended/\w+", "ended/NAME", name) for name in found}
+    found = {re.sub(r"^rollout/age/\d+", "rollout/age/AGE", name) for name in found}
     found = {re.sub(r"^eval/SET/.+", "eval/SET/NAME", name) for name in found}
     assert found == documented_metrics()

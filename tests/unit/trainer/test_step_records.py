@@ -18,7 +18,7 @@ from rlcli.data.columns import Samples
 from rlcli.data.messages import Collected
 from rlcli.orchestrator.train_batch import SelectedSamples, select_batch
 from rlcli.runs.folder import RunFolder
-from rlcli.runs.records import timeline_of
+from rlcli.runs.records import judged_of, timeline_of
 from rlcli.trainer.step_records import StepRecords, best_and_worst, step_advantages
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.step_recorder import StepReport
@@ -115,9 +115,11 @@ def test_nothing_is_recorded_of_a_run_that_saves_no_samples(tmp_path: Path) -> N
     folder = RunFolder.create(tmp_path / "run")
     records = StepRecords(folder, config, pytest.fail)
     assert records.recording(1, batch_of(), chosen) is None
-    records.trained(1, batch_of(), chosen, {})
+    records.trained(1, replace(batch_of(), judged=[["a:0", 2, 1, 9, True]]), chosen, {})
+    records.trained(2, batch_of(), chosen, {})
     records.flush()
     assert not any(folder.samples.iterdir())
+    assert judged_of(folder.path) == [{"step": 1, "groups": [["a:0", 2, 1, 9, True]]}], "which is no sample"
 
 
 def test_the_timeline_has_lanes_of_the_controller_and_of_each_rank(

@@ -24,7 +24,15 @@ from rlcli.orchestrator.dispatcher import collect, gather
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.rollout.call import RolloutCall
 from rlcli.rollout.engine import Sampling
-from rlcli.trainer.metrics import Clock, Updates, reward_metrics, sample_metrics, time_metrics, update_metrics
+from rlcli.trainer.metrics import (
+    Clock,
+    Updates,
+    reward_metrics,
+    sample_metrics,
+    staleness_metrics,
+    time_metrics,
+    update_metrics,
+)
 from rlcli.trainer.trainer import Trainer
 from rlcli.trainer.warnings import Warnings
 from rlcli.types import Outcome, Prompt, Sample, Verdict
@@ -79,6 +87,27 @@ def test_sample_metrics_count_what_a_reader_would_count(samples: Sequence[Sample
     assert metrics["response_tokens/truncated"] == 0.25
 
 
+def test_staleness_is_that_of_the_oldest_token_and_age_that_of_each(samples: Sequence[Sample]) -> None:
+    fresh = samples[0]
+    parts = [
+        replace(fresh, version=7, drawn_tokens=4),
+        replace(fresh, version=5, drawn_tokens=6, newer_by=2, version_tokens=(1, 0, 5)),
+        replace(fresh, version=6, drawn_tokens=10),
+    ]
+    assert staleness_metrics(Samples.of(parts), 7) == {
+        "rollout/staleness": 1.0,
+        "rollout/staleness_max": 2.0,
+        "rollout/age/0": 0.45,
+        "rollout/age/1": 0.5,
+        "rollout/age/2": 0.05,
+    }
+    assert staleness_metrics(Samples.of(parts[:1]), 7) == {
+        "rollout/staleness": 0.0,
+        "rollout/staleness_max": 0.0,
+        "rollout/age/0": 1.0,
+    }
+
+
 def test_update_metrics_are_means_over_tokens_not_over_minibatches() -> None:
     mismatch = {f"mismatch_{name}": 1.0 for name in ("k3", "ratio", "ratio_squared", "outliers", "corrected")}
     mismatch |= {"mismatch_tokens": 3.0, "mismatch_kl": 0.3}
@@ -109,7 +138,9 @@ def test_the_clock_adds_up_phases_and_reports_them(samples: Sequence[Sample], mo
         clock,
         Collected(Samples.of(samples), [], 2.0, 0.5, generated_tokens=20),
         planned(samples, [0.5, -0.5, 0.0, 0.0]),
+        beside_s=0.75,
     )
+    assert (metrics["time/trainer_idle_s"], metrics["time/engine_idle_s"]) == (1.0, 3.25)
     assert heard == ["generate", "update"]
     assert metrics["throughput/rollout_tokens_per_s"] == 10.0
     # Only the two samples that carry a gradient are forwarded: 9 and 13 tokens.
@@ -344,9 +375,9 @@ def test_a_process_reward_model_that_lacks_tokens_of_the_policy_is_refused(tmp_p
     tiny = str(make_tiny_model(tmp_path / "tiny"))
     config = RunConfig.model_validate({"critic": {"path": tiny}, "algorithm": {"advantage": "prime"}})
     policy = check_model(tiny)
-    assert "process_reward" in _roles(config, policy, evaluates=False)
+    assert "process_reward" in _roles(config, policy, [], evaluates=False)
     with pytest.raises(ModelError, match=r"its vocabulary ends at \d+, but the policy's tokenizer has ids up to 99999"):
-        _roles(config, replace(policy, tokenizer_size=100_000), evaluates=False)
+        _roles(config, replace(policy, tokenizer_size=100_000), [], evaluates=False)
 
 
 def test_tensor_parallelism_that_does_not_divide_the_heads_is_refused(tmp_path: Path) -> None:

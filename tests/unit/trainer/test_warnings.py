@@ -127,6 +127,14 @@ def test_samples_of_an_older_policy_may_differ_from_the_trainer() -> None:
     assert Run().steps(5, **{"mismatch/kl": 0.2, "rollout/staleness": 1.0}) == []
 
 
+def test_a_mismatch_at_equal_weights_is_told_apart_from_age() -> None:
+    aged = {"mismatch/kl": 0.2, "rollout/staleness": 1.0}
+    assert Run().steps(5, **aged, **{"canary/k3": 0.01}) == []
+    run = Run()
+    assert run.steps(5, **aged, **{"canary/k3": 0.2}) == [(1, "mismatch")]
+    assert "disagree at equal weights: canary/k3 = 0.2 is above algorithm.mismatch_warning = 0.05" in run.notes[0]
+
+
 def test_one_step_of_few_tokens_may_look_like_a_mismatch_or_a_wrong_scale() -> None:
     run = Run(prompts=1)
     for _ in range(20):

@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed
 from rlcli.model.parallel.dims import ParallelDims
-from rlcli.workers.fsdp import FsdpBackend, _poisoned
+from rlcli.workers.fsdp import FsdpBackend, Place, _poisoned
 
 BOUND = 50.0
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -40,17 +40,16 @@ class Model(torch.nn.Sequential):
 
 
 def child(rank: int, folder: str) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
-    mesh = init_device_mesh("cpu", (2,))
-    fully_shard(model, mesh=mesh)
+    place = Place.of(ParallelDims.of(2, replicate=1), torch.device("cpu"))
+    fully_shard(model, mesh=place.mesh)
     config = RunConfig.model_validate({"fault_tolerance": {"bad_grad_norm": BOUND}, "train": {"max_grad_norm": 1.0}})
-    backend = FsdpBackend(model, config, mesh)
+    backend = FsdpBackend(model, config, place)
     inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
 
     def weights() -> torch.Tensor:
@@ -81,9 +80,10 @@ def copies(rank: int) -> dict[str, str]:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    model, mesh = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), ParallelDims.of(2, replicate=2).mesh("cpu")
-    fully_shard(model, mesh=mesh)
-    backend, errors = FsdpBackend(model, RunConfig(), mesh), {}
+    model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    place = Place.of(ParallelDims.of(2, replicate=2), torch.device("cpu"))
+    fully_shard(model, mesh=place.mesh)
+    backend, errors = FsdpBackend(model, RunConfig(), place), {}
     micros: Any = [SimpleNamespace(empty=False, packed=torch.full((3, 4), rank + shift)) for shift in (0.5, 1.5)]
     for name in ("alike", "changed"):
         if name == "changed" and rank:

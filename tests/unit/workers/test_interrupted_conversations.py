@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from rlcli.data.shard import SampleShard, ShardBuilder
 from rlcli.data.trajectories import Trajectory
 from rlcli.environments.pool import Environments
 from rlcli.model.io.tiny import make_tiny_model
-from rlcli.rollout.call import RolloutCall
+from rlcli.rollout.call import RolloutCall, Slice
 from rlcli.rollout.engine import EngineSpec, Sampling
 from rlcli.rollout.transformers_engine import TransformersEngine
 from rlcli.types import Outcome, Prompt
@@ -30,11 +32,14 @@ import asyncio
 from pathlib import Path
 
 class Late:
-    """The row "late" gets answers, but for the first, once the file `gate` is there. moody: other ones then."""
+    """The row "late" gets answers, but for the first, once the file `gate` is there. moody: other ones then. Each reset
+    is a line in another file."""
     def __init__(self, gate, moody=False):
         self.gate, self.moody, self.at = Path(gate), moody, 0
     def reset(self, row, seed):
         self.row = row["id"]
+        with self.gate.with_suffix(".resets").open("a") as file:
+            file.write(self.row + "\\n")
         return [{"role": "user", "content": f"task {self.row}"}]
     async def step(self, message):
         self.at += 1
@@ -74,6 +79,18 @@ def task(name: str, place: int, samples: int = SAMPLES) -> PromptTask:
 def round_of(
     engine: TransformersEngine, model: Path, gate: Path, tasks: Sequence[PromptTask], step: int, **how: object
 ) -> tuple[Collected, SampleShard]:
+    queue = Queue(f"round {step}", (), int(str(how["until"]))) if "until" in how else NO_QUEUE
+    with role_of(engine, model, gate, **how) as role:
+        role.version = step
+        *_, report = role.run(list(tasks), RolloutCall(Sampling(1.0, 64), 7, "train", step), queue)
+    assert isinstance(report, Collected)
+    shard = role.take_shard()
+    assert shard is not None
+    return report, shard
+
+
+@contextmanager
+def role_of(engine: TransformersEngine, model: Path, gate: Path, **how: object) -> Iterator[RolloutRole]:
     options = {"gate": str(gate), "moody": how.get("moody", False)}
     config = RunConfig.model_validate(
         {
@@ -88,17 +105,17 @@ def round_of(
             },
         }
     )
-    stops, queue = engine.spec.stop_token_ids, NO_QUEUE
-    if "until" in how:
-        queue = Queue(f"round {step}", (), int(str(how["until"])))
+    stops, ordered = engine.spec.stop_token_ids, bool(how.get("ordered"))
     with Environments(config, [config.environment.name], load_tokenizer(str(model)), stops) as environments:
-        role = RolloutRole(0, engine, Scorer(), stop_token_ids=stops, environments=environments, conversing=True)  # type: ignore[arg-type]
-        role.version = step
-        *_, report = role.run(list(tasks), RolloutCall(Sampling(1.0, 64), 7, "train", step), queue)
-    assert isinstance(report, Collected)
-    shard = role.take_shard()
-    assert shard is not None
-    return report, shard
+        yield RolloutRole(
+            0,
+            engine,
+            Scorer(),  # type: ignore[arg-type]
+            stop_token_ids=stops,
+            environments=environments,
+            conversing=True,
+            ordered=ordered,
+        )
 
 
 def rows_of(report: Collected, shard: SampleShard) -> dict[int, Trajectory]:
@@ -191,3 +208,86 @@ def test_what_is_answered_otherwise_is_drawn_anew_and_counted(
     assert sum(set(row.versions) == {2} for row in found.values()) >= second.redrawn
     expected = whole(engine, model, tmp_path, moody=True)
     assert all(row.tokens.tolist() == expected[sample].tokens.tolist() for sample, row in found.items())
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_conversations_and_their_environments_go_on_through_updates(
+    engine: TransformersEngine, model: Path, tmp_path: Path, keep: bool
+) -> None:
+    expected = whole(engine, model, tmp_path)
+    gate = tmp_path / "gate"
+    gate.touch()
+    found: dict[int, Trajectory] = {}
+    begun: list[int] = []
+    with role_of(engine, model, gate, ordered=True) as role:
+        tasks = [task("late", 0)]
+        for version in range(1, 200):
+            role.pause(keep=keep)
+            role.version = version
+            call = RolloutCall(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
+            *_, report = role.run(tasks, call)
+            assert isinstance(report, Collected)
+            shard, tasks = role.take_shard(), []
+            for sample in report.samples:
+                assert shard is not None
+                found[sample.sample] = shard.row(sample.row)
+                assert sample.turn_rewards == tuple(range(1, sample.turns + 1))
+                assert (sample.verdict.outcome, report.redrawn) == (Outcome.OK, 0)
+            if version == 3:  # a checkpoint, which interrupts nothing
+                begun = [one.tokens for one in role.interrupted(end=False, keep=keep).begun]
+            if len(found) == SAMPLES:
+                break
+        role.forget()
+    assert begun
+    assert found.keys() == expected.keys()
+    for sample, row in found.items():
+        # The weights have not changed in truth: the same as in one go, whatever was computed again.
+        assert row.tokens.tolist() == expected[sample].tokens.tolist()
+        np.testing.assert_allclose(row.log_probs, expected[sample].log_probs, atol=2e-5)
+        versions = [version for version in row.versions if version is not None]
+        assert versions == sorted(versions)
+    assert any(len(set(row.versions)) > 2 for row in found.values())
+    assert (tmp_path / "gate.resets").read_text().split() == ["late"] * SAMPLES, "no environment begins anew"
+
+
+def test_a_conversation_of_a_checkpoint_equals_the_one_that_went_on(
+    engine: TransformersEngine, model: Path, tmp_path: Path
+) -> None:
+    """Bit by bit, in a role that counts steps and says conversations again to new environments."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    call = RolloutCall(Sampling(1.0, 64), 7, "train", 1, slice=Slice(steps=7))
+
+    def rest(role: RolloutRole, tasks: list[PromptTask], first: int) -> dict[int, Any]:
+        found: dict[int, Trajectory] = {}
+        for version in range(first, 200):
+            role.pause()
+            role.version = version
+            *_, report = role.run(tasks, call)
+            assert isinstance(report, Collected)
+            shard, tasks = role.take_shard(), []
+            found |= {one.sample: shard.row(one.row) for one in report.samples if shard is not None}
+            if not role.engine.unfinished and not report.samples and found:
+                break
+        role.forget()
+        return {s: (row.tokens.tobytes(), row.log_probs.tobytes(), row.versions) for s, row in found.items()}
+
+    with role_of(engine, model, gate, ordered=True) as role:
+        tasks, done = [task("late", 0)], set[int]()
+        for version in (1, 2, 3):
+            role.pause()
+            role.version = version
+            *_, report = role.run(tasks, call)
+            assert isinstance(report, Collected)
+            tasks, done = [], done | {one.sample for one in report.samples}
+            role.take_shard()
+        snapshot, shard = role.interrupted(end=False), role.take_shard()
+        assert shard is not None
+        begun = {one.sample: replace(one, shard=0) for one in snapshot.begun}
+        assert any(shard.row(one.row).turns > 1 for one in begun.values())
+        went_on = rest(role, [], 4)
+    with role_of(engine, model, gate, ordered=True) as other:
+        missing = tuple(sorted(set(range(SAMPLES)) - done))
+        again = rest(other, [replace(task("late", 0), wanted=missing, begun=begun, shards=[shard])], 4)
+    assert went_on.keys() == set(missing) == begun.keys()
+    assert again == went_on

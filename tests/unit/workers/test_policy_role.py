@@ -14,6 +14,7 @@ from rlcli.data.columns import Samples
 from rlcli.data.messages import Coefficients, Collected
 from rlcli.data.shard import ShardBuilder
 from rlcli.data.trajectories import Trajectory
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
@@ -58,7 +59,7 @@ def collected() -> Collected:
 
 
 def role_of(config: RunConfig, mesh: Any, dtype: torch.dtype = torch.float32) -> PolicyRole:
-    return PolicyRole(config, CPU, FsdpLoader(config, dtype, CPU, mesh))
+    return PolicyRole(config, CPU, FsdpLoader(config, dtype, CPU, ParallelDims.of(mesh.size(), 1)))
 
 
 def fsdp(role: PolicyRole) -> FsdpBackend:

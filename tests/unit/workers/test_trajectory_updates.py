@@ -22,6 +22,7 @@ from rlcli.data.shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.model.packed import pack
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.orchestrator.train_batch import plan_step, select_batch, step_work
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
@@ -234,7 +235,7 @@ def test_loss_gradient_and_sums_are_those_of_a_loop_over_drawn_tokens(
 def updated(path: str, mesh: Any, budget: int) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
     """The sums of an update, its gradients, and those of a loss over each branch forwarded whole and alone."""
     config = configured(budget, path, advantage="rloo", correction="none", kl_coef=0.0)
-    role = PolicyRole(config, CPU, FsdpLoader(config, torch.float32, CPU, mesh))
+    role = PolicyRole(config, CPU, FsdpLoader(config, torch.float32, CPU, ParallelDims.of(mesh.size(), 1)))
     assert isinstance(role.policy, FsdpBackend)
     model, found = role.policy.model, dict[str, Tensor]()
 

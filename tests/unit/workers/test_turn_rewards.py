@@ -21,6 +21,7 @@ from rlcli.data.shard import ShardBuilder
 from rlcli.data.signature import signature, tokens_digest
 from rlcli.data.trajectories import Trajectory
 from rlcli.errors import RunFailed
+from rlcli.model.parallel.dims import ParallelDims
 from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_batch, step_work
 from rlcli.trainer.invariants import Invariants
 from rlcli.types import Outcome, Sample, Verdict
@@ -291,7 +292,11 @@ def test_a_sample_is_forwarded_if_any_of_its_turns_has_an_advantage() -> None:
 
 def test_an_update_is_checked_against_the_planned_advantages_of_turns(mesh: Any, base: str) -> None:
     config = configured(advantage="turn_rloo").changed(model={"path": base})
-    role = PolicyRole(config, torch.device("cpu"), FsdpLoader(config, torch.float32, torch.device("cpu"), mesh))
+    role = PolicyRole(
+        config,
+        torch.device("cpu"),
+        FsdpLoader(config, torch.float32, torch.device("cpu"), ParallelDims.of(mesh.size(), 1)),
+    )
     chosen = selected(collected(), config)
     plan = plan_step(chosen, config, 1)
     batch = TrainBatch(plan.of_rank(0), step_work(plan, chosen, 0).value, torch.device("cpu"))

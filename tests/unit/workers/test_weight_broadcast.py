@@ -52,9 +52,11 @@ def together(*calls: Callable[[], Any]) -> list[Future[Any]]:
 def test_every_engine_gets_all_tensors_as_they_were_sent(members: list[Broadcast]) -> None:
     sender, *receivers = members
     for sent in (buckets(), buckets()):  # each sync anew
+        assert not any(one.is_announced() for one in receivers)
         read = [lambda one=one: [(n, t.clone()) for n, t in one.received()] for one in receivers]
         sending, *reading = together(lambda sent=sent: sender.send(sent), *read)
         sending.result(60)
+        assert not any(one.is_announced() for one in receivers), "of this one they have read all"
         whole = [pair for bucket in sent for pair in bucket]
         for engine in reading:
             got = engine.result(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ class Trainers:
         self.count, self.sent, self.loaded, self.most = count, 0, 0, 0
         self.next_sent = threading.Event()
         self.problem, self.joined, self.killed = problem, list[tuple[str, int, int]](), False
+        self.broadcasts = list[bool]()
 
     def rendezvous(self) -> tuple[str, int]:
         return "here", 7
@@ -132,13 +134,17 @@ class Trainers:
         self.joined.append(place)
         return [""]
 
-    def broadcast_weights(self) -> list[None]:
+    def broadcast_weights(self, everything: bool = False) -> list[None]:
+        self.broadcasts.append(everything)
         return [None]
+
+    def changed_share(self) -> float:
+        return 0.02
 
     def kill(self) -> None:
         self.killed = True
 
-    def send_weights(self, first: bool) -> list[Any]:
+    def send_weights(self, first: bool, everything: bool = False) -> list[Any]:
         self.sent = 0 if first else self.sent
         if self.sent == self.count:
             self.next_sent.set()
@@ -165,6 +171,7 @@ class EngineWorkers:
     def __init__(self, trainers: Trainers) -> None:
         self.trainers, self.got = trainers, list[Any]()
         self.gone = threading.Event()
+        self.wrong = list[list[str]]()
 
     def __len__(self) -> int:
         return 2
@@ -185,6 +192,10 @@ class EngineWorkers:
         self.trainers.loaded += 1
         self.got += bucket
         return [10, 20]
+
+    def copy_differs(self, sent: Any) -> list[list[str]]:
+        assert sent.value == self.trainers.sent_weights()
+        return [[], self.wrong.pop(0)]
 
     def weights_received(self, probe: Any, log_probs: list[float], version: int, sent: Any) -> list[Synced]:
         assert (len(log_probs), version) == (len(probe) - 1, 7)
@@ -222,7 +233,7 @@ def test_trainers_that_wait_for_a_dead_engine_are_ended_with_its_error() -> None
     def dead() -> list[int]:
         raise RunFailed("worker 1 died in receive_broadcast", retry=True)
 
-    def waiting() -> list[None]:
+    def waiting(everything: bool) -> list[None]:
         assert workers.gone.wait(30)
         raise RunFailed("worker 0 died in broadcast_weights")
 
@@ -240,3 +251,63 @@ def test_engines_of_their_own_keep_their_memory_while_others_train() -> None:
     trainers.release_rollout_memory = lambda: released.append("memory")
     Engines(trainers, None).release_memory()
     assert released == ["memory"]
+
+
+def copying(problem: str = "", **how: bool) -> tuple[Any, EngineWorkers, list[str], Engines]:
+    """Trainers, engines that keep copies of the weights, the notes of a run, and its `Engines`."""
+    trainers, notes = Trainers(1, problem), list[str]()
+    workers = EngineWorkers(trainers)
+    return trainers, workers, notes, Engines(trainers, workers, notes.append, copies=True, **how)  # type: ignore[arg-type]
+
+
+PROBE = np.arange(4, dtype=np.int32)
+
+
+def test_a_copy_that_is_wrong_is_sent_everything_before_an_engine_loads_it() -> None:
+    trainers, workers, notes, engines = copying()
+    loaded: list[int] = []
+    load = workers.weights_received
+    workers.weights_received = lambda *given: loaded.append(len(trainers.broadcasts)) or load(*given)  # type: ignore
+    workers.wrong = [[], ["layer.up", "layer.down"], []]
+    assert engines.sync(PROBE, 7).share == 0.02
+    assert engines.sync(PROBE, 7).bytes == 80
+    assert trainers.broadcasts == [False, False, True]
+    assert notes == ["all weights are sent again: layer.up did not arrive as it was sent"]
+    assert loaded == [1, 3], "only what was checked is loaded"
+
+
+def test_a_copy_that_stays_wrong_ends_the_run() -> None:
+    _, workers, _, engines = copying()
+    workers.weights_received = None  # type: ignore[method-assign, assignment]
+    workers.wrong = [["norm"], ["norm"]]
+    with pytest.raises(RunFailed, match=r"norm did not arrive .* even with all weights sent again"):
+        engines.sync(PROBE, 7)
+
+
+def test_weights_go_ahead_while_engines_generate_and_a_sync_loads_them() -> None:
+    trainers, workers, _, engines = copying(ahead=True)
+    workers.wrong = [[], []]
+    generating: Future[None] = Future()
+    engines.send_ahead(generating)
+    assert trainers.broadcasts == [], "no engine has joined before the first sync"
+    engines.sync(PROBE, 7)
+    engines.send_ahead(generating)
+    assert trainers.broadcasts == [False, False]
+    assert engines.sync(PROBE, 7).bytes == 40
+    assert trainers.broadcasts == [False, False], "they are not sent twice"
+    generating.set_result(None)
+    engines.send_ahead(generating)
+    assert trainers.broadcasts == [False, False], "nothing generates that it could run beside"
+
+
+def test_a_generation_that_fails_is_not_kept_waiting_for_the_weights() -> None:
+    trainers, workers, _, engines = copying(ahead=True)
+    workers.wrong = [[]]
+    engines.sync(PROBE, 7)
+    generating: Future[None] = Future()
+    stuck = threading.Event()
+    trainers.broadcast_weights = lambda everything=False: generating.set_exception(RunFailed("died")) or stuck.wait(30)
+    engines.send_ahead(generating)
+    stuck.set()
+    with pytest.raises(RunFailed, match="died"):
+        generating.result()

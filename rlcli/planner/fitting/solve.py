@@ -11,7 +11,7 @@ from rlcli.config.schema import RunConfig
 from rlcli.planner.calibration import MIB
 from rlcli.planner.device import GIB
 from rlcli.planner.engine import full_responses, kv_per_token
-from rlcli.planner.memory import PhaseMemory, critic_worker, engine_worker, phases
+from rlcli.planner.memory import PhaseMemory, critic_worker, engine_worker, phases, teacher_worker
 from rlcli.planner.setting import Setting
 from rlcli.planner.timing import step_seconds, times
 
@@ -24,6 +24,8 @@ STEP = 128
 USEFUL_ON_GPU, USEFUL_ON_CPU = 32768, 8192
 """Tokens of a micro-batch beyond which it is not faster: kernels are saturated long before."""
 HIGHEST_UTILIZATION = 0.95
+CONTEXTS = (2, 4, 8)
+"""Values of parallel.context that are tried."""
 
 
 def budget(setting: Setting) -> float:
@@ -35,7 +37,8 @@ def budget(setting: Setting) -> float:
 
 def all_phases(setting: Setting) -> list[PhaseMemory]:
     """Phases of a training worker, of one that only generates, and of one that only trains the critic."""
-    return phases(setting) + [apart for apart in (engine_worker(setting), critic_worker(setting)) if apart]
+    separate = (engine_worker(setting), critic_worker(setting), teacher_worker(setting))
+    return phases(setting) + [apart for apart in separate if apart]
 
 
 def fits(setting: Setting) -> bool:
@@ -77,7 +80,7 @@ def largest_microbatch(setting: Setting) -> int | None:
     a_rank = setting.samples / setting.config.train.minibatches / setting.ranks
     useful = USEFUL_ON_CPU if setting.device.is_cpu else USEFUL_ON_GPU
     most = max(least, min(useful, int(-(-a_rank // 1) * setting.max_length)))
-    training = ("old_log_probs", "reference", "critic", "update")
+    training = ("old_log_probs", "reference", "teacher", "critic", "update")
 
     def holds(tokens: int) -> bool:
         tried = setting.with_keys(train={"tokens_per_microbatch": tokens})
@@ -157,9 +160,11 @@ def fixes(setting: Setting) -> list[Fix]:
             ),
         ]
     if setting.shards < setting.ranks:
-        one = {"cluster": {"replicate": 1}}
+        one = {"parallel": {"replicate": 1}}
         tried += [(one, "one copy, sharded over all workers"), (one | recompute, "one copy; recomputes each layer")]
+    divided = [_divided(setting, {}), _divided(setting, recompute)]
     within = [found for change, cost in tried if (found := _fix(setting, change, cost))]
+    within += [found for found in divided if found]
     within.sort(key=lambda hint: hint.seconds)
     beyond: list[Fix | None] = []
     adapter = recompute if setting.config.lora.rank else recompute | {"lora": {"rank": 32}}
@@ -201,6 +206,18 @@ def _more_devices(setting: Setting, change: dict[str, dict[str, Any]]) -> Fix | 
         found = _fix(setting, change | {"cluster": {"workers": workers}}, f"{workers} devices")
         if found is not None:
             return found
+    return None
+
+
+def _divided(setting: Setting, change: dict[str, dict[str, Any]]) -> Fix | None:
+    """Fewest workers that divide each micro-batch's tokens so that it fits, with `change`."""
+    there = setting.config.parallel
+    for ranks in CONTEXTS:
+        if ranks > there.context and setting.shards % ranks == 0 and ranks <= setting.policy.heads:
+            own = change | {"parallel": {"context": ranks}}
+            cost = "recomputes each layer, and divides" if change else "divides"
+            if found := _fix(setting, own, f"{cost} a micro-batch's tokens over {ranks} workers"):
+                return found
     return None
 
 

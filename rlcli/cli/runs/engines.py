@@ -1,0 +1,91 @@
+"""`rlcli engines`: lists the inference servers of a run, and lets servers join it or leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlcli.cli import console
+from rlcli.cli.group import Group
+from rlcli.cli.options import Json, RunName
+
+app = typer.Typer(
+    cls=Group, no_args_is_help=True, help="List the inference servers of a run; let others join it, or leave."
+)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="A server of vLLM or SGLang, such as http://host:8000.")]
+COLUMNS = ("kind", "state", "running", "finished", "lost", "weights")
+
+
+@app.command("list")
+def list_engines(run: RunName, json: Json = False) -> None:
+    """List the servers of a run with rollout.engine = server: starting, ready, lost or gone, and why.
+
+    running and finished: responses. lost: how often. weights: the version
+    that it has. Of a run that has ended it is the last state.
+
+    Examples:
+
+      rlcli engines list grpo-1
+
+      rlcli engines list runs/gsm8k --json
+    """
+    from rlcli.launch.resume import find_record
+    from rlcli.redact import printable
+    from rlcli.serving.engines.record import states
+
+    found: list[dict[str, Any]] = states(find_record(run))
+    if json:
+        console.emit_json(found)
+        return
+    servers = [(_name(state["worker"], one["server"]), one) for state in found for one in state["servers"]]
+    rows = [[name, *(printable(str(one[column])) for column in COLUMNS)] for name, one in servers]
+    console.show(console.table(("server", *COLUMNS), rows))
+    for name, one in servers:
+        if one["why"]:
+            console.plain(printable(f"{name}: {one['why']}"))
+
+
+def _name(worker: int, address: str) -> str:
+    """A server of the run itself by its worker and number: the path of its socket is long."""
+    return f"worker {worker}, {Path(address).stem}" if address.startswith("unix:") else address
+
+
+@app.command("add")
+def add(run: RunName, url: Url) -> None:
+    """Let a server join a run: it gets the current weights, then responses to generate.
+
+    Examples:
+
+      rlcli engines add grpo-1 http://node7:8000
+    """
+    from rlcli.launch.resume import find_record
+    from rlcli.link import checked_url
+    from rlcli.serving.engines.record import wish
+
+    wish(find_record(run), "add", checked_url(url))
+    console.plain(f"{url} joins within seconds: rlcli engines list {run}")
+
+
+@app.command("remove")
+def remove(run: RunName, url: Url) -> None:
+    """Let a server leave a run, once it has finished what it generates. The run goes on with the others.
+
+    Examples:
+
+      rlcli engines remove grpo-1 http://node7:8000
+    """
+    from rlcli.errors import DataError
+    from rlcli.launch.resume import find_record
+    from rlcli.serving.engines.record import states, wish
+
+    folder = find_record(run)
+    known = [one["server"] for state in states(folder) for one in state["servers"] if one["state"] != "gone"]
+    if url not in known:
+        raise DataError(f"{run}: no server {url}", f"its servers: {', '.join(known)}")
+    if url.startswith("unix:"):
+        raise DataError(f"{url} is a server that the run starts itself", "lower rollout.servers with --resume")
+    wish(folder, "remove", url)
+    console.plain(f"{url} leaves once it has finished what it generates")

@@ -1,0 +1,87 @@
+"""What a run knows of each prompt's pass rate: a Beta posterior whose evidence decays, and which prompts are solved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+PRIOR = 1.0
+"""α and β of a prompt without results: every pass rate is equally likely."""
+COLUMNS = {"right": np.float64, "wrong": np.float64, "counted_at": np.int64, "drawn_at": np.int64, "solved": np.int64}
+
+
+class PassRates:
+    """Pass rates of `count` prompts, each the success rate of Bernoulli trials with a Beta posterior (MoPPS, arXiv
+    2507.04632), of which earlier evidence counts less, since the policy has changed:
+
+        α = 1 + Σ_g r_g · decay^((T − t_g) / count)        β = 1 + Σ_g w_g · decay^((T − t_g) / count)
+
+    over the prompt's groups g with r_g right and w_g wrong samples, judged when t_g prompts had been drawn, of T by
+    now. Time is counted in epochs of draws, so `decay` means the same for datasets and batches of any size. MoPPS
+    discounts at a prompt's own results instead, so that a prompt which was never solved stays unlikely for ever.
+
+    retire: groups in a row with right samples only, after which a prompt is retired; 0: none is.
+    """
+
+    def __init__(self, count: int, decay: float, retire: int = 0) -> None:
+        assert count > 0, "pass rates are of prompts"
+        assert 0.0 <= decay <= 1.0, decay
+        self.count, self.decay, self.retire = count, decay, retire
+        self.draws = 0
+        self.right, self.wrong = np.zeros(count), np.zeros(count)
+        self.counted_at: np.ndarray = np.zeros(count, np.int64)
+        self.drawn_at: np.ndarray = np.full(count, -1, np.int64)
+        self.solved: np.ndarray = np.zeros(count, np.int64)
+
+    def draw(self, indexes: list[int]) -> None:
+        """These prompts are drawn, in this order."""
+        self.drawn_at[indexes] = self.draws + np.arange(len(indexes))
+        self.draws += len(indexes)
+
+    def observe(self, index: int, right: int, counted: int) -> None:
+        """A group of prompt `index` had `right` right samples of the `counted` ones that were judged; none judged
+        changes nothing."""
+        assert 0 <= right <= counted, (right, counted)
+        if not counted:
+            return
+        left = self.decay ** ((self.draws - int(self.counted_at[index])) / self.count)
+        self.right[index] = self.right[index] * left + right
+        self.wrong[index] = self.wrong[index] * left + (counted - right)
+        self.counted_at[index] = self.draws
+        self.solved[index] = self.solved[index] + 1 if right == counted else 0
+
+    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """α and β of each prompt at this time: float64 `[count]`."""
+        left = self.decay ** ((self.draws - self.counted_at) / self.count)
+        return PRIOR + self.right * left, PRIOR + self.wrong * left
+
+    def retired(self) -> np.ndarray:
+        """Which prompts are drawn no more: bool `[count]`."""
+        found: np.ndarray = self.solved >= self.retire if self.retire else np.zeros(self.count, bool)
+        return found
+
+    def bring_back(self) -> None:
+        """Draw retired prompts again; one more solved group retires each."""
+        self.solved = np.minimum(self.solved, max(self.retire - 1, 0))
+
+    def known(self) -> np.ndarray:
+        """Which prompts have been drawn: bool `[count]`."""
+        found: np.ndarray = self.drawn_at >= 0
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON values: the prompts that were drawn or judged, and a column for each field."""
+        rows = np.flatnonzero(self.known() | (self.right + self.wrong > 0))
+        columns = {name: getattr(self, name)[rows].tolist() for name in COLUMNS}
+        return {"draws": self.draws, "rows": rows.tolist(), **columns}
+
+    def restored(self, state: Mapping[str, Any]) -> PassRates:
+        """The state `state` of as many prompts, with this decay and this number of groups to retire after."""
+        found = PassRates(self.count, self.decay, self.retire)
+        found.draws = state["draws"]
+        rows = np.array(state["rows"], np.int64)
+        for name, kind in COLUMNS.items():
+            getattr(found, name)[rows] = np.array(state[name], kind)
+        return found

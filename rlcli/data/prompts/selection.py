@@ -1,0 +1,155 @@
+"""Draw the prompts that teach most: those that the policy solves about every second time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from rlcli.data.prompts.cursor import PromptCursor
+from rlcli.data.prompts.pass_rates import PassRates
+from rlcli.errors import DataError
+
+Rule = Literal["uniform", "thompson", "difficulty"]
+
+TARGET = 0.5
+"""The pass rate to draw prompts of: a group's rewards then vary most."""
+SHARPNESS = 4.0
+"""Exponent of `difficulty`. With 4, after eight samples a prompt with four right ones is drawn three times as often as
+one without results, and sixty times as often as one with none or all right."""
+REST_STEPS = 2
+"""A prompt rests while so many steps' worth of other prompts is drawn, so that neither a refill of the same step nor
+the next step draws it again: its new results would be of the same policy."""
+
+
+def thompson(a: np.ndarray, b: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """The `n` places whose drawn pass rate is nearest to the target, nearest first: int64 `[n]`.
+
+    p̂_i ~ Beta(a_i, b_i), and the n smallest |p̂_i − 1/2| are taken (Thompson sampling; MoPPS, arXiv 2507.04632). So a
+    prompt is taken about in proportion to its posterior's density at 1/2: often if it is near, sometimes if it is
+    unknown, rarely if it is known to be far.
+    """
+    found: np.ndarray = np.argsort(np.abs(rng.beta(a, b) - TARGET), kind="stable")[:n]
+    return found
+
+
+def difficulty(a: np.ndarray, b: np.ndarray, n: int, rng: np.random.Generator) -> np.ndarray:
+    """`n` places drawn without replacement, in proportion to w: int64 `[n]`.
+
+    w_i = E[4 p (1 − p)]^4 under Beta(a_i, b_i), where E[p (1 − p)] = ab / ((a + b)(a + b + 1)). The variance of a
+    reward of 0 or 1 is p(1 − p); with it the expected gradient grows and the share of groups whose rewards are all
+    equal falls (arXiv 2502.12272, which draws from the prompts of largest p(1 − p)). The n largest ln w_i + G_i, with G
+    from the standard Gumbel distribution, are such a draw (arXiv 1903.06059).
+    """
+    weights = SHARPNESS * np.log(4.0 * a * b / ((a + b) * (a + b + 1.0)))
+    found: np.ndarray = np.argsort(-(weights + rng.gumbel(size=len(weights))), kind="stable")[:n]
+    return found
+
+
+RULES: Mapping[str, Callable[[np.ndarray, np.ndarray, int, np.random.Generator], np.ndarray]] = {
+    "thompson": thompson,
+    "difficulty": difficulty,
+}
+
+
+class SelectingCursor:
+    """Indexes of `count` prompts, chosen by what is known of their pass rates. What is drawn is a function of the seed,
+    the draws so far and the results that `account` was given, in their order.
+
+    rule: `uniform` walks through the epochs as `PromptCursor` does and leaves retired prompts out; the others choose
+    among all prompts that are neither retired nor resting. decay, retire: as in `PassRates`. rest: draws for which a
+    drawn prompt rests, at most half as many as there are prompts. If all prompts are retired, all come back.
+
+    >>> cursor = SelectingCursor(8, seed=0, shuffle=True, rule="thompson", decay=0.5, retire=0, rest=4)
+    >>> for index in cursor.take(4):
+    ...     cursor.account(index, tokens=100, right=8, counted=8)
+    >>> len(set(cursor.take(4)) & {index for index in range(8) if cursor.rates.solved[index]})
+    0
+    """
+
+    def __init__(
+        self, count: int, seed: int, shuffle: bool, *, rule: Rule, decay: float, retire: int, rest: int
+    ) -> None:
+        self.walk = PromptCursor(count, seed, shuffle)
+        self.rule: Rule = rule
+        self.rest = min(rest, count // 2)
+        self.rates = PassRates(count, decay, retire)
+        self.takes = 0
+
+    @property
+    def count(self) -> int:
+        """Number of prompts."""
+        return self.walk.count
+
+    @property
+    def smallest(self) -> int:
+        """1: however many prompts there are, the same ones may be drawn several times in a row."""
+        return 1
+
+    def take(self, n: int) -> list[int]:
+        """The next `n` indexes. They are different ones, if enough prompts are neither retired nor resting."""
+        taken: list[int] = []
+        while len(taken) < n:
+            some = self._walked(n - len(taken)) if self.rule == "uniform" else self._chosen(n - len(taken))
+            self.rates.draw(some)
+            taken += some
+        return taken
+
+    def account(self, index: int, tokens: int, right: int = 0, counted: int = 0) -> None:
+        """A group of prompt `index` is finished: `right` of its `counted` judged samples are right."""
+        self.rates.observe(index, right, counted)
+
+    def facts(self) -> dict[str, float]:
+        """Figures for the step's metrics."""
+        return {
+            "prompts/seen": float(self.rates.known().mean()),
+            "prompts/retired": float(self.rates.retired().mean()),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The state that `restored` needs to continue exactly from here; saved in checkpoints as JSON."""
+        return {"rule": self.rule, "walk": self.walk.state(), "takes": self.takes, "rates": self.rates.state()}
+
+    def restored(self, state: Mapping[str, Any]) -> SelectingCursor:
+        """The cursor with the state `state`, over this one's prompts. Raises `DataError` if their number has changed or
+        prompts were drawn by another rule."""
+        if state.get("rule") != self.rule:
+            raise DataError(
+                f"data: the run drew its prompts by data.sampling = {state.get('rule', 'uniform')} and now has "
+                f"{self.rule}",
+                "resume with the same data.sampling and data.retire",
+            )
+        rates = self.rates
+        found = SelectingCursor(
+            self.count, 0, True, rule=self.rule, decay=rates.decay, retire=rates.retire, rest=self.rest
+        )
+        found.walk = self.walk.restored(state["walk"])
+        found.takes = state["takes"]
+        found.rates = rates.restored(state["rates"])
+        return found
+
+    def _walked(self, n: int) -> list[int]:
+        """The next `n` prompts of the walk that are not retired."""
+        retired = self._retired()
+        found: list[int] = []
+        while len(found) < n:
+            found += [index for index in self.walk.take(n - len(found)) if not retired[index]]
+        return found
+
+    def _chosen(self, n: int) -> list[int]:
+        """At most `n` different prompts, at least one."""
+        rates, open_to = self.rates, ~self._retired()
+        awake = open_to & ((rates.drawn_at < 0) | (rates.drawn_at < rates.draws - self.rest))
+        places = np.flatnonzero(awake if awake.any() else open_to)
+        a, b = rates.posterior()
+        rng = np.random.default_rng([self.walk.seed, self.takes])
+        self.takes += 1
+        return [int(index) for index in places[RULES[self.rule](a[places], b[places], n, rng)]]
+
+    def _retired(self) -> np.ndarray:
+        retired = self.rates.retired()
+        if retired.all():
+            self.rates.bring_back()
+            retired = self.rates.retired()
+        return retired

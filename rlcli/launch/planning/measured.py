@@ -1,0 +1,40 @@
+"""Lengths of responses that another run has generated, for the plan of one that is like it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rlcli.data.samples import sample_files
+from rlcli.errors import DataError
+from rlcli.planner.asynchrony.lengths import Lengths
+
+STEPS = 20
+"""Newest steps that are read."""
+
+
+def lengths_like(run: Path) -> Lengths:
+    """Of the newest steps of `run`, a folder or a name below runs/. Raises `DataError` if no samples can be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rlcli.launch.resume import find_record
+
+    run = find_record(run)
+    rooms = sorted((run / "samples").glob("step-*"))[-STEPS:]
+    found: dict[tuple[str, int], list[int]] = {}
+    for room in rooms:
+        for file in sample_files(run / "samples", int(room.name.removeprefix("step-"))):
+            try:
+                table = pq.read_table(file, columns=["group", "response_tokens"])
+            except (OSError, pa.ArrowException):
+                continue  # one that is being written, or damaged
+            for group, tokens in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
+                if group is not None and tokens is not None:
+                    found.setdefault((room.name, group), []).append(tokens)
+    most = max((len(group) for group in found.values()), default=0)
+    whole = [group for group in found.values() if len(group) == most]
+    if not whole:
+        raise DataError(f"{run} has no samples whose lengths could be read", "give a run with tracking.save_samples")
+    return Lengths.of(np.array(whole))

@@ -1,0 +1,80 @@
+"""Mixture of experts: how transformers holds the experts of a layer, and how checkpoints store them.
+
+In memory they are fused: `experts.gate_up_proj` [E, 2 F, H], `experts.down_proj` [E, H, F], for E experts of width F.
+Files hold `gate_proj` and `up_proj` [F, H] and `down_proj` [H, F] of each expert. Training, sync and checkpoints use
+the first form, which vLLM loads too; exported models the second, which everyone reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+
+
+class Load:
+    """How many tokens each expert of each layer computes in passes with gradients.
+
+    load = Load(model)
+    …
+    load.take()      # int64 [layers, E], or None without experts; counts from 0 again
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._counts: dict[int, Tensor] = {}
+        routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+        for layer, router in enumerate(routers):
+            router.register_forward_hook(partial(self._count, layer))
+
+    def _count(self, layer: int, router: Any, given: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
+        """found: of T tokens the router's logits [T, E], weights and ids of the chosen experts [T, K]."""
+        if not torch.is_grad_enabled():
+            return
+        own = torch.bincount(found[2].flatten(), minlength=found[0].shape[-1])
+        self._counts[layer] = self._counts[layer] + own if layer in self._counts else own
+
+    def take(self) -> Tensor | None:
+        counts, self._counts = self._counts, {}
+        return torch.stack([counts[layer] for layer in sorted(counts)]) if counts else None
+
+
+def load_metrics(counts: Tensor) -> dict[str, float]:
+    """Of the tokens of each expert of each layer, [layers, E]. busiest_expert: tokens of the busiest one ÷ its layer's
+    mean, so 1 if all have equally many; in the layer where that is largest. unused_experts: share of all that had none.
+
+    >>> load_metrics(torch.tensor([[3, 3, 3, 3], [0, 0, 4, 8]]))
+    {'busiest_expert': 2.6666667461395264, 'unused_experts': 0.25}
+    """
+    even = counts.sum(-1, keepdim=True).clamp(min=1) / counts.shape[-1]
+    return {"busiest_expert": float((counts / even).max()), "unused_experts": float((counts == 0).float().mean())}
+
+
+def stored_shapes(name: str, shape: Sequence[int]) -> dict[str, list[int]]:
+    """The tensors of a file for the parameter `name`, with their shapes: one of the same name, unless it has experts.
+
+    >>> stored_shapes("mlp.experts.gate_up_proj", [1, 8, 6])
+    {'mlp.experts.0.gate_proj.weight': [4, 6], 'mlp.experts.0.up_proj.weight': [4, 6]}
+    """
+    if name.endswith(DOWN):
+        return {one: list(shape[1:]) for one in _names(name, DOWN, shape[0], ("down_proj",))}
+    if name.endswith(UP):
+        half = [shape[1] // 2, *shape[2:]]
+        return dict.fromkeys(_names(name, UP, shape[0], ("gate_proj", "up_proj")), half)
+    return {name: list(shape)}
+
+
+def stored(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file for the parameter `name`: views of `tensor`."""
+    parts = tensor.unbind() if name.endswith((UP, DOWN)) else [tensor]
+    halves = [half for part in parts for half in (part.chunk(2) if name.endswith(UP) else [part])]
+    yield from zip(stored_shapes(name, tensor.shape), halves, strict=True)
+
+
+def _names(name: str, fused: str, experts: int, kinds: Sequence[str]) -> list[str]:
+    layer = name.removesuffix(fused)
+    return [f"{layer}.experts.{expert}.{kind}.weight" for expert in range(experts) for kind in kinds]

@@ -1,0 +1,75 @@
+"""Reads parts of a model's weights: each rank the rows that it holds, so that none ever has the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rlcli.errors import ModelError
+from rlcli.model.experts import DOWN, UP, stored_shapes
+from rlcli.model.io.facts import weight_files
+from rlcli.model.weight_check.finite import check_finite
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class WeightFiles:
+    """The safetensors files of the model at `path`, under the names of its parameters. Nothing is read at first. tied:
+    its head is its embedding."""
+
+    def __init__(self, path: str, files: Iterable[Path], *, tied: bool) -> None:
+        self._path, self._tied = path, tied
+        self._opened: dict[str, Any] = {}
+        try:
+            for file in files:
+                opened: Any = safe_open(file, framework="pt")
+                self._opened |= dict.fromkeys(opened.keys(), opened)
+        except SafetensorError as error:
+            raise ModelError(f"{file}: not a complete safetensors file: {error}", "download it again") from error
+
+    @classmethod
+    def find(cls, path: str, *, tied: bool) -> WeightFiles | None:
+        """The files of a folder, or of a hub id in the cache; None if they are of another kind, or not all there."""
+        try:
+            files = weight_files(path)
+        except ModelError:
+            return None
+        return cls(path, files, tied=tied) if files and all(file.suffix == ".safetensors" for file in files) else None
+
+    def hold(self, name: str, shape: torch.Size) -> bool:
+        """Whether a parameter of this name and shape is there."""
+        wanted = stored_shapes(self._own(name), shape)
+        return all(
+            part in self._opened and self._opened[part].get_slice(part).get_shape() == own
+            for part, own in wanted.items()
+        )
+
+    def rows(self, name: str, begin: int, count: int) -> Tensor:
+        """Rows of a parameter, from its first dimension, in the dtype of the file. Raises `ModelError` for NaN and
+        infinity."""
+        name = self._own(name)
+        if name.endswith((UP, DOWN)):
+            layer, _, kind = name.rpartition(".")
+            kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+            found = [
+                torch.cat([self._whole(f"{layer}.{expert}.{one}.weight") for one in kinds])
+                for expert in range(begin, begin + count)
+            ]
+            return torch.stack(found)
+        part: Tensor = self._opened[name].get_slice(name)[begin : begin + count]
+        check_finite(self._path, [(name, part)])
+        return part
+
+    def _whole(self, name: str) -> Tensor:
+        tensor: Tensor = self._opened[name].get_tensor(name)
+        check_finite(self._path, [(name, tensor)])
+        return tensor
+
+    def _own(self, name: str) -> str:
+        """The name in the files: a tied head may not be in them."""
+        return EMBEDDING if name == HEAD and self._tied else name

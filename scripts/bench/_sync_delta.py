@@ -1,0 +1,88 @@
+"""A child of `sync.py`: all weights, or only what an update has changed of them, on the way to an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from _sync_transfer import OBJECT_STORE_BYTES, Member
+
+from rlcli.cluster.dispatch import dispatch
+from rlcli.cluster.process import malloc
+from rlcli.cluster.worker_group import WorkerGroup
+from rlcli.config.schema import Train
+from rlcli.trainer.engines import Engines
+
+
+class Trained(Member):
+    """A worker with a model in float32 that computes in bfloat16, or an engine that copies."""
+
+    def __init__(self, rank: int, shape: dict[str, Any], engine: bool) -> None:
+        super().__init__(rank, shape, "bfloat16" if engine else "float32", engine)
+        self.spec.config.rollout = SimpleNamespace(sync="delta", sync_ahead=False)
+        self.spec.config.copies_weights = True
+        if engine:
+            return
+        model = self.policy.policy
+        model.dtype = torch.bfloat16
+        model.stream_changes = lambda last, most: last.changes(model.lm.named_parameters(), model.dtype, most)
+        rates = Train()
+        betas = (rates.beta1, rates.beta2)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=betas, weight_decay=rates.weight_decay)
+        for parameter in model.parameters():
+            parameter.requires_grad_(True)
+
+    @dispatch()
+    def step(self, number: int, lr: float) -> None:
+        """A step of AdamW on random gradients."""
+        draws = torch.Generator(self.device).manual_seed(number)
+        self.optimizer.param_groups[0]["lr"] = lr
+        for parameter in self.policy.policy.parameters():
+            parameter.grad = torch.empty_like(parameter).normal_(generator=draws)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @dispatch()
+    def load_copy(self) -> None:
+        self._load(self._own_copy.named())
+
+
+def measured(shape: dict[str, Any], steps: int, lr: float) -> dict[str, Any]:
+    """After each of `steps` steps a sync of what has changed, and one of everything: bytes, seconds, share."""
+    import ray
+
+    ray.init(num_cpus=2, object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, log_to_driver=False)
+    environment = malloc.environment() | {"OMP_NUM_THREADS": "1"}
+    actor = ray.remote(num_cpus=0, num_gpus=int(torch.cuda.is_available()), runtime_env={"env_vars": environment})
+
+    try:
+        with TemporaryDirectory() as logs:
+            pair = [actor(Trained).remote(0, shape, engine) for engine in (False, True)]
+            policy, own = (WorkerGroup(Trained, [one], Path(logs), None) for one in pair)
+            engines = Engines(policy, own, copies=True)
+            engines.broadcasts = engines._joined(own)
+            assert engines.broadcasts
+            return {"steps": list(_syncs(engines, own, steps, lr))}
+    finally:
+        ray.shutdown()
+
+
+def _syncs(engines: Engines, own: WorkerGroup, steps: int, lr: float) -> Iterator[dict[str, Any]]:
+    for number in range(steps + 1):
+        if number:
+            engines.policy.step(number, lr)
+        nbytes, transfer_s = engines._transfer(own)
+        sent, began = engines.policy.sent_weights(), time.perf_counter()
+        share = engines.policy.changed_share()
+        assert own.copy_differs(sent) == [[]]
+        check_s, began = time.perf_counter() - began, time.perf_counter()
+        own.load_copy()
+        delta = {"bytes": nbytes, "transfer_s": transfer_s, "check_s": check_s, "load_s": time.perf_counter() - began}
+        nbytes, transfer_s = engines._transfer(own, everything=True)
+        if number:  # the first sync sends everything in any case
+            yield {"share": share, "delta": delta, "full": {"bytes": nbytes, "transfer_s": transfer_s}}

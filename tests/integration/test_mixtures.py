@@ -1,0 +1,51 @@
+"""A mixture of experts through real runs: FSDP2 on one and two ranks, vLLM's packed experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_catalog import train
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+EXPERTS = 4
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rlcli.model.io.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("mixture") / "tiny", hidden=64, heads=2, kv_heads=1, experts=EXPERTS)
+
+
+@pytest.fixture(scope="module")
+def runs(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """By the number of ranks."""
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        1: train(mixture, sums, out / "one", 1, ["grpo", "grpo:experts"]),
+        2: train(mixture, sums, out / "two", 2, ["grpo"]),
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_reach_the_engine_exactly(runs: dict[int, dict[str, Any]], ranks: int) -> None:
+    steps = runs[ranks]["grpo"]["steps"]
+    assert len(steps) == 2
+    for step in steps:
+        assert step["sync/unchecked_tensors"] == 0
+        assert step["sync/changed_tensors"] == step["sync/checked_tensors"], "every expert is trained, and the router"
+        assert step["canary/max_abs_diff"] < 1e-4
+        assert step["update/grad_norm"] > 0
+
+
+def test_two_ranks_train_as_one(runs: dict[int, dict[str, Any]]) -> None:
+    one, two = (runs[ranks]["grpo"]["steps"][0] for ranks in (1, 2))
+    for name in ("reward/mean", "update/policy_loss", "update/grad_norm", "update/entropy"):
+        assert two[name] == pytest.approx(one[name], rel=1e-4, abs=1e-6), name
+
+
+def test_experts_that_the_engine_keeps_end_the_run(runs: dict[int, dict[str, Any]]) -> None:
+    failed = runs[1]["grpo:experts"]["failed"]
+    assert "that the trainer sent: model.layers.0.mlp.experts.gate_up_proj differs" in failed, failed

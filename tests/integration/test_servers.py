@@ -1,0 +1,235 @@
+"""The engine `server` on two real servers of vLLM, beside vLLM in the process; and a run whose server is killed.
+
+The servers are driven in one spawned process, as in test_engine.py; the tests read what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT, COUNT = 40, 48
+PROOF = Path(__file__).parents[2] / "scripts" / "proofs" / "servers.py"
+
+
+def spec_of(model: str, group: str, servers: int) -> Any:
+    from rlcli.model.io.config import read_config
+    from rlcli.rollout.engine import EngineSpec, ServerSettings
+
+    return EngineSpec(
+        model=model,
+        dtype="float32",
+        device="cpu",
+        max_length=256,
+        max_concurrent=16,
+        tensor_parallel=1,
+        lora_rank=0,
+        weights_follow=True,
+        kv_cache_bytes=64 << 20,
+        gpu_memory_utilization=0.3,
+        enforce_eager=True,
+        stop_token_ids=(read_config(model).eos_token_id,),
+        group_id=group,
+        servers=ServerSettings(count=servers, answer_s=120.0),
+    )
+
+
+def main(model: str, out: str) -> None:
+    """In the spawned process."""
+    import torch
+    import torch.distributed as dist
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.rollout.vllm_engine import VllmEngine
+    from rlcli.serving.engines.engine import ServerEngine
+
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with ThreadPoolExecutor(1) as beside:
+        starting = beside.submit(ServerEngine, spec_of(model, f"servers-{os.getpid()}", 2))
+        here = VllmEngine(spec_of(model, f"here-{os.getpid()}", 0))
+        servers = starting.result()
+    try:
+        found = driven(here, servers, lm)
+    finally:
+        servers.close()
+    found["left"] = servers._own.exists()
+    Path(out).write_text(json.dumps(found))
+
+
+def driven(here: Any, servers: Any, lm: Any) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from rlcli.rollout.engine import GenerationRequest, Sampling, finished
+
+    prompts = [np.arange(first, first + 40, dtype=np.int32) for first in (10, 20, 30)]
+    requests = [GenerationRequest(key, prompts[key % 3], seed=key, greedy=key < 6) for key in range(COUNT)]
+
+    def made(engine: Any) -> list[Any]:
+        drawn = sorted(finished(engine, requests, Sampling(1.0, LIMIT)), key=lambda one: one.key)
+        return [[one.tokens.tolist(), one.log_probs.tolist(), one.finish_reason] for one in drawn]
+
+    found: dict[str, Any] = {"synced": [synced(engine, lm) for engine in (here, servers)]}
+    found["cached"] = [servers.cached_tokens(prompts[0]) for _ in range(2)]
+    found["here"], found["servers"] = made(here), made(servers)
+    with torch.no_grad():
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    found["stale"] = wrong(servers, lm, prompts[0])
+    found["synced"] += [synced(engine, lm) for engine in (here, servers)]
+    found["cached after"] = servers.cached_tokens(prompts[0])  # before the probe, which fills the cache again
+    found["probe"] = wrong(servers, lm, prompts[0])
+    found["here then"], found["servers then"] = made(here), made(servers)
+    found["killed"] = killed(servers, requests)
+    found["probe of the new one"] = wrong(servers, lm, prompts[0])
+    found["broken off"], found["gone on"] = broken_off(servers, requests)
+    return found
+
+
+def synced(engine: Any, lm: Any) -> list[Any]:
+    from rlcli.model.weight_check.checksum import Checksums
+
+    sums = Checksums()
+    engine.load_weights(sums.of((name, p.detach()) for name, p in lm.named_parameters()))
+    return [len(sums.sent()), *engine.verify(sums.sent())]
+
+
+def wrong(engine: Any, lm: Any, prompt: Any) -> float:
+    """Largest difference of a log-prob of the prompt from the model's own."""
+    import torch
+
+    ids = torch.as_tensor(prompt, dtype=torch.int64)
+    with torch.no_grad():
+        rows = lm(ids[None]).logits[0, :-1].log_softmax(-1)
+    expected = rows.gather(-1, ids[1:, None])[:, 0]
+    return float((expected - torch.as_tensor(engine.probe(prompt)[1])).abs().max())
+
+
+def killed(engine: Any, requests: list[Any]) -> dict[str, Any]:
+    """Kill one of the two servers while both generate, and wait for its replacement."""
+    from rlcli.rollout.engine import Sampling
+
+    engine.begin(Sampling(1.0, LIMIT))
+    for request in requests:
+        engine.add(request)
+    member = engine._fleet.members[0]
+    while not member.running:
+        time.sleep(0.001)
+    os.killpg(member.process.pid, signal.SIGKILL)
+    drawn: list[Any] = []
+    while engine.unfinished:
+        drawn += engine.step()
+    counts = engine.counts()
+    while engine._fleet.ready < 2:
+        engine.step()
+    tokens = [[one.key, one.tokens.tolist()] for one in sorted(drawn, key=lambda one: one.key)]
+    return {"tokens": tokens, "counts": counts, "version": [one.version for one in engine._fleet.members]}
+
+
+def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Abort while both servers generate, and go on with what there is."""
+    from dataclasses import replace
+
+    from rlcli.rollout.engine import Sampling, finished
+
+    engine.begin(Sampling(1.0, LIMIT))
+    for request in requests:
+        engine.add(request)
+    while not all(member.running for member in engine._fleet.members):
+        time.sleep(0.001)
+    begun = {one.key: one for one in [*engine.step(), *engine.abort()]}
+    rest = [replace(r, begun=begun[r.key].tokens) for r in requests if begun[r.key].finish_reason is None]
+    gone_on = finished(engine, rest, Sampling(1.0, LIMIT))
+    return [[key, one.tokens.tolist()] for key, one in begun.items()], [[o.key, o.tokens.tolist()] for o in gone_on]
+
+
+@pytest.fixture(scope="module")
+def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from commands import ENVIRONMENT
+
+    from rlcli.cluster.placement import WORKER_ENV
+
+    out = tmp_path_factory.mktemp("servers") / "found.json"
+    done = subprocess.run(
+        [sys.executable, __file__, str(tiny), str(out)],
+        env=os.environ | ENVIRONMENT | WORKER_ENV,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert out.exists(), done.stderr[-3000:]
+    read: dict[str, Any] = json.loads(out.read_text())
+    return read
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_servers_draw_the_same_as_the_engine_in_the_process(found: dict[str, Any]) -> None:
+    """Greedy and sampled ids and log-probs, before and after a weight update."""
+    for here, servers in (("here", "servers"), ("here then", "servers then")):
+        for one, other in zip(found[here], found[servers], strict=True):
+            assert one[0] == other[0]
+            assert one[1] == pytest.approx(other[1], abs=1e-4)
+            assert one[2] == other[2]
+    assert found["here"] != found["here then"]
+
+
+@pytest.mark.slow
+def test_weights_in_servers_are_compared_tensor_by_tensor(found: dict[str, Any]) -> None:
+    for sent, equal, unchecked, differences in found["synced"]:
+        assert (equal, unchecked, differences) == (sent, 0, [])
+    assert found["stale"] > 0.1
+    assert found["probe"] < 1e-4
+    assert found["cached"] == [0, 32]
+    assert found["cached after"] == 0
+
+
+@pytest.mark.slow
+def test_a_killed_server_is_replaced_with_the_current_weights(found: dict[str, Any]) -> None:
+    killed = found["killed"]
+    assert killed["tokens"] == [[key, one[0]] for key, one in enumerate(found["servers then"])]
+    assert (killed["counts"]["lost"], killed["counts"]["servers"]) == (1, 1)
+    assert killed["counts"]["moved"] >= 1
+    assert killed["version"] == [2, 2]
+    assert found["probe of the new one"] < 1e-4
+    assert not found["left"], "nothing is left in shared memory"
+
+
+@pytest.mark.slow
+def test_aborted_responses_go_on_as_if_never_aborted(found: dict[str, Any]) -> None:
+    begun, gone_on = dict(found["broken off"]), dict(found["gone on"])
+    assert sorted(begun) == list(range(COUNT))
+    for key, (tokens, _, _) in enumerate(found["servers then"]):
+        assert begun[key] + gone_on.get(key, []) == tokens
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1000)
+def test_a_run_goes_on_when_one_of_its_servers_is_killed(tmp_path: Path) -> None:
+    """The others here show it without a run, whose servers take minutes to start and to be replaced."""
+    from commands import ENVIRONMENT
+
+    done = subprocess.run(
+        [sys.executable, str(PROOF), "--ci", "--folder", str(tmp_path)],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    log = tmp_path / "run.log"
+    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text()[-3000:] if log.exists() else "")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,159 @@
+"""`rollout.speculate` on vLLM: drafts are accepted, and neither tokens nor log-probs nor the distribution change.
+
+Both engines run in one spawned process, as in `test_engine.py`; the tests read what they gave.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DRAWS, TOKENS, LIMIT, TEMPERATURE, TOP_P = 2000, 3, 24, 0.7, 0.9
+
+
+def main(model: str, out: str) -> None:
+    """In the spawned process: what the engine with drafts and the one without give."""
+    import torch.distributed as dist
+
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    dist.init_process_group("gloo", init_method=f"file://{out}.store", rank=0, world_size=1)
+    Path(out).write_text(json.dumps({str(drafts): driven(model, drafts) for drafts in (0, 5)}))
+
+
+def prompts(vocabulary: int) -> Any:
+    """One with a period, one without, and one in which every token that may come next has come after the last one."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    printable: np.ndarray = np.arange(10, vocabulary, dtype=np.int32)
+    last, triples = printable[5], []
+    for token in printable:
+        triples += [last, token, random.choice(printable)]
+    return [np.tile(random.choice(printable, 7), 6), random.choice(printable, 40), np.array([*triples, last], np.int32)]
+
+
+def driven(model: str, drafts: int) -> dict[str, Any]:
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlcli.rollout.engine import EngineSpec, GenerationRequest, Sampling, finished
+    from rlcli.rollout.vllm_engine import VllmEngine
+
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    sizes = {"max_length": 1024, "max_concurrent": 64, "tensor_parallel": 1, "kv_cache_bytes": 128 << 20}
+    rest = {"lora_rank": 0, "gpu_memory_utilization": 0.5, "enforce_eager": True, "stop_token_ids": (), "group_id": "t"}
+    engine = VllmEngine(EngineSpec(model, "float32", "cpu", weights_follow=True, speculate=drafts, **sizes, **rest))
+    engine.load_weights((name, p.detach()) for name, p in lm.named_parameters())
+    given = prompts(lm.config.vocab_size)
+
+    def generate(requests: list[Any], sampling: Any) -> dict[int, Any]:
+        return {one.key: one for one in finished(engine, requests, sampling)}
+
+    def expected(prompt: Any, one: Any, temperature: float) -> list[float]:
+        ids = torch.tensor(np.concatenate([prompt, one.tokens]), dtype=torch.int64)[None]
+        with torch.no_grad():
+            rows = (lm(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+        return [float(row[token]) for row, token in zip(rows, one.tokens, strict=True)]
+
+    found: dict[str, Any] = {}
+    asked = [GenerationRequest(key, given[key % 3], 100 + key, greedy=key < 3) for key in range(24)]
+    for name, top_p in (("whole", 1.0), ("top_p", TOP_P)):
+        made = generate(asked, Sampling(TEMPERATURE, LIMIT, top_p))
+        found[name] = {key: one.tokens.tolist() for key, one in made.items()}
+        found[f"{name} log-probs"] = {key: one.log_probs.tolist() for key, one in made.items()}
+        if top_p == 1.0:
+            found["expected"] = {
+                key: expected(given[key % 3], one, 1.0 if key < 3 else TEMPERATURE) for key, one in made.items()
+            }
+            begun = [GenerationRequest(r.key, r.prompt, r.seed, r.greedy, made[r.key].tokens[:9]) for r in asked]
+            rest_of = generate(begun, Sampling(TEMPERATURE, LIMIT))
+            found["resumed"] = {
+                key: [*made[key].tokens[:9].tolist(), *one.tokens.tolist()] for key, one in rest_of.items()
+            }
+    found["probe"] = engine.probe(given[1])[1].tolist()
+    before = engine.speculated()
+    many = [GenerationRequest(key, given[2], key) for key in range(DRAWS)]
+    found["second"] = [
+        int(one.tokens[1]) for one in generate(many, Sampling(1.0, TOKENS)).values() if len(one.tokens) > 1
+    ]
+    found["counts"] = [before, engine.speculated()]
+    if not drafts:
+        found["second_expected"] = second(lm, given[2])
+    return found
+
+
+def second(lm: Any, prompt: Any) -> list[float]:
+    """The probabilities of the second token after `prompt`, whatever the first was, unless it ended the response."""
+    import torch
+
+    ids = torch.tensor(prompt, dtype=torch.int64)
+    every = torch.arange(lm.config.vocab_size)
+    with torch.no_grad():
+        first = lm(ids[None]).logits[0, -1].double().softmax(-1)
+        both = torch.cat([ids.expand(len(every), -1), every[:, None]], dim=1)
+        rows = torch.cat([lm(part, logits_to_keep=1).logits[:, -1] for part in both.split(32)])
+    first[lm.config.eos_token_id] = 0.0
+    return (first[:, None] * rows.double().softmax(-1)).sum(0).div(first.sum()).tolist()
+
+
+@pytest.fixture(scope="module")
+def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    from commands import ENVIRONMENT
+
+    from rlcli.cluster.placement import WORKER_ENV
+
+    out = tmp_path_factory.mktemp("speculation") / "found.json"
+    done = subprocess.run(
+        [sys.executable, __file__, str(tiny), str(out)],
+        env=os.environ | ENVIRONMENT | WORKER_ENV,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert out.exists(), done.stderr[-3000:]
+    read: dict[str, Any] = json.loads(out.read_text())
+    return read
+
+
+@pytest.mark.parametrize("name", ["whole", "top_p", "resumed"])
+def test_drafts_change_no_token_greedy_or_sampled(found: dict[str, Any], name: str) -> None:
+    assert found["5"][name] == found["0"][name]
+    assert found["5"]["resumed"] == found["5"]["whole"]
+
+
+def test_log_probs_are_those_of_the_target(found: dict[str, Any]) -> None:
+    for key, log_probs in found["5"]["whole log-probs"].items():
+        assert log_probs == pytest.approx(found["5"]["expected"][key], abs=1e-4)
+    for key, log_probs in found["5"]["top_p log-probs"].items():
+        assert log_probs == pytest.approx(found["0"]["top_p log-probs"][key], abs=1e-4)
+
+
+def test_the_probe_of_a_sync_is_computed_as_without_drafts(found: dict[str, Any]) -> None:
+    assert found["5"]["probe"] == pytest.approx(found["0"]["probe"], abs=1e-5)
+
+
+def test_drafted_tokens_follow_the_distribution_of_the_model(found: dict[str, Any]) -> None:
+    (drafted, accepted), (drafted_then, accepted_then) = found["5"]["counts"]
+    assert 0 < accepted < drafted
+    assert drafted_then - drafted > DRAWS / 2, "most of the second tokens were drafted"
+    assert accepted_then > accepted
+    assert found["0"]["counts"] == [[0, 0], [0, 0]]
+    counts, draws = Counter(found["5"]["second"]), len(found["5"]["second"])
+    likely = [(token, draws * p) for token, p in enumerate(found["0"]["second_expected"]) if draws * p > 5]
+    assert len(likely) > 20
+    chi_square = sum((counts[token] - expected) ** 2 / expected for token, expected in likely)
+    assert abs(chi_square - len(likely)) < 5 * math.sqrt(2 * len(likely))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    os._exit(0)  # vLLM's engines in one process do not all end by themselves

@@ -1,0 +1,181 @@
+"""Distillation against plain float64 loops: the advantage of drawn tokens, and the losses over a teacher's top k."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlcli.algorithms import losses
+from rlcli.algorithms.advantages.tokens import opd
+from rlcli.algorithms.aggregation import Denominators
+from rlcli.algorithms.build import build_algorithm
+from rlcli.algorithms.losses.base import TokenLoss
+from rlcli.algorithms.losses.distillation import LEAST_REST
+from rlcli.algorithms.named import call
+from tests.loss_references import DISTILLATIONS
+
+relaxed = settings(deadline=None, max_examples=40)
+VOCABULARY, K = 7, 3
+Response = list[tuple[list[float], list[float]]]
+"""Of each token the policy's and the teacher's logits of the whole vocabulary."""
+logits = st.lists(st.floats(-6.0, 6.0), min_size=VOCABULARY, max_size=VOCABULARY)
+responses = st.lists(st.lists(st.tuples(logits, logits), max_size=4), max_size=5)
+
+
+def packed(found: list[Response], k: int = K) -> dict[str, Tensor]:
+    """What the losses take of these responses laid end to end; the policy's logits carry the gradient."""
+    tokens = [token for response in found for token in response]
+    shape = (len(tokens), VOCABULARY)
+    policy = torch.tensor([own for own, _ in tokens], dtype=torch.float64).view(shape).requires_grad_()
+    teacher = torch.tensor([theirs for _, theirs in tokens], dtype=torch.float64).view(shape).log_softmax(-1)
+    top, ids = teacher.topk(k, dim=-1)
+    lengths = torch.tensor([len(response) for response in found], dtype=torch.int64)
+    return {
+        "logits": policy,
+        "candidate_log_probs": policy.log_softmax(-1).gather(-1, ids),
+        "teacher_top_log_probs": top,
+        "sequence": torch.repeat_interleave(torch.arange(len(found)), lengths),
+        "lengths": lengths,
+    }
+
+
+def loss_of(name: str, inputs: dict[str, Tensor]) -> Tensor:
+    term: TokenLoss = call(losses.get(name), inputs, {})
+    assert not term.clipped_low.any()
+    assert not term.clipped_high.any()
+    return term.loss
+
+
+@pytest.mark.parametrize("name", sorted(DISTILLATIONS))
+@relaxed
+@given(found=responses)
+def test_loss_equals_the_reference(name: str, found: list[Response]) -> None:
+    inputs = packed(found)
+    rows = zip(inputs["candidate_log_probs"].tolist(), inputs["teacher_top_log_probs"].tolist(), strict=True)
+    expected = [DISTILLATIONS[name](policy, teacher, LEAST_REST) for policy, teacher in rows]
+    want = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(loss_of(name, inputs).detach(), want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", sorted(DISTILLATIONS))
+def test_gradient_is_that_of_the_value(name: str) -> None:
+    torch.manual_seed(0)
+    policy, teacher = (torch.randn(5, VOCABULARY, dtype=torch.float64) for _ in range(2))
+    top, ids = teacher.log_softmax(-1).topk(K, dim=-1)
+
+    def loss(given: Tensor) -> Tensor:
+        own = given.log_softmax(-1).gather(-1, ids)
+        return loss_of(name, {"candidate_log_probs": own, "teacher_top_log_probs": top})
+
+    assert torch.autograd.gradcheck(loss, policy.requires_grad_())
+
+
+@pytest.mark.parametrize("name", sorted(DISTILLATIONS))
+@relaxed
+@given(found=responses)
+def test_the_divergence_grows_with_k_to_that_of_the_vocabulary(name: str, found: list[Response]) -> None:
+    few, more, all_but_one = (loss_of(name, packed(found, k)) for k in (1, 4, VOCABULARY - 1))
+    policy = packed(found)["logits"].log_softmax(-1)
+    teacher = torch.tensor([theirs for response in found for _, theirs in response], dtype=torch.float64)
+    teacher = teacher.view(-1, VOCABULARY).log_softmax(-1)
+    first, second = (teacher, policy) if name == "opd_forward" else (policy, teacher)
+    whole = (first.exp() * (first - second)).sum(-1)
+    slack = 1e-4  # where the rest is less than LEAST_REST
+    assert bool((few <= more + slack).all())
+    assert bool((more <= all_but_one + slack).all())
+    torch.testing.assert_close(all_but_one, whole, rtol=0, atol=slack)
+
+
+@pytest.mark.parametrize("name", sorted(DISTILLATIONS))
+@relaxed
+@given(found=responses, data=st.data())
+def test_no_order_and_no_split_into_microbatches_changes_the_update(
+    name: str, found: list[Response], data: st.DataObject
+) -> None:
+    algorithm = build_algorithm(advantage="one", loss=name, correction="none")
+    tokens = sum(len(response) for response in found)
+
+    def gradients(part: list[Response]) -> list[Tensor]:
+        inputs = packed(part)
+        drawn = {"log_probs": inputs["logits"].log_softmax(-1)[:, 0], "advantages": torch.ones(len(inputs["logits"]))}
+        objective = algorithm.objective(inputs | drawn, Denominators(tokens, len(found), 4))
+        (gradient,) = torch.autograd.grad(objective.loss, inputs["logits"], allow_unused=True)
+        whole = torch.zeros_like(inputs["logits"]) if gradient is None else gradient
+        return list(whole.split(inputs["lengths"].tolist()))
+
+    expected = gradients(found)
+    order, cut = data.draw(st.permutations(range(len(found)))), data.draw(st.integers(0, len(found)))
+    for part in (order[:cut], order[cut:]):
+        for place, gradient in zip(part, gradients([found[place] for place in part]), strict=False):
+            torch.testing.assert_close(gradient, expected[place], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", sorted(DISTILLATIONS))
+def test_probabilities_of_0_and_1_give_finite_losses_and_gradients(name: str, dtype: torch.dtype) -> None:
+    sure, spread = [0.0, -1e3], [-0.6931, -0.6932]
+    own = torch.tensor([sure, sure[::-1], spread, sure], dtype=dtype, requires_grad=True)
+    theirs = torch.tensor([sure, sure, sure, spread], dtype=dtype)
+    loss = loss_of(name, {"candidate_log_probs": own, "teacher_top_log_probs": theirs})
+    (gradient,) = torch.autograd.grad(loss.sum(), own)
+    assert loss.dtype == dtype
+    assert torch.isfinite(loss).all()
+    assert torch.isfinite(gradient).all()
+    assert float(loss[0].detach()) == pytest.approx(0.0, abs=1e-6)
+
+
+@relaxed
+@given(found=st.lists(st.tuples(st.floats(-9.0, 0.0), st.floats(-9.0, 0.0)), max_size=9))
+def test_the_advantage_is_how_much_likelier_the_teacher_finds_a_token(found: list[tuple[float, float]]) -> None:
+    old, teacher = (torch.tensor([pair[of] for pair in found], dtype=torch.float64) for of in (0, 1))
+    made = opd(old, teacher)
+    assert made.returns is None
+    assert made.advantages.tolist() == [theirs - own for own, theirs in found]
+
+
+def test_the_expected_gradient_of_the_advantage_is_that_of_the_divergence() -> None:
+    """Summed over all tokens that π may draw, each with its probability: exactly, not in the limit of many samples."""
+    torch.manual_seed(1)
+    policy = torch.randn(VOCABULARY, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(VOCABULARY, dtype=torch.float64).log_softmax(-1)
+    log_probs = policy.log_softmax(-1)
+    advantages = opd(log_probs.detach(), teacher).advantages
+    surrogate = -(log_probs.detach().exp() * advantages * (log_probs - log_probs.detach()).exp()).sum()
+    divergence = (log_probs.exp() * (log_probs - teacher)).sum()
+    found, expected = (torch.autograd.grad(term, policy, retain_graph=True)[0] for term in (surrogate, divergence))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_what_a_teacher_is_needed_for() -> None:
+    drawn, top = build_algorithm(advantage="opd"), build_algorithm(advantage="one", loss="opd_reverse")
+    plain = build_algorithm()
+    assert (drawn.needs_teacher, drawn.needs_teacher_top, drawn.is_token_level) == (True, False, True)
+    assert (top.needs_teacher, top.needs_teacher_top, top.is_token_level) == (True, True, False)
+    assert (plain.needs_teacher, plain.needs_teacher_top) == (False, False)
+    assert drawn.needs_old_log_probs(1)
+    assert not top.needs_old_log_probs(1)
+    assert not drawn.skips_zero_advantages
+    assert not top.skips_zero_advantages
+
+
+def test_the_sums_tell_how_far_the_teacher_is() -> None:
+    algorithm = build_algorithm(advantage="opd", correction="none")
+    inputs: dict[str, Any] = {
+        "log_probs": torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True),
+        "teacher_log_probs": torch.tensor([-0.5, -4.0, -0.5], dtype=torch.float64),
+        "teacher_agrees": torch.tensor([True, False, True]),
+        "advantages": torch.tensor([0.5, -2.0, 0.0], dtype=torch.float64),
+        "sequence": torch.tensor([0, 0, 1]),
+        "lengths": torch.tensor([2, 1]),
+    }
+    sums = algorithm.objective(inputs, Denominators(3, 2, 4)).sums
+    assert float(sums["teacher_kl"]) == math.fsum([-0.5, 2.0, 0.0])
+    assert float(sums["teacher_agreement"]) == 2.0
+    kept = inputs | {"kept": torch.tensor([True, False, True])}
+    assert float(algorithm.objective(kept, Denominators(2, 2, 4)).sums["teacher_kl"]) == -0.5

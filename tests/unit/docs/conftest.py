@@ -1,0 +1,53 @@
+"""The folder in which the pages' commands and code are run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.judges import KEY, judging, says, sound
+from tests.page_blocks import write_files
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, datasets and runs that pages name: to be read, not changed."""
+    from tests.page_folder import make_page_folder
+
+    root = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        return make_page_folder(root)
+
+
+@pytest.fixture
+def here(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Path]:
+    """Changes to a copy of that folder with the files that a page shows, and returns it."""
+
+    def change(page: Path) -> Path:
+        folder = shutil.copytree(prepared, tmp_path / "here", symlinks=True)
+        write_files(page, folder)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("HOME", str(folder / "home"))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "home" / ".cache"))
+        monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("WANDB_MODE", "offline")  # an imported configuration names it
+        return folder
+
+    return change
+
+
+@pytest.fixture(scope="session")
+def judge() -> Iterator[str]:
+    """The address of a judge by the name that pages give it, for whom no response is better than another."""
+    equal = json.dumps({"reason": "equal", "score": 1})
+    with judging(lambda texts, chat: sound(texts, chat) if "response" in texts else equal) as server:
+        server.on_models = says(200, {"data": [{"id": "Qwen/Qwen3-8B"}]})
+        yield server.url

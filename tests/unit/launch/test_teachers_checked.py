@@ -1,0 +1,91 @@
+"""Teachers that cannot score the student's tokens, and rows that none scores, are refused before a run starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlcli.config.load import resolve
+from rlcli.data.prompts.schema import row, write_rows
+from rlcli.errors import ConfigError, ModelError, RlcliError
+from rlcli.launch.derived_plan import derived_plan
+from rlcli.launch.preflight import Prepared, prepare
+from rlcli.model.io.tiny import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Student, a teacher, one of another vocabulary, one with few positions, and rows of two data sources."""
+    folder = tmp_path_factory.mktemp("places")
+    for name, seed in (("student", 0), ("teacher", 1), ("foreign", 2), ("short", 3)):
+        make_tiny_model(folder / name, seed=seed)
+    tokenizer = folder / "foreign" / "tokenizer.json"
+    words = json.loads(tokenizer.read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["0"], vocabulary["1"] = vocabulary["1"], vocabulary["0"]
+    tokenizer.write_text(json.dumps(words))
+    config = folder / "short" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 40}))
+    messages = [{"role": "user", "content": "1+1="}]
+    given = {"messages": messages, "verifier": "gsm8k", "ground_truth": "2"}
+    write_rows(folder / "train.parquet", [row(data_source=source, **given) for source in ("sums", "words")])
+    return folder
+
+
+def prepared(places: Path, teacher: str, *sets: str) -> Prepared:
+    flags = {"model.path": str(places / "student"), "data.path": str(places), "cluster.device": "cpu"}
+    small = ("rollout.max_response_tokens=24", "data.max_prompt_tokens=24", "rollout.kv_cache_mb=64")
+    return prepare(resolve("opd", flags, [*small, f"teacher.path={teacher.format(at=places)}", *sets]).config)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "error", "says"),
+    [
+        ("{at}/nothing", ModelError, "there is no such folder"),
+        ("{at}/foreign", ModelError, "its vocabulary is not the policy's: the token '0' is"),
+        ("{at}/short", ModelError, "it has 40 positions, and samples up to 48 tokens"),
+        ('[{{path = "{at}/teacher", sources = ["sums"]}}]', ConfigError, "source 'words' have no teacher"),
+        (
+            '[{{path = "{at}/teacher", sources = ["sum"]}}, "{at}/teacher"]',
+            ConfigError,
+            "no row has the data source 'sum'; the data has sums, words",
+        ),
+        ("http://127.0.0.1:9", ModelError, "teacher.path = 'http://127.0.0.1:9': http://127.0.0.1:9 cannot be reached"),
+        ("http://127.0.0.1:9/v1", ConfigError, "is not the URL of a server; give one like http://localhost:8000"),
+        ('[{{path = "{at}/foreign", sources = ["sums"]}}, "{at}/teacher"]', ModelError, "its vocabulary is not"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(places: Path, teacher: str, error: type[RlcliError], says: str) -> None:
+    with pytest.raises(error) as refused:
+        prepared(places, teacher)
+    assert says in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_token_that_the_teacher_lacks_is_named(places: Path, tmp_path: Path) -> None:
+    make_tiny_model(tmp_path / "more", seed=1)
+    file = tmp_path / "more" / "tokenizer.json"
+    words = json.loads(file.read_text())
+    words["model"]["vocab"]["née"] = words["model"]["vocab"].pop("7")
+    file.write_text(json.dumps(words))
+    with pytest.raises(ModelError, match=r"the token '7' is \d+ in \S+/student and missing in \S+/more"):
+        prepared(places, str(tmp_path / "more"))
+
+
+def test_the_plan_names_the_teachers_and_who_is_taught(places: Path) -> None:
+    two = '[{{path = "{at}/teacher", sources = ["sums"]}}, "{at}/student"]'
+    ready = prepared(places, two)
+    assert ready.roles == {"policy", "engine", "teacher"}
+    shown = dict(derived_plan(ready))["teacher"]
+    assert shown == (
+        f"{places}/teacher for sums; {places}/student for all others: log-probs of the drawn tokens, "
+        "in the policy's workers"
+    )
+    top = ("algorithm.advantage=one", "algorithm.loss=opd_forward", "teacher.top_k=4", "teacher.workers=1")
+    apart = prepared(places, "{at}/teacher", *top)
+    assert apart.roles == {"policy", "engine"}
+    assert dict(derived_plan(apart))["teacher"] == (
+        f"{places}/teacher: log-probs of its 4 likeliest tokens and the rest, 1 separate worker"
+    )

@@ -1,0 +1,116 @@
+"""Each rank reads its own rows: what a model then holds is what transformers reads; what is not there is not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlcli.errors import ModelError
+from rlcli.model.io import loading
+from rlcli.model.io.files import WeightFiles
+from tests.model_fixtures import save_tiny, tiny_lm
+
+CPU = torch.device("cpu")
+
+
+def loaded(folder: Path, mesh: Any) -> dict[str, torch.Tensor]:
+    policy = loading.load_policy(str(folder), dtype=torch.float32, device=CPU, mesh=mesh)
+    return {name: parameter.detach() for name, parameter in policy.lm.named_parameters(remove_duplicate=False)}
+
+
+@pytest.fixture
+def read_whole(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that rank 0 reads as a whole."""
+    found: list[str] = []
+    read = loading.read_policy
+
+    def noted(path: str, *rest: Any) -> Any:
+        found.append(path)
+        return read(path, *rest)
+
+    monkeypatch.setattr(loading, "read_policy", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("qwen2", {}), ("llama", {"tie_word_embeddings": False}), ("phi3", {}), ("qwen3_moe", {})],
+)
+def test_a_model_holds_what_its_files_do(
+    mesh: Any, tmp_path: Path, read_whole: list[str], kind: str, changes: dict[str, Any]
+) -> None:
+    found = loaded(save_tiny(tmp_path / kind, kind, **changes), mesh)
+    expected = dict(tiny_lm(kind, **changes).named_parameters(remove_duplicate=False))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert read_whole == []
+
+
+def test_files_in_half_precision_fill_float32(mesh: Any, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "half")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    found = loaded(folder, mesh)
+    assert all(found[name].dtype == torch.float32 for name in weights)
+    assert all(torch.equal(found[name], tensor.float()) for name, tensor in weights.items())
+
+
+def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda weights: weights.pop(name)
+
+
+def shorter(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda weights: weights.update({name: weights[name][:-1]})
+
+
+@pytest.mark.parametrize(
+    "change", [without("model.norm.weight"), shorter("model.norm.weight"), without("model.embed_tokens.weight")]
+)
+def test_files_that_lack_something_are_not_read_in_parts(
+    tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    folder = save_tiny(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    files = WeightFiles.find(str(folder), tied=True)
+    assert files is not None
+    assert not all(files.hold(name, parameter.shape) for name, parameter in tiny_lm().named_parameters())
+
+
+def test_an_untied_head_is_not_taken_from_the_embedding(tmp_path: Path) -> None:
+    files = WeightFiles.find(str(save_tiny(tmp_path / "tied")), tied=False)
+    assert files is not None
+    assert not files.hold("lm_head.weight", tiny_lm().lm_head.weight.shape)
+
+
+def test_other_files_are_read_whole(mesh: Any, tmp_path: Path, read_whole: list[str]) -> None:
+    folder = save_tiny(tmp_path / "old")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert WeightFiles.find(str(folder), tied=True) is None
+    found, expected = loaded(folder, mesh), tiny_lm()
+    assert all(torch.equal(found[name], parameter) for name, parameter in expected.named_parameters())
+    assert read_whole == [str(folder)]
+
+
+def test_a_weight_that_is_not_finite_is_refused(mesh: Any, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"weights of model\.layers\.1\.mlp\.up_proj\.weight are NaN or infinite"):
+        loaded(folder, mesh)
+
+
+def test_a_file_that_was_cut_off_is_refused(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
+        WeightFiles.find(str(folder), tied=True)

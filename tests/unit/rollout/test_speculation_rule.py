@@ -1,0 +1,79 @@
+"""Which drafts are kept: a request gets the tokens drawn, up to the first that differs from its draft."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from rlcli.errors import SetupError
+from rlcli.rollout import speculation
+from rlcli.rollout.sampling import SEED, draw_keys, draw_keys_of, gumbel_argmax
+from rlcli.rollout.speculation import accepted, install, settings
+
+DRAWS = 40_000
+
+
+def by_loops(drawn: list[int], drafts: list[int], rows: list[int]) -> list[list[int]]:
+    found, row, draft = [], 0, 0
+    for count in rows:
+        tokens: list[int] = []
+        for place in range(count):
+            tokens.append(drawn[row + place])
+            if place == count - 1 or drawn[row + place] != drafts[draft + place]:
+                break
+        found.append(tokens + [-1] * (max(rows) - len(tokens)))
+        row, draft = row + count, draft + count - 1
+    return found
+
+
+def test_a_request_gets_what_was_drawn_up_to_the_first_wrong_draft() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        rows = random.integers(1, 7, random.integers(1, 6)).tolist()
+        drawn = random.integers(0, 3, sum(rows))
+        drafts = random.integers(0, 3, sum(rows) - len(rows))
+        tokens, places = accepted(torch.from_numpy(drawn), torch.from_numpy(drafts.astype(np.int32)), rows)
+        assert tokens.tolist() == by_loops(drawn.tolist(), drafts.tolist(), rows)
+        assert torch.from_numpy(drawn)[places][tokens >= 0].equal(tokens[tokens >= 0])
+
+
+@pytest.mark.parametrize("draft", [0, 3])
+def test_pairs_of_tokens_follow_the_distribution_whatever_is_drafted(draft: int) -> None:
+    """χ² of both tokens of requests whose first one is drafted. The second one's logits are those after the draft, and
+    count only if it is kept."""
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.5, 0.0, 1.5, 1.0]])
+    seeds = np.arange(DRAWS).repeat(2)
+    keys = torch.from_numpy(draw_keys(seeds, np.tile([7, 8], DRAWS)))
+    drawn = gumbel_argmax(logits.repeat(DRAWS, 1), keys)
+    tokens, _ = accepted(drawn, torch.full((DRAWS,), draft), [2] * DRAWS)
+    first, second = logits.double().softmax(-1)
+    found, expected = tokens[:, 0].bincount(minlength=4).double(), first * DRAWS
+    assert float(((found - expected) ** 2 / expected).sum()) < 3 + 5 * 6**0.5
+    kept = tokens[:, 0] == draft
+    assert (tokens[~kept, 1] == -1).all()
+    found, expected = tokens[kept, 1].bincount(minlength=4).double(), second * float(kept.sum())
+    assert float(((found - expected) ** 2 / expected).sum()) < 3 + 5 * 6**0.5
+
+
+def test_each_draft_has_the_key_of_its_position() -> None:
+    def request(seed: int | None) -> SimpleNamespace:
+        return SimpleNamespace(sampling_params=SimpleNamespace(extra_args=None if seed is None else {SEED: seed}))
+
+    batch = SimpleNamespace(req_ids=["a", "b", "c"], num_tokens_no_spec=np.array([10, 20, 30, 99]))
+    runner = SimpleNamespace(input_batch=batch, requests={"a": request(1), "b": request(None), "c": request(3)})
+    found = draw_keys_of(runner, 3, [3, 1, 2])
+    expected = draw_keys(np.array([1, 1, 1, 0, 3, 3]), np.array([10, 11, 12, 20, 30, 31]))
+    assert found is not None
+    assert found.tolist() == expected.tolist()
+    assert draw_keys_of(runner, 2) is None
+
+
+def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings(3)["speculative_config"]["num_speculative_tokens"] == 3
+    assert not install(SimpleNamespace())
+    monkeypatch.setattr(speculation, "SUPPORTED", ((0, 1), (0, 2)))
+    with pytest.raises(SetupError, match=r"rollout.speculate = 3: .* is installed"):
+        settings(3)
