@@ -213,9 +213,7 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
     reaper = Reaper(folder, group_id())
     sentinel = None
     try:
-        _start(
-            num_cpus=max(workers, os.cpu_count() or 1) + SERVER_CPUS, object_store_memory=store, _temp_dir=folder
-        )
+        _start(num_cpus=max(workers, os.cpu_count() or 1) + SERVER_CPUS, object_store_memory=store, _temp_dir=folder)
         reaper.watch()
         sentinel = RayMonitor(_daemons(), on_lost)
         yield
@@ -228,7 +226,7 @@ def local(workers: int, on_lost: OnLost) -> Iterator[None]:
 
 
 def _start(**options: Any) -> None:
-    """Start a local cluster, at the second attempt too: Ray gives its daemon 30 seconds, and a busy machine is slower."""
+    """Start a local cluster, in two attempts: Ray gives its daemon 30 seconds, and a busy machine may need more."""
     import ray
 
     for last in (False, True):
