@@ -20,6 +20,7 @@ ALLOWED: Mapping[str, str] = {
     "from here on the engine that samples has another precision": "rollout.quantization",
     "from here on the share of samples from older policies may change": "rollout.oversample async.*",
     "from here on verifications near the deadline may end differently": "verifier.deadline_s",
+    "from here on experts are chosen otherwise in training": "rollout.replay_routes",
     "from here on a bad update may be handled differently": "fault_tolerance.*bad*",
     "": "train.offload cluster.address rollout.canary_tolerance algorithm.mismatch_warning verifier.processes "
     "verifier.max_crash_rate verifier.sandbox checkpoint.* evaluation.every tracking.* fault_tolerance.* "

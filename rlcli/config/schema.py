@@ -162,6 +162,11 @@ class Rollout(Section):
         "tokens before, and verified without changing the distribution: faster on repetitive text with few responses "
         "at once; 0: none.",
     )
+    replay_routes: bool = Field(
+        default=False,
+        description="Train each token through the experts that the engine chose for it, with weights from the "
+        "trainer's own router: for mixtures of experts whose engine and trainer choose differently.",
+    )
     sync: Literal["full", "delta"] = Field(
         default="full",
         description="What a weight sync sends to separate engines (rollout.workers): all weights, or delta: the values "

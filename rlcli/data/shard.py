@@ -22,7 +22,8 @@ class SampleShard:
     tokens: int32 `[all tokens]`, row after row. log_probs: float32 `[all drawn tokens]`, as the engine reported them.
     span_ends, span_speakers, span_versions: int64 `[all spans]`: the end of each within its row, its speaker as an
     index into `SPEAKERS`, and its version or UNKNOWN. offsets, log_prob_offsets, span_offsets: int64 `[rows + 1]`,
-    where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`.
+    where each row begins in these. stop_reasons: int8 `[rows]`, indexes into `STOP_REASONS`. routes, route_offsets: of
+    the rows' first tokens, and int64 `[rows + 1]`; None if no row has any.
 
     >>> import numpy as np
     >>> builder = ShardBuilder()
@@ -43,6 +44,8 @@ class SampleShard:
     span_versions: Any
     span_offsets: Any
     stop_reasons: Any
+    routes: Any = None
+    route_offsets: Any = None
 
     def __len__(self) -> int:
         return len(self.stop_reasons)
@@ -60,6 +63,7 @@ class SampleShard:
             tuple(spans),
             self.log_probs[self.log_prob_offsets[index] : self.log_prob_offsets[index + 1]],
             STOP_REASONS[self.stop_reasons[index]],
+            None if self.routes is None else self.routes[self.route_offsets[index] : self.route_offsets[index + 1]],
         )
 
     @classmethod
@@ -104,6 +108,8 @@ class ShardBuilder:
 
         rows = self._rows
         spans = [span for row in rows for span in row.spans]
+        routes = [row.routes for row in rows if row.routes is not None]
+        routed = [0 if row.routes is None else len(row.routes) for row in rows]
         return SampleShard(
             tokens=joined([row.tokens for row in rows], np.int32),
             offsets=offsets([len(row.tokens) for row in rows]),
@@ -114,4 +120,6 @@ class ShardBuilder:
             span_versions=np.array([UNKNOWN if span.version is None else span.version for span in spans], np.int64),
             span_offsets=offsets([len(row.spans) for row in rows]),
             stop_reasons=np.array([STOP_REASONS.index(row.stop_reason) for row in rows], np.int8),
+            routes=np.concatenate(routes) if routes else None,
+            route_offsets=offsets(routed) if routes else None,
         )

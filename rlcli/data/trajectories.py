@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, get_args
 
+from rlcli.data.routes import continued, padded, unknown
 from rlcli.types import FinishReason
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Trajectory:
     each with a prompt of its own: tokens see those before them in their branch alone.
 
     tokens: int32 `[T]`. spans: consecutive, from 0 to T. log_probs: float32 `[D]`, the engine's, of the D drawn tokens
-    in their order. stop_reason: why it ended; None if it has not.
+    in their order. stop_reason: why it ended; None if it has not. routes: of the first tokens, as far as they are
+    known and wanted (`rlcli.data.routes`).
 
     The policy draws two tokens, a tool answers with one, and the policy draws the last one with newer weights:
 
@@ -57,6 +59,7 @@ class Trajectory:
     spans: tuple[Span, ...]
     log_probs: np.ndarray
     stop_reason: FinishReason | None = None
+    routes: np.ndarray | None = None
 
     @classmethod
     def of_prompt(cls, tokens: np.ndarray) -> Trajectory:
@@ -101,6 +104,7 @@ class Trajectory:
             spans,
             self.log_probs if log_probs is None else np.concatenate([self.log_probs, log_probs]),
             stop_reason,
+            self.routes,
         )
 
     @classmethod
@@ -126,6 +130,7 @@ class Trajectory:
             tuple(spans),
             np.concatenate([branch.log_probs for branch in branches]),
             branches[-1].stop_reason,
+            _routes_of(branches),
         )
 
     @property
@@ -145,7 +150,9 @@ class Trajectory:
             spans = self.spans[place:after]
             start, count = spans[0].start, sum(one.end - one.start for one in spans if one.speaker == "policy")
             moved = tuple(replace(one, start=one.start - start, end=one.end - start) for one in spans)
-            found.append(Trajectory(self.tokens[start : spans[-1].end], moved, self.log_probs[drawn : drawn + count]))
+            routes = None if self.routes is None else self.routes[start : spans[-1].end]
+            log_probs = self.log_probs[drawn : drawn + count]
+            found.append(Trajectory(self.tokens[start : spans[-1].end], moved, log_probs, routes=routes))
             drawn += count
         return [*found[:-1], replace(found[-1], stop_reason=self.stop_reason)]
 
@@ -197,7 +204,8 @@ class Trajectory:
                 spoken += 1
                 if spoken == number:
                     drawn = sum(one.end - one.start for one in self.spans[:index] if one.speaker == "policy")
-                    return Trajectory(self.tokens[: span.start], self.spans[:index], self.log_probs[:drawn], "stop")
+                    log_probs, routes = self.log_probs[:drawn], self._first_routes(span.start)
+                    return Trajectory(self.tokens[: span.start], self.spans[:index], log_probs, "stop", routes)
         return self
 
     def without_last(self, count: int) -> Trajectory:
@@ -208,8 +216,27 @@ class Trajectory:
         assert last.speaker == "policy", "only drawn tokens are taken back"
         assert end >= last.start, "only tokens of the last span are taken back"
         return Trajectory(
-            self.tokens[:end], (*self.spans[:-1], replace(last, end=end)), self.log_probs[:-count], self.stop_reason
+            self.tokens[:end],
+            (*self.spans[:-1], replace(last, end=end)),
+            self.log_probs[:-count],
+            self.stop_reason,
+            self._first_routes(end),
         )
+
+    def routed(self, routes: np.ndarray | None) -> Trajectory:
+        """The same with the routes of the last branch's first tokens, where its own are not known."""
+        import numpy as np
+
+        start = self.branch_starts[-1]
+        if routes is None:
+            return self
+        past = unknown(start, routes) if self.routes is None else padded(self.routes, start)
+        known = None if self.routes is None else self.routes[start:]
+        both = continued(known, routes[: len(self.tokens) - start])  # the end of a turn may have been dropped
+        return replace(self, routes=np.concatenate([past, both]))
+
+    def _first_routes(self, tokens: int) -> np.ndarray | None:
+        return None if self.routes is None else self.routes[:tokens]
 
     def dated(self, version: int) -> Trajectory:
         """The same with this version where a drawn span has none (in partial rollouts of older checkpoints)."""
@@ -262,3 +289,16 @@ class Trajectory:
     @property
     def _drawn_spans(self) -> list[Span]:
         return [span for span in self.spans if span.speaker == "policy"]
+
+
+def _routes_of(branches: Sequence[Trajectory]) -> np.ndarray | None:
+    """Those of trajectories that become branches of one: of all tokens, if any are known."""
+    import numpy as np
+
+    known = next((branch.routes for branch in branches if branch.routes is not None), None)
+    if known is None:
+        return None
+    none = unknown(0, known)
+    parts = [padded(none if branch.routes is None else branch.routes, len(branch.tokens)) for branch in branches]
+    routes: np.ndarray = np.concatenate(parts)
+    return routes

@@ -105,7 +105,10 @@ def prepare(
     on_checked(config, device)
     facts = check_model(config.model.path)
     served = models_of(verifiers)
-    max_length = check_fit(config, facts.max_positions, read_config(config.model.path).num_attention_heads)
+    model = read_config(config.model.path)
+    max_length = check_fit(config, facts.max_positions, model.num_attention_heads)
+    if config.rollout.replay_routes and not getattr(model, "num_experts", 0):
+        raise ConfigError(f"rollout.replay_routes: {config.model.path} has no experts", "leave it out")
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
         part_weights(config.algorithm.advantage, verifiers_of(train_rows))

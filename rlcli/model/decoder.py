@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcli.model.attention import ATTENTION, Segments
+from rlcli.model.experts import Replay
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context import ContextGroup, Run
@@ -18,7 +19,8 @@ class Decoder(nn.Module):
     """A Hugging Face model with its head, wrapped so that FSDP2 gathers the head's weight with its root.
 
     lm: the model, set to the attention `rlcli_packed`. dtype: of computation, export and weight sync. source: the
-    folder or hub id it came from. context: the ranks that divide each pack's tokens, if any do.
+    folder or hub id it came from. context: the ranks that divide each pack's tokens, if any do. replay: has packs go
+    through the experts of their routes, if that is wanted.
     """
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str) -> None:
@@ -28,6 +30,7 @@ class Decoder(nn.Module):
         self.dtype = dtype
         self.source = source
         self.context: ContextGroup | None = None
+        self.replay: Replay | None = None
 
     def own(self, batch: PackedBatch) -> PackedBatch | Run:
         """What this rank computes of a pack: all, or a run of its tokens."""
@@ -36,6 +39,8 @@ class Decoder(nn.Module):
     def hidden(self, own: PackedBatch | Run, segments: Segments) -> Tensor:
         """[R, D]: for each response token that this rank predicts, the last hidden state of the token before it.
         segments: of the pack."""
+        if self.replay is not None:
+            self.replay.routes = own.routes
         states: Tensor = self.lm.base_model(
             input_ids=own.input_ids[None],
             position_ids=own.position_ids[None],

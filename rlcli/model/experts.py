@@ -27,8 +27,7 @@ class Load:
 
     def __init__(self, model: nn.Module) -> None:
         self._counts: dict[int, Tensor] = {}
-        routers = [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
-        for layer, router in enumerate(routers):
+        for layer, router in enumerate(_routers(model)):
             router.register_forward_hook(partial(self._count, layer))
 
     def _count(self, layer: int, router: Any, given: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -41,6 +40,68 @@ class Load:
     def take(self) -> Tensor | None:
         counts, self._counts = self._counts, {}
         return torch.stack([counts[layer] for layer in sorted(counts)]) if counts else None
+
+
+class Replay:
+    """Has a model's routers choose the experts that the engine chose, with weights from their own logits, which so have
+    a gradient: rollout routing replay (R3, arXiv 2510.11370, section 3). Where a token's route is unknown, the router
+    chooses.
+
+    replay = Replay(model)
+    replay.routes = …        # [T, layers, K] int64 of the tokens of the next pass, also when it is computed again; or
+                             # None
+    replay.take()            # int64 [3]: of passes with gradients, choices made, replayed, and not the router's own
+
+    Make it before `Load`, which counts the tokens of each expert.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.routes: Tensor | None = None
+        self._counts: Tensor | None = None
+        for layer, router in enumerate(_routers(model)):
+            router.register_forward_hook(partial(self._choose, layer))
+
+    def _choose(self, layer: int, router: Any, given: Any, found: tuple[Tensor, Tensor, Tensor]) -> Any:
+        logits, own_weights, own = found
+        if self.routes is None:
+            self._count(own, own, own.new_zeros(len(own), 1, dtype=torch.bool))
+            return found
+        routes = self.routes[:, layer]
+        known = (routes >= 0).all(-1, keepdim=True)
+        chosen = torch.where(known, routes, own)
+        weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
+        if router.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        self._count(own, chosen, known)
+        return logits, weights.to(own_weights.dtype), chosen
+
+    def _count(self, own: Tensor, chosen: Tensor, known: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            return
+        others = (chosen[..., None] != own[..., None, :]).all(-1)
+        made = torch.full_like(known.sum(), own.numel())
+        counts = torch.stack([made, known.sum() * own.shape[-1], others.sum()])
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def take(self) -> Tensor | None:
+        counts, self._counts = self._counts, None
+        return counts
+
+
+def replay_metrics(counts: Tensor) -> dict[str, float]:
+    """Of what `Replay.take` returns, summed over ranks. routes_known: share of the choices that were replayed.
+    routes_differ: share of those that the trainer's router would not have made.
+
+    >>> replay_metrics(torch.tensor([8, 4, 1]))
+    {'routes_known': 0.5, 'routes_differ': 0.25}
+    """
+    made, replayed, others = counts.tolist()
+    return {"routes_known": replayed / max(made, 1), "routes_differ": others / max(replayed, 1)}
+
+
+def _routers(model: nn.Module) -> list[nn.Module]:
+    """Of the layers, in their order."""
+    return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
 
 
 def load_metrics(counts: Tensor) -> dict[str, float]:

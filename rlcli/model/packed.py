@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcli.data.packer import WORTH_SHARING
+from rlcli.data.routes import padded, unknown
 from rlcli.model.attention import Segments
 
 
@@ -21,7 +22,8 @@ class PackedBatch:
     branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
-    other tokens whose log-probs at the same positions are wanted, too, if any are.
+    other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int64:
+    the experts that the engine chose, -1 where that is unknown; None if nothing is.
 
     A prompt shared by several sequences is stored once, before the first of them:
 
@@ -40,6 +42,7 @@ class PackedBatch:
     targets: Tensor
     sequence: Tensor
     candidates: Tensor | None = None
+    routes: Tensor | None = None
 
     @property
     def boundaries(self) -> Tensor:
@@ -62,10 +65,11 @@ def pack(
     device: torch.device,
     drawn: Sequence[np.ndarray] | None = None,
     sequences: Sequence[int] | None = None,
+    routes: Sequence[np.ndarray | None] = (),
 ) -> PackedBatch:
     """Concatenate `rows`: each has the tokens of a segment, and how many of them are its prompt. drawn: for each row a
     mask of the tokens that the policy drew; None: all that follow the prompts. sequences: which sequence each row is a
-    branch of, ascending; None: each is one by itself.
+    branch of, ascending; None: each is one by itself. routes: of each row's first tokens, or nothing.
 
     A prompt has at least one token (nothing would predict the first one drawn); a response may be empty.
     """
@@ -98,6 +102,7 @@ def pack(
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
         sequence=tensor((sequence if sequences is None else np.asarray(sequences)[sequence])[response]),
+        routes=None if all(one is None for one in routes) else tensor(_packed_routes(routes, lengths)[first]),
     )
 
 
@@ -107,6 +112,17 @@ def dummy(device: torch.device) -> PackedBatch:
     It takes part in every collective; its loss is `outputs.log_probs.sum() * 0`, which gives zero gradients.
     """
     return pack([(np.zeros(2, dtype=np.int64), 2)], device)
+
+
+def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
+    """[Σ lengths, layers, chosen] int64, -1 where unknown."""
+    known = next(one for one in routes if one is not None)
+    none = unknown(0, known)
+    whole = np.concatenate(
+        [padded(none if one is None else one, length) for one, length in zip(routes, lengths, strict=True)]
+    )
+    found: np.ndarray = np.where(whole == np.iinfo(whole.dtype).max, -1, whole.astype(np.int64))
+    return found
 
 
 def _first_alike(rows: Sequence[tuple[np.ndarray, int]], worth: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rlcli.data.routes import continued
 from rlcli.data.trajectories import Trajectory
 from rlcli.rollout.engine import Generation, GenerationRequest, Generator, Keeping
 from rlcli.types import FinishReason
@@ -31,11 +32,12 @@ class Part:
 @dataclass(frozen=True)
 class Drawn:
     """What the policy has drawn of one request. parts: in their order; at least one, which may be empty. finish_reason:
-    None if it is not finished."""
+    None if it is not finished. routes: as `Generation.routes`, each token's from when it was drawn."""
 
     key: int
     parts: Sequence[Part]
     finish_reason: FinishReason | None
+    routes: np.ndarray | None = None
 
     @property
     def tokens(self) -> np.ndarray:
@@ -63,7 +65,7 @@ class Drawn:
         """
         for part in [part for part in self.parts if len(part.tokens)] or self.parts[-1:]:
             before = before.extended("policy", part.tokens, part.log_probs, part.version)
-        return replace(before, stop_reason=self.finish_reason)
+        return replace(before, stop_reason=self.finish_reason).routed(self.routes)
 
 
 class InFlight:
@@ -81,6 +83,7 @@ class InFlight:
         self._engine = engine
         self._requests: dict[int, GenerationRequest] = {}
         self._parts: dict[int, list[Part]] = {}
+        self._routes: dict[int, np.ndarray | None] = {}
         self._held: dict[int, int] = {}  # how many tokens of `_parts` the engine returns once more
         self._reasons: dict[int, FinishReason | None] = {}  # of what it has finished and not returned
         self._paused: set[int] = set()
@@ -95,7 +98,8 @@ class InFlight:
         self._took(generation, version)
         del self._requests[generation.key]
         self._reasons.pop(generation.key, None)
-        return Drawn(generation.key, self._parts.pop(generation.key), generation.finish_reason)
+        parts, routes = self._parts.pop(generation.key), self._routes.pop(generation.key)
+        return Drawn(generation.key, parts, generation.finish_reason, routes)
 
     def pause(self, version: int, *, keep: bool = False) -> None:
         """Before the weights change, which are of `version`. keep: leave the requests in the engine, with their keys
@@ -129,10 +133,11 @@ class InFlight:
 
     def so_far(self) -> Mapping[int, Drawn]:
         """What was drawn of each request until the last pause, by key."""
-        return {key: Drawn(key, parts, self._reasons.get(key)) for key, parts in self._parts.items()}
+        return {key: Drawn(key, parts, self._reasons.get(key), self._routes[key]) for key, parts in self._parts.items()}
 
     def _took(self, generation: Generation, version: int) -> None:
         held, parts = self._held.pop(generation.key, 0), self._parts.setdefault(generation.key, [])
+        self._routes[generation.key] = continued(self._routes.get(generation.key), generation.routes)
         part = Part(generation.tokens[held:], generation.log_probs[held:], version)
         self.tokens += len(part.tokens)
         if len(part.tokens) or not parts:

@@ -63,12 +63,14 @@ class Generation:
     """One response. tokens: int32 `[n]`, including the end token if there is one. log_probs: float32 `[n]`, of those
     tokens under the distribution that was sampled from: after temperature (at 1 if the response is greedy) and after
     top-p, which gives the tokens that it keeps a higher probability than the model does. finish_reason: None if it was
-    aborted."""
+    aborted. routes: of prompt and response without its last token, with `EngineSpec.routes`, as far as they are known
+    (`rlcli.data.routes`)."""
 
     key: int
     tokens: np.ndarray
     log_probs: np.ndarray
     finish_reason: FinishReason | None
+    routes: np.ndarray | None = None
 
 
 def shared_memory_prefix(group_id: str) -> str:
@@ -95,7 +97,7 @@ class EngineSpec:
     take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
     first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing. exact_steps:
     `step` returns all tokens that it has scheduled, since weights change between two of them. speculate: as
-    `rollout.speculate`."""
+    `rollout.speculate`. routes: generations have them."""
 
     model: str
     dtype: str
@@ -114,6 +116,7 @@ class EngineSpec:
     exact_steps: bool = False
     servers: ServerSettings = ServerSettings()
     speculate: int = 0
+    routes: bool = False
 
 
 class Generator(Protocol):
@@ -276,7 +279,7 @@ ENGINES: Registry[type[Engine]] = Registry("engine", "rlcli.engines")
 
 ENGINE_KEYS = (
     *("rollout.tensor_parallel", "rollout.quantization", "rollout.gpu_memory_utilization", "rollout.kv_cache_mb"),
-    *("rollout.enforce_eager", "rollout.speculate"),
+    *("rollout.enforce_eager", "rollout.speculate", "rollout.replay_routes"),
 )
 """Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16.)"""
 

@@ -13,6 +13,7 @@ from rlcli.errors import SetupError
 from rlcli.rollout import base_layout, cpu_kernels, speculation
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
+from rlcli.rollout.routes import Recorder
 
 if TYPE_CHECKING:
     from rlcli.model.weight_check.checksum import Sent
@@ -81,7 +82,8 @@ class VllmEngine:
                 max_loras=1,
                 seed=0,
                 disable_log_stats=True,
-                **({"async_scheduling": False} if spec.exact_steps else {}),
+                **({"async_scheduling": False} if spec.exact_steps or spec.routes else {}),
+                **({"enable_return_routed_experts": True} if spec.routes and spec.device == "cuda" else {}),
                 **(speculation.settings(spec.speculate) if spec.speculate else {}),
             )
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
@@ -107,6 +109,7 @@ class VllmEngine:
             )
         if spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.install)
+        self._recorder = self._llm.collective_rpc(Recorder)[0] if spec.routes and spec.device == "cpu" else None
 
     @staticmethod
     def preload() -> None:
@@ -157,7 +160,7 @@ class VllmEngine:
         # A request's state holds what it would return at the end.
         states = self._engine.output_processor.request_states.values()
         running = [
-            _generation(self._keys[state.external_req_id], state._new_completion_output([], None, None))
+            self._generation(state.external_req_id, state.prompt_len, state._new_completion_output([], None, None))
             for state in states
         ]
         assert len(running) == len(self._keys), "requests vanished from the engine"
@@ -318,7 +321,25 @@ class VllmEngine:
         finished = [output for output in found if output.finished]
         others |= {output.request_id: output for output in finished if output.request_id not in self._keys}
         ours = [output for output in finished if output.request_id in self._keys]
-        return [_generation(self._keys.pop(output.request_id), output.outputs[0]) for output in ours]
+        found = [self._generation(one.request_id, len(one.prompt_token_ids), one.outputs[0]) for one in ours]
+        for output in ours:
+            del self._keys[output.request_id]
+        return found
+
+    def _generation(self, name: str, prompt: int, output: Any) -> Generation:
+        """vLLM's output of a response to so many tokens; without a finish reason if it has none."""
+        import numpy as np
+
+        reason, routes = output.finish_reason, getattr(output, "routed_experts", None)
+        if self._recorder is not None:
+            routes = self._recorder.of(name, prompt + len(output.token_ids) - 1)
+        return Generation(
+            key=self._keys[name],
+            tokens=np.asarray(output.token_ids, dtype=np.int32),
+            log_probs=np.asarray(output.logprobs.logprobs, dtype=np.float32),
+            finish_reason=None if reason is None else "length" if reason == "length" else "stop",
+            routes=routes,
+        )
 
     def _add(self, prompt: Any, params: Any) -> str:
         from vllm import TokensPrompt
@@ -363,19 +384,6 @@ def _prompt_log_probs(tokens: Any, output: Any) -> Any:
 
     pairs = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
     return np.asarray([entry[int(token)].logprob for token, entry in pairs], dtype=np.float32)
-
-
-def _generation(key: int, output: Any) -> Generation:
-    """vLLM's output of a response; without a finish reason if it has none."""
-    import numpy as np
-
-    reason = output.finish_reason
-    return Generation(
-        key=key,
-        tokens=np.asarray(output.token_ids, dtype=np.int32),
-        log_probs=np.asarray(output.logprobs.logprobs, dtype=np.float32),
-        finish_reason=None if reason is None else "length" if reason == "length" else "stop",
-    )
 
 
 def check_version() -> None:

@@ -70,14 +70,17 @@ class FsdpLoader:
         if kind == "value":
             return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
         model = loading.load_policy(path, lora=lora, trainable=trained, **how)
-        return FsdpBackend(model, self.config, self.place, trained)
+        return FsdpBackend(model, self.config, self.place, trained, replays=self.config.rollout.replay_routes)
 
 
 class FsdpBackend:
-    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer."""
+    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer. replays: packs go
+    through the experts of their routes."""
 
-    def __init__(self, model: Any, config: RunConfig, place: Place, trained: bool = True) -> None:
-        from rlcli.model.experts import Load
+    def __init__(
+        self, model: Any, config: RunConfig, place: Place, trained: bool = True, *, replays: bool = False
+    ) -> None:
+        from rlcli.model.experts import Load, Replay
         from rlcli.model.optim import build_optimizer
 
         train = config.train
@@ -92,6 +95,7 @@ class FsdpBackend:
             self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
             self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
             self.copies = CopyCheck(model, place.mesh)
+            model.replay = Replay(model) if replays else None
             self.expert_load = Load(model)
 
     @property
@@ -182,13 +186,17 @@ class FsdpBackend:
         """How the update's tokens were spread over the experts, if there are any: the same on all ranks."""
         import torch.distributed as dist
 
-        from rlcli.model.experts import load_metrics
+        from rlcli.model.experts import load_metrics, replay_metrics
 
         counts = self.expert_load.take()
         if counts is None:
             return {}
         dist.all_reduce(counts)
-        return load_metrics(counts)
+        replayed = self.model.replay.take() if self.model.replay is not None else None
+        if replayed is None:
+            return load_metrics(counts)
+        dist.all_reduce(replayed)
+        return load_metrics(counts) | replay_metrics(replayed)
 
     def stream_weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.stream_weights()

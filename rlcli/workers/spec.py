@@ -105,6 +105,7 @@ def engine_spec(worker: WorkerSpec) -> EngineSpec:
         group_id=worker.group_id,
         exact_steps=worker.keeps or (config.in_flight and config.counts_steps),
         speculate=rollout.speculate,
+        routes=rollout.replay_routes,
         servers=_servers(worker) if rollout.engine == "server" else ServerSettings(),
     )
 

@@ -114,6 +114,7 @@ def write_waiting(path: Path, shards: list[SampleShard | None]) -> Files:
         f"{number}.{name}": value
         for number, shard in enumerate(shards)
         for name, value in (vars(shard).items() if shard is not None else ())
+        if value is not None
     }
     buffer = io.BytesIO()
     np.savez(buffer, count=np.array(len(shards)), **arrays)

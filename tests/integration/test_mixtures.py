@@ -29,6 +29,25 @@ def runs(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) ->
     }
 
 
+@pytest.fixture(scope="module")
+def replayed(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Responses and conversations, whose turns follow each other in the engine; two workers divide each pack."""
+    out = tmp_path_factory.mktemp("replayed")
+    sets = "rollout.replay_routes=true train.minibatches=1 parallel.context=2 model.gradient_checkpointing=true"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CATALOG_SETS", sets)
+        return train(mixture, sums, out / "two", 2, ["grpo", "guess-number"])
+
+
+@pytest.mark.parametrize("recipe", ["grpo", "guess-number"])
+def test_the_engines_routes_are_those_of_the_same_tokens(replayed: dict[str, dict[str, Any]], recipe: str) -> None:
+    """In float32 both choose the same experts, so one route at another token's place would show."""
+    for step in replayed[recipe]["steps"]:
+        assert step["update/routes_differ"] == 0
+        assert step["update/routes_known"] > 0.9
+        assert step["mismatch/k3"] < 1e-9
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_experts_reach_the_engine_exactly(runs: dict[int, dict[str, Any]], ranks: int) -> None:
     steps = runs[ranks]["grpo"]["steps"]

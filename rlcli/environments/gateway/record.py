@@ -29,14 +29,18 @@ class Generated(Protocol):
     @property
     def finish_reason(self) -> FinishReason | None: ...
 
+    @property
+    def routes(self) -> np.ndarray | None: ...
+
 
 @dataclass(frozen=True)
 class Drawn:
-    """A turn. tokens: int32 `[n]`. log_probs: float32 `[n]`."""
+    """A turn. tokens: int32 `[n]`. log_probs: float32 `[n]`. routes: of all that it follows, too, if any are known."""
 
     tokens: np.ndarray
     log_probs: np.ndarray
     finish_reason: FinishReason
+    routes: np.ndarray | None = None
 
 
 @dataclass
@@ -106,7 +110,7 @@ class Record:
         """Record a turn. message: as the client gets it; None if it asked in tokens. A turn is cut off only at a limit
         of the session, not at the request's own."""
         reason = "stop" if ask.is_short else turn.finish_reason
-        whole = ask.trajectory.extended("policy", turn.tokens, turn.log_probs, self.version, reason)
+        whole = ask.trajectory.extended("policy", turn.tokens, turn.log_probs, self.version, reason).routed(turn.routes)
         if ask.extends is not None:
             ask.extends.is_end = False
         messages = [] if message is None else [*ask.messages, message]

@@ -298,7 +298,7 @@ class Gateway:
             session.quiet_since = time.monotonic()
         if generation.finish_reason is None or session.id not in self._sessions:
             raise Refused(503, "the generation was aborted")
-        return Drawn(generation.tokens, generation.log_probs, generation.finish_reason)
+        return Drawn(generation.tokens, generation.log_probs, generation.finish_reason, generation.routes)
 
     def _until(self, turn: Drawn, stop: Sequence[str]) -> tuple[Drawn, str]:
         """A turn and its text, without the token that ended it, up to the first of the texts `stop`. The tokens

@@ -74,8 +74,9 @@ class ContextGroup:
         mine, by_rank = owner == self.rank, torch.argsort(owner, stable=True)
         places = torch.arange(len(owner), device=owner.device)
 
-        def part(values: Tensor) -> Tensor:
-            return F.pad(values, (0, missing))[start : start + each]
+        def part(values: Tensor, padding: int = 0) -> Tensor:
+            behind = [0, 0] * (values.ndim - 1) + [0, missing]
+            return F.pad(values, behind, value=padding)[start : start + each]
 
         return Run(
             ranks=self,
@@ -89,6 +90,7 @@ class ContextGroup:
             candidates=None if batch.candidates is None else batch.candidates[mine],
             order=torch.empty_like(by_rank).index_copy_(0, by_rank, places),
             counts=tuple(torch.bincount(owner, minlength=self.size).tolist()),
+            routes=None if batch.routes is None else part(batch.routes, -1),
         )
 
 
@@ -97,9 +99,10 @@ class Run:
     """The tokens of a pack that one rank computes: equally many on each, the last of them padding, which attends to
     nothing. Implements `rlcli.model.attention.Divided`.
 
-    tokens: of the pack. each: of a run. input_ids, position_ids [each]. mine [R] bool: the response tokens that this
-    rank predicts. response_index, targets, candidates: of those, as in the pack, but from the run's start. order [R]:
-    the place of each of the pack's response tokens among those of all ranks, rank after rank. counts: of each rank.
+    tokens: of the pack. each: of a run. input_ids, position_ids [each], routes [each, …]: as in the pack. mine [R]
+    bool: the response tokens that this rank predicts. response_index, targets, candidates: of those, as in the pack,
+    but from the run's start. order [R]: the place of each of the pack's response tokens among those of all ranks, rank
+    after rank. counts: of each rank.
     """
 
     ranks: ContextGroup
@@ -113,6 +116,7 @@ class Run:
     candidates: Tensor | None
     order: Tensor
     counts: tuple[int, ...]
+    routes: Tensor | None = None
 
     def gather(self, values: Tensor) -> Tensor:
         """`[R, …]` of each rank's values for the response tokens that it predicts. Collective, and so is the backward

@@ -185,7 +185,7 @@ class TrainBatch:
 
         given = [(branch.tokens, branch.prompt_tokens) for _, branch in branches]
         masks, places = [branch.drawn for _, branch in branches], [place for place, _ in branches]
-        return pack(given, self.device, masks, places)
+        return pack(given, self.device, masks, places, [branch.routes for _, branch in branches])
 
 
 @dataclass(frozen=True)

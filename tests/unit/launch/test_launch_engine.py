@@ -29,6 +29,7 @@ def config(engine: str = "transformers", **sections: dict[str, Any]) -> RunConfi
         ("kv_cache_mb", 64),
         ("enforce_eager", True),
         ("speculate", 4),
+        ("replay_routes", True),
     ],
 )
 def test_a_setting_that_an_engine_does_not_implement_is_refused(key: str, value: object) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.model.experts import Load, load_metrics, stored, stored_shapes
+from rlcli.model.experts import Load, Replay, load_metrics, stored, stored_shapes
 from rlcli.model.io.config import read_config
 from rlcli.model.io.facts import check_model
 from rlcli.model.io.tiny import make_tiny_model
@@ -55,6 +57,89 @@ def test_the_load_is_what_the_routers_chose() -> None:
         assert counts[layer].tolist() == [flat.count(expert) for expert in range(EXPERTS["num_experts"])]
     assert load.take() is None
     assert Load(tiny_lm()).take() is None
+
+
+def own_routes(policy: PolicyModel, batch: Any) -> torch.Tensor:
+    """What the routers choose by themselves, [T, layers, K]."""
+    found: list[torch.Tensor] = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda module, given, out: found.append(out[2]))
+        for layer in policy.lm.model.layers
+    ]
+    with torch.no_grad():
+        policy(batch)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, 1)
+
+
+def gradients(policy: PolicyModel, batch: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    policy.zero_grad()
+    log_probs = policy(batch).log_probs
+    log_probs.sum().backward()
+    return log_probs.detach(), {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+
+
+def test_the_routers_own_routes_change_nothing() -> None:
+    policy, batch = PolicyModel(tiny_lm("qwen3_moe"), dtype=torch.float32, source="tiny"), pack(ragged_rows(5), CPU)
+    own, expected = own_routes(policy, batch), gradients(policy, batch)
+    policy.replay = Replay(policy)
+    log_probs, found = gradients(policy, replace(batch, routes=own))
+    assert torch.equal(log_probs, expected[0])
+    assert found.keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
+    assert all(gradient.abs().max() > 0 for name, gradient in found.items() if name.endswith("mlp.gate.weight"))
+    made = own.numel()
+    assert policy.replay.take().tolist() == [made, made, 0]  # type: ignore[union-attr]
+    assert policy.replay.take() is None
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_other_routes_are_taken_with_live_weights(checkpointed: bool) -> None:
+    """Against a plain loop over the tokens and their experts, in which the weights are those of the live router."""
+    lm, rows = tiny_lm("qwen3_moe"), ragged_rows(5)
+    policy, batch = PolicyModel(lm, dtype=torch.float32, source="tiny"), pack(rows, CPU)
+    own = own_routes(policy, batch)
+    routes = (own + 1) % EXPERTS["num_experts"]
+    routes[::3] = -1  # the router chooses
+
+    def plain(module: Any, layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        states, outputs = hidden.reshape(-1, hidden.shape[-1]), []
+        for token, state in enumerate(states):
+            logits = module.gate.weight @ state
+            chosen = routes[token, layer]
+            if (chosen < 0).any():
+                chosen = logits.topk(routes.shape[-1]).indices
+            weights = logits.softmax(-1)[chosen]
+            output = torch.zeros_like(state)
+            for weight, expert in zip(weights / weights.sum(), chosen.tolist(), strict=True):
+                gate, up = (module.experts.gate_up_proj[expert] @ state).chunk(2)
+                output = output + weight * (module.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
+            outputs.append(output)
+        return torch.stack(outputs).view_as(hidden)
+
+    blocks = [layer.mlp for layer in lm.model.layers]
+    kept = [block.forward for block in blocks]
+    for layer, block in enumerate(blocks):
+        block.forward = partial(plain, block, layer)
+    expected = gradients(policy, batch)
+    for block, forward in zip(blocks, kept, strict=True):
+        block.forward = forward
+    policy.replay = Replay(policy)
+    if checkpointed:  # the second forward pass has to choose as the first one
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+        lm.train()
+    log_probs, found = gradients(policy, replace(batch, routes=routes))
+    torch.testing.assert_close(log_probs, expected[0], rtol=1e-4, atol=1e-5)
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-5)
+    counts = policy.replay.take()
+    assert counts is not None
+    made, replayed, others = counts.tolist()
+    known = (routes >= 0).all(-1)
+    assert replayed / made == pytest.approx(known.float().mean().item())
+    assert others > 0
 
 
 def test_a_collapsed_router_is_seen() -> None:
