@@ -30,6 +30,12 @@ INDEX = 8
 """Bytes of an int64."""
 
 
+OLMO = ("olmo2", "olmo3")
+"""Their layers begin without a norm, and rotate in float32."""
+SCALED_IN_FLOAT = ("gemma3_text", *OLMO)
+"""Models whose norms multiply in float32 and cast the result."""
+
+
 @dataclass(frozen=True)
 class Pack:
     """A rank's tokens of one pass. tokens: in the pack, shared prompts once. places: in attention, where each sample
@@ -81,13 +87,12 @@ def _experts(shape: ModelShape, run: Pass) -> float:
 
 
 def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
-    # OLMo 2 multiplies in float32 and casts the result.
-    scaled = 0 if run.lora_rank else FLOAT if shape.kind == "olmo2" else run.bytes_each
+    scaled = 0 if run.lora_rank else FLOAT if shape.kind in SCALED_IN_FLOAT else run.bytes_each
     return FLOAT * width + FLOAT * scales + scaled * width
 
 
 def _norms(shape: ModelShape, run: Pass) -> float:
-    both = 2 * _norm(shape, shape.hidden, run)
+    both = shape.layer_norms * _norm(shape, shape.hidden, run)
     if shape.head_norm == "none":
         return both
     scales = (shape.heads, shape.kv_heads) if shape.head_norm == "head" else (1, 1)
@@ -108,12 +113,12 @@ def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     if not run.lora_rank:
         return kept + pack.tokens * INDEX  # ids, for the embedding's gradient
     # Nothing before the first adapter has a gradient, and so the first norm keeps nothing.
-    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind != "olmo2" else 0)
+    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind not in OLMO else 0)
 
 
 def rotation_bytes(shape: ModelShape, run: Pass) -> float:
     """Cosines and sines, per token."""
-    return 2 * (FLOAT if shape.kind == "olmo2" else run.bytes_each) * shape.head_dim
+    return 2 * (FLOAT if shape.kind in OLMO else run.bytes_each) * shape.head_dim
 
 
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:

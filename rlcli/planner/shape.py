@@ -22,12 +22,20 @@ class Linear:
         return self.inputs * self.outputs + self.bias * self.outputs
 
 
+HEAD_NORM = {
+    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe"), "head"),
+    **dict.fromkeys(("olmo2", "olmo3"), "all"),
+}
+"""What `ModelShape.head_norm` is, by `model_type`."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """kind: transformers' `model_type`. positions: longest sequence. vocab: rows of the embedding; a value model's head
-    has one row in place of them (`value`). norms: elements of the norms of one layer. head_norm: `none`; `head`, one
-    norm of a head's width, as in Qwen3; or `all`, one over all heads, as in OLMo 2. experts: of each layer, of which a
-    token passes through `chosen`; 0 in a dense model. intermediate: width of the feed-forward part, or of one expert.
+    has one row in place of them (`value`). norms: elements of the norms of one layer; layer_norms: how many of them are
+    as wide as the layer. head_norm: `none`; `head`, one norm of a head's width, as in Qwen3; or `all`, one over all
+    heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
+    intermediate: width of the feed-forward part, or of one expert.
     """
 
     kind: str
@@ -45,6 +53,7 @@ class ModelShape:
     value: bool = False
     experts: int = 0
     chosen: int = 0
+    layer_norms: int = 2
 
     @property
     def query(self) -> int:
@@ -59,7 +68,7 @@ class ModelShape:
     @property
     def norms(self) -> int:
         own = {"none": 0, "head": 2 * self.head_dim, "all": self.query + self.key}[self.head_norm]
-        return 2 * self.hidden + own
+        return self.layer_norms * self.hidden + own
 
     @property
     def passed(self) -> int:
@@ -140,10 +149,11 @@ def shape_of(config: Any) -> ModelShape:
         vocab=config.vocab_size,
         positions=config.max_position_embeddings,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
-        head_norm={"qwen3": "head", "qwen3_moe": "head", "olmo2": "all"}.get(config.model_type, "none"),
+        head_norm=HEAD_NORM.get(config.model_type, "none"),
         linears=(),
         experts=experts,
         chosen=config.num_experts_per_tok if experts else 0,
+        layer_norms=4 if config.model_type in ("gemma3_text", "glm4") else 2,
     )
     return replace(shape, linears=_linears(shape, config))
 
@@ -164,24 +174,21 @@ def read_shape(path: str, key: str = "model.path") -> ModelShape:
 def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
     hidden, wide = shape.hidden, shape.intermediate
     bias = bool(getattr(config, "attention_bias", False))
-    if shape.kind == "phi3":
-        return (
-            Linear("qkv_proj", hidden, shape.query + 2 * shape.key),
-            Linear("o_proj", shape.query, hidden),
-            Linear("gate_up_proj", hidden, 2 * wide),
-            Linear("down_proj", wide, hidden),
-        )
     qkv_bias = bias or shape.kind == "qwen2"
-    out_bias = bias and shape.kind != "qwen2"
+    out_bias = bias and shape.kind not in ("qwen2", "glm4")
     mlp_bias = bool(getattr(config, "mlp_bias", False))
-    attention = (
+    out = Linear("o_proj", shape.query, hidden, out_bias)
+    separate = (
         Linear("q_proj", hidden, shape.query, qkv_bias),
         Linear("k_proj", hidden, shape.key, qkv_bias),
         Linear("v_proj", hidden, shape.key, qkv_bias),
-        Linear("o_proj", shape.query, hidden, out_bias),
     )
+    fused = (Linear("qkv_proj", hidden, shape.query + 2 * shape.key),)
+    attention = (*(fused if shape.kind == "phi3" else separate), out)
     if shape.experts:
         return attention
+    if shape.kind in ("phi3", "glm4"):
+        return (*attention, Linear("gate_up_proj", hidden, 2 * wide), Linear("down_proj", wide, hidden))
     return (
         *attention,
         Linear("gate_proj", hidden, wide, mlp_bias),

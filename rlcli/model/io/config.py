@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 from rlcli.errors import ModelError
 from rlcli.registry import near
 
-SUPPORTED = ("llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+SUPPORTED = (
+    *("gemma3_text", "glm4", "llama", "mistral", "olmo2", "olmo3", "phi3"),
+    *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
+)
 """`model_type`s whose packed log-probs are tested against their own padded forward pass."""
-WINDOWED = ("mistral", "phi3")
+WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 """Those whose windows are tested, too."""
 
 THEIR_CONFIG = "use the config.json that these weights came with"
@@ -86,17 +90,9 @@ def _check_config(path: str, config: Any) -> None:
     check_sizes(path, config)
     if config.model_type not in SUPPORTED:
         refuse(f"the architecture '{config.model_type}' is not supported", near(config.model_type, SUPPORTED))
-    # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
-    layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
-    if (layers - {"full_attention"} if layers else window) and not (
-        config.model_type in WINDOWED and layers <= {"full_attention", "sliding_attention"}
-    ):
-        refuse(f"attention is not full in every layer (sliding_window = {window})")
-    if window is not None and window < 1:
-        refuse(f"sliding_window = {window}, and a token sees 1 or more", THEIR_CONFIG)
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope in ("dynamic", "longrope"):
-        refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
+    _check_attention(config, refuse)
+    if getattr(config, "final_logit_softcapping", None):
+        refuse("its logits are capped (final_logit_softcapping)")
     if getattr(config, "num_experts", 0):
         if config.num_experts_per_tok > config.num_experts:
             refuse(f"{config.num_experts_per_tok} of {config.num_experts} experts cannot be chosen", THEIR_CONFIG)
@@ -104,6 +100,31 @@ def _check_config(path: str, config: Any) -> None:
             refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
     if getattr(config, "quantization_config", None):
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
+
+
+def _check_attention(config: Any, refuse: Callable[..., None]) -> None:
+    # If a config lists the type of each layer, its window applies to layers of that type; otherwise to all layers.
+    layers, window = set(getattr(config, "layer_types", None) or ()), getattr(config, "sliding_window", None)
+    if (layers - {"full_attention"} if layers else window) and not (
+        config.model_type in WINDOWED and layers <= {"full_attention", "sliding_attention"}
+    ):
+        refuse(f"attention is not full in every layer (sliding_window = {window})")
+    if window is None and "sliding_attention" in layers:
+        refuse("layers attend within a sliding window, and config.json has no sliding_window", THEIR_CONFIG)
+    if window is not None and window < 1:
+        refuse(f"sliding_window = {window}, and a token sees 1 or more", THEIR_CONFIG)
+    if getattr(config, "use_bidirectional_attention", None):
+        refuse("its tokens see those that follow them (use_bidirectional_attention)")
+    for rope in _rope_types(config):
+        if rope in ("dynamic", "longrope"):
+            refuse(f"rope_type '{rope}' makes a token's log-prob depend on what else is in the batch")
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Of all layers, which may have one for each type of layer."""
+    given = getattr(config, "rope_parameters", None) or {}
+    each = given.values() if given and all(isinstance(one, dict) for one in given.values()) else [given]
+    return {one.get("rope_type", "default") for one in each}
 
 
 def first_line(error: Exception) -> str:

@@ -123,7 +123,9 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
     assert len(batch.segments.padded.copies)
     if layout == "end_to_end":  # as on a GPU, with a kernel of another make
 
-        def varlen_attn(q: Any, k: Any, v: Any, ends: Any, *_: Any, window_size: Any, **__: Any) -> torch.Tensor:
+        def varlen_attn(
+            q: Any, k: Any, v: Any, ends: Any, *_: Any, scale: Any, window_size: Any, **__: Any
+        ) -> torch.Tensor:
             parts = zip(*(x.transpose(0, 1)[None].split(ends.diff().tolist(), 2) for x in (q, k, v)), strict=True)
             before, after = window_size
             assert after == 0
@@ -133,7 +135,8 @@ def test_shared_prompts_change_neither_log_probs_nor_gradients(
                 return (apart >= 0) & (apart <= (size if before < 0 else before))
 
             out = [
-                F.scaled_dot_product_attention(*one, attn_mask=seen(one[0].shape[2]), enable_gqa=True) for one in parts
+                F.scaled_dot_product_attention(*one, seen(one[0].shape[2]), scale=scale, enable_gqa=True)
+                for one in parts
             ]
             return torch.cat(out, 2)[0].transpose(0, 1)
 
