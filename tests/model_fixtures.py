@@ -32,7 +32,7 @@ def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
     from transformers import AutoConfig
 
     own: dict[str, Any] = EXPERTS if kind == "qwen3_moe" else {}
-    if kind == "gemma3_text":  # by default most of their layers have windows
+    if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
         layers = ["full_attention"] * changes.get("num_hidden_layers", SIZES["num_hidden_layers"])
         windowed = changes.get("sliding_window") is not None
         own = {"layer_types": ["sliding_attention", *layers[1:]] if windowed else layers}

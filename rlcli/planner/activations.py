@@ -30,7 +30,9 @@ INDEX = 8
 """Bytes of an int64."""
 
 
-SCALED_IN_FLOAT = ("gemma3_text", "olmo2")
+OLMO = ("olmo2", "olmo3")
+"""Their layers begin without a norm, and rotate in float32."""
+SCALED_IN_FLOAT = ("gemma3_text", *OLMO)
 """Models whose norms multiply in float32 and cast the result."""
 
 
@@ -111,12 +113,12 @@ def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     if not run.lora_rank:
         return kept + pack.tokens * INDEX  # ids, for the embedding's gradient
     # Nothing before the first adapter has a gradient, and so the first norm keeps nothing.
-    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind != "olmo2" else 0)
+    return kept - (pack.tokens * _norm(shape, shape.hidden, run) if shape.kind not in OLMO else 0)
 
 
 def rotation_bytes(shape: ModelShape, run: Pass) -> float:
     """Cosines and sines, per token."""
-    return 2 * (FLOAT if shape.kind == "olmo2" else run.bytes_each) * shape.head_dim
+    return 2 * (FLOAT if shape.kind in OLMO else run.bytes_each) * shape.head_dim
 
 
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:

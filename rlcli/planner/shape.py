@@ -24,7 +24,7 @@ class Linear:
 
 HEAD_NORM = {
     **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe"), "head"),
-    "olmo2": "all",
+    **dict.fromkeys(("olmo2", "olmo3"), "all"),
 }
 """What `ModelShape.head_norm` is, by `model_type`."""
 

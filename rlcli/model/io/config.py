@@ -13,11 +13,11 @@ from rlcli.errors import ModelError
 from rlcli.registry import near
 
 SUPPORTED = (
-    *("gemma3_text", "glm4", "llama", "mistral", "olmo2", "phi3", "qwen2", "qwen3"),
-    *("qwen3_moe", "smollm3"),
+    *("gemma3_text", "glm4", "llama", "mistral", "olmo2", "olmo3", "phi3"),
+    *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
 )
 """`model_type`s whose packed log-probs are tested against their own padded forward pass."""
-WINDOWED = ("gemma3_text", "mistral", "phi3")
+WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 """Those whose windows are tested, too."""
 
 THEIR_CONFIG = "use the config.json that these weights came with"

@@ -40,7 +40,7 @@ KINDS = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.exhaustiv
 
 def config_of(kind: str, layers: int, **changes: Any) -> Any:
     own: dict[str, Any] = EXPERTS if kind == "qwen3_moe" else {"head_dim": 16}
-    if kind == "gemma3_text":  # by default most of their layers have windows
+    if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
         own |= {"layer_types": ["full_attention"] * layers, "sliding_window": 64}
     return AutoConfig.for_model(kind, **{**SIZES, **own}, num_hidden_layers=layers, **changes)
 
