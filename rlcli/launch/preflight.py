@@ -89,7 +89,6 @@ def prepare(
     prompts are tokenized. day: for a chat template that uses the date; None: today (UTC). Raises RlcliError with what
     is wrong and a hint.
     """
-    from rlcli.model.io.config import read_config
     from rlcli.model.io.facts import check_model
 
     # Cheapest checks first: those that import torch and transformers, which takes seconds, come last.
@@ -105,10 +104,7 @@ def prepare(
     on_checked(config, device)
     facts = check_model(config.model.path)
     served = models_of(verifiers)
-    model = read_config(config.model.path)
-    max_length = check_fit(config, facts.max_positions, model.num_attention_heads)
-    if config.rollout.replay_routes and not getattr(model, "num_experts", 0):
-        raise ConfigError(f"rollout.replay_routes: {config.model.path} has no experts", "leave it out")
+    max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
     if train:
         part_weights(config.algorithm.advantage, verifiers_of(train_rows))
@@ -203,9 +199,9 @@ def _check_given(config: RunConfig, train: bool) -> None:
         )
 
 
-def check_fit(config: RunConfig, positions: int, heads: int) -> int:
-    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, or too few or
-    other attention heads than it is to divide."""
+def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> int:
+    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, too few or
+    other attention heads than it is to divide, or no experts whose routes it is to replay."""
     length, shared = config.max_length, config.rollout.tensor_parallel
     if length > positions:
         raise ConfigError(
@@ -223,6 +219,8 @@ def check_fit(config: RunConfig, positions: int, heads: int) -> int:
             f"{config.model.path}, which it divides",
             f"give at most {heads}",
         )
+    if config.rollout.replay_routes and not experts:
+        raise ConfigError(f"rollout.replay_routes: {config.model.path} has no experts", "leave it out")
     return length
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.errors import SetupError
-from rlcli.rollout import base_layout, cpu_kernels, speculation
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
-from rlcli.rollout.routes import Recorder
+from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, speculation
+from rlcli.rollout.vllm_hooks.routes import Recorder
 
 if TYPE_CHECKING:
     from rlcli.model.weight_check.checksum import Sent
@@ -59,7 +59,7 @@ class VllmEngine:
         recorded: contextlib.AbstractContextManager[Sequence[Layout]] = contextlib.nullcontext(())
         if spec.lora_rank and not spec.weights_follow:
             recorded = base_layout.recorded()
-        with _global_state_kept(), recorded as bases:
+        with _global_state_kept(), recorded as bases, borrowed_classes.noted() as borrowed:
             from vllm import LLM
 
             self._llm = LLM(
@@ -83,13 +83,13 @@ class VllmEngine:
                 seed=0,
                 disable_log_stats=True,
                 **({"async_scheduling": False} if spec.exact_steps or spec.routes else {}),
-                **({"enable_return_routed_experts": True} if spec.routes and spec.device == "cuda" else {}),
                 **(speculation.settings(spec.speculate) if spec.speculate else {}),
             )
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.
         for segment in Path("/dev/shm").glob(f"{shared_memory_prefix(spec.group_id)}*-cpushm*"):
             segment.unlink(missing_ok=True)
         self._engine = self._llm.llm_engine
+        borrowed.give_back(self._model)
         self._adapter: Any = None
         self._requests = 0
         self._keys: dict[str, int] = {}
@@ -101,15 +101,20 @@ class VllmEngine:
         self._by_counter = all(self._llm.collective_rpc(own_sampling.install))
         self._by_place = all(self._llm.collective_rpc(own_sampling.draws_by_place))
         self._verifies = spec.speculate > 0 and all(self._llm.collective_rpc(speculation.install))
-        if spec.speculate and spec.device == "cpu" and not self._verifies:
+        self._recorder: Recorder | None = None
+        if spec.device == "cpu":
+            self._install_on_cpu()
+
+    def _install_on_cpu(self) -> None:
+        if self.spec.speculate and not self._verifies:
             raise SetupError(
-                f"rollout.speculate = {spec.speculate}: this build of vLLM verifies drafts wrongly on CPUs, and its "
-                "sampler has no place to replace that",
+                f"rollout.speculate = {self.spec.speculate}: this build of vLLM verifies drafts wrongly on CPUs, and "
+                "its sampler has no place to replace that",
                 "leave rollout.speculate out",
             )
-        if spec.device == "cpu":
-            self._llm.apply_model(cpu_kernels.install)
-        self._recorder = self._llm.collective_rpc(Recorder)[0] if spec.routes and spec.device == "cpu" else None
+        self._llm.apply_model(cpu_kernels.install)
+        if self.spec.routes:
+            (self._recorder,) = self._llm.collective_rpc(Recorder)
 
     @staticmethod
     def preload() -> None:
@@ -416,6 +421,7 @@ def _on_gpu(spec: EngineSpec) -> dict[str, Any]:
         os.environ |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return {
         "enable_sleep_mode": True,
+        **({"enable_return_routed_experts": True} if spec.routes else {}),
         "max_num_batched_tokens": max(GPU_BATCHED_TOKENS, spec.max_concurrent * (1 + spec.speculate)),
         "disable_custom_all_reduce": spec.tensor_parallel > 1,
         "gpu_memory_utilization": spec.gpu_memory_utilization if spec.kv_cache_bytes is None else NO_SHARE,

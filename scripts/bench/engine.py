@@ -46,8 +46,9 @@ def engines(model: str, tokens: int, folder: Path) -> Iterator[dict[str, Any]]:
 
     import torch.distributed as dist
 
-    from rlcli.rollout import cpu_kernels, vllm_engine
+    from rlcli.rollout import vllm_engine
     from rlcli.rollout.engine import EngineSpec
+    from rlcli.rollout.vllm_hooks import cpu_kernels
 
     ways = {
         AS_IT_IS: (0, nullcontext()),

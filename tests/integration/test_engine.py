@@ -253,7 +253,7 @@ def driven(name: str, model: str) -> dict[str, Any]:
 def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
     from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 
-    from rlcli.rollout import cpu_kernels
+    from rlcli.rollout.vllm_hooks import cpu_kernels
 
     return {
         "quantizations": list(QUANTIZATION_METHODS),

@@ -71,7 +71,7 @@ def planned(
             check_place(path, key)
             offline_unless_reachable(on_note)
     shape = read_shape(config.model.path)
-    longest = check_fit(config, shape.positions, shape.heads)
+    longest = check_fit(config, shape.positions, shape.heads, shape.experts)
     if config.lora.rank and not shape.adapted(config.lora.targets):
         raise ConfigError(
             f"lora.targets = '{config.lora.targets}': the model has no such linear layer",

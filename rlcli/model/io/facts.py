@@ -19,13 +19,16 @@ class ModelFacts:
     """The results of `check_model`.
 
     vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
-    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files).
+    sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
+    attention. experts: of a layer; 0 in a dense model.
     """
 
     vocab_size: int
     tokenizer_size: int
     max_positions: int
     parameters: int | None
+    heads: int
+    experts: int
 
 
 def check_model(path: str, key: str = "model.path") -> ModelFacts:
@@ -46,6 +49,8 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
         tokenizer_size=tokenizer_size,
         max_positions=config.max_position_embeddings,
         parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
+        heads=config.num_attention_heads,
+        experts=getattr(config, "num_experts", 0),
     )
 
 
@@ -99,10 +104,11 @@ def check_teacher(path: str, model: str, positions: int, context: int) -> None:
             f"teacher.path = '{path}': it has {facts.max_positions} positions, and samples up to {positions} tokens",
             "lower data.max_prompt_tokens or rollout.max_response_tokens, or give another teacher",
         )
-    if (heads := read_config(path).num_attention_heads) < context:
+    if facts.heads < context:
         raise ModelError(
-            f"teacher.path = '{path}': it has {heads} attention heads, which parallel.context = {context} divides",
-            f"give at most {heads}, or another teacher",
+            f"teacher.path = '{path}': it has {facts.heads} attention heads, which parallel.context = {context} "
+            "divides",
+            f"give at most {facts.heads}, or another teacher",
         )
 
 

@@ -29,7 +29,8 @@ class Extension:
     def rlcli_attach(self) -> dict[str, Any]:
         """Draw by counter from now on, if this worker can. Returns what the server has: `configured`, its model;
         `by_counter`, `by_place`: whether draws depend on (seed, position) only, by our sampler or by vLLM's."""
-        from rlcli.rollout import cpu_kernels, sampling
+        from rlcli.rollout import sampling
+        from rlcli.rollout.vllm_hooks import cpu_kernels
 
         by_counter = bool(getattr(self, "rlcli_by_counter", False)) or sampling.install(self)
         if not hasattr(self, "rlcli_by_counter") and self.device.type == "cpu":

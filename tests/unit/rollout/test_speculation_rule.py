@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rlcli.errors import SetupError
-from rlcli.rollout import speculation
 from rlcli.rollout.sampling import SEED, draw_keys, draw_keys_of, gumbel_argmax
-from rlcli.rollout.speculation import accepted, install, settings
+from rlcli.rollout.vllm_hooks import speculation
+from rlcli.rollout.vllm_hooks.speculation import accepted, install, settings
 
 DRAWS = 40_000
 

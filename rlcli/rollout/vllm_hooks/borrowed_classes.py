@@ -1,0 +1,67 @@
+"""Keeps the classes of transformers as they are while vLLM builds a model of them.
+
+For models that vLLM does not implement itself (OLMo, SmolLM3) it takes those of transformers, and changes the decoder's
+class in place for torch.compile. A trainer in the same process uses that class, too, and its model would then fail at
+the first pass. So vLLM's instances get a subclass with the changes, and the class gets back what it had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class _Before(NamedTuple):
+    attributes: Mapping[str, Any]
+    bases: tuple[type, ...]
+
+
+class BorrowedClasses:
+    """with noted() as borrowed: build the model
+    borrowed.give_back(model)"""
+
+    def __init__(self) -> None:
+        self._before: dict[type, _Before] = {}
+
+    def decorating(self, decorate: Callable[..., None]) -> Callable[..., None]:
+        """As vLLM's method `decorate`, of which this remembers the classes."""
+
+        def noting(model: Any, cls: type, *args: Any, **kwargs: Any) -> None:
+            self._before.setdefault(cls, _Before(dict(vars(cls)), cls.__bases__))
+            decorate(model, cls, *args, **kwargs)
+
+        return noting
+
+    def give_back(self, model: Any) -> None:
+        """Give the modules of `model`, vLLM's, classes of their own, and restore those they had."""
+        for cls, before in self._before.items():
+            changes = {name: value for name, value in vars(cls).items() if before.attributes.get(name) is not value}
+            added = tuple(base for base in cls.__bases__ if base not in before.bases)
+            modules = [module for module in model.modules() if type(module) is cls]
+            cls.__bases__ = before.bases
+            for name in changes:
+                if name in before.attributes:
+                    setattr(cls, name, before.attributes[name])
+                else:
+                    delattr(cls, name)
+            own = type(cls.__name__, (cls, *added), changes)
+            for module in modules:
+                module.__class__ = own
+        self._before.clear()
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[BorrowedClasses]:
+    borrowed = BorrowedClasses()
+    try:
+        from vllm.model_executor.models.transformers.base import Base
+    except ImportError:  # another release: nothing is known of its classes
+        yield borrowed
+        return
+    kept = Base._decorate_cls_for_torch_compile
+    Base._decorate_cls_for_torch_compile = borrowed.decorating(kept)
+    try:
+        yield borrowed
+    finally:
+        Base._decorate_cls_for_torch_compile = kept
