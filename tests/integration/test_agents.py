@@ -29,6 +29,7 @@ SETS = [
 ]
 
 
+@pytest.mark.exhaustive  # test_environment_recipes.py trains an agent's conversations
 def test_the_pages_agent_trains_and_one_that_crashes_is_left_out(
     cli: Cli, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

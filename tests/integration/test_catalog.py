@@ -34,10 +34,8 @@ HARMED = ["grpo:swapped", "grpo:nan", "grpo:skip", "grpo:rollback", "grpo:tail",
 that gives those that were cut off no reward."""
 FEW = ["grpo", "ppo", "dpo", "grpo:nan", "grpo:skip"]
 """Those that run where no test marked `long` does."""
-FOR_LARGER = [
-    name for name in NAMES if re.search(r"-[\d.]+b$", name) and not recipes.load(name).values.get("lora.rank")
-]
-"""Of an algorithm that is trained here anyway, for models of a named size."""
+KEPT = ["grpo", "ppo", "prime", "dpo", "opd", "dapo", "remax", "rft", "sft", *ADAPTED]
+"""Those that differ in what a step does, not in a formula of tests/unit/algorithms; the others are `exhaustive`."""
 COPIES = "ppo:copies"
 """Each of two workers has a whole copy of policy and critic."""
 Steps = list[dict[str, Any]]
@@ -63,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def several(names: list[str]) -> list[Any]:
-    """Parameters, `long` but for FEW of them, and `exhaustive` if they are another one for a larger model."""
-    marks = {name: pytest.mark.exhaustive if name in FOR_LARGER else pytest.mark.long for name in names}
+    """Parameters: FEW of them, `long` those of KEPT and those that go wrong, `exhaustive` the rest."""
+    marks = {name: pytest.mark.long if name in KEPT or ":" in name else pytest.mark.exhaustive for name in names}
     return [name if name in FEW else pytest.param(name, marks=marks[name]) for name in names]
 
 
@@ -269,7 +267,7 @@ def test_neither_ranks_nor_copies_change_anything(
                 assert one[figure] == pytest.approx(two[figure], rel=2e-3, abs=1e-6), (figure, one["step"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # tests/unit/workers
 def test_a_critic_in_workers_of_its_own_learns_the_same(
     one_worker: dict[str, dict[str, Any]], cli: Cli, tiny: Path, sums: Path, tmp_path: Path
 ) -> None:
@@ -319,7 +317,7 @@ def test_engines_in_workers_of_their_own_generate_the_same(
             assert own[figure] == pytest.approx(shared[figure], rel=1e-4, abs=1e-7), (figure, own["step"])
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # of adapters and of engines apart other tests have one each
 def test_an_adapter_reaches_engines_in_workers_of_their_own(cli: Cli, tiny: Path, sums: Path, tmp_path: Path) -> None:
     with_engines_apart(ADAPTED[0], cli, tiny, sums, tmp_path, "async.staleness=1")
 

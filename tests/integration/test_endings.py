@@ -64,6 +64,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive  # what ends a response is in the plan, which the next test reads
 def test_a_right_answer_is_not_followed_by_an_invented_turn(cli: Cli, base_model: Path, data: Path) -> None:
     report = json.loads(cli("eval", "--model", base_model, "--data", data, "--max-tokens", "64", "--json").stdout)
     assert report["pass"]["pass@1"]["mean"] == 1.0

@@ -14,7 +14,7 @@ from commands import ENVIRONMENT
 SCRIPT = Path(__file__).parents[2] / "scripts" / "_faults"
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive  # test_catalog.py and test_weights.py have several of them
 @pytest.mark.timeout(1200)
 def test_a_dozen_faults_are_found_and_a_sound_run_raises_nothing(tmp_path: Path) -> None:
     table = tmp_path / "faults.json"

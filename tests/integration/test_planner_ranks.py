@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.exhaustive]  # tests/unit/planner has one process's
 RANKS = 2
 PROMPT, RESPONSE = 8, 120
 MIB = 1 << 20

@@ -30,6 +30,7 @@ def test_a_tiny_model_learns(cli: Cli, tmp_path: Path) -> None:
     assert "signals of reward hacking: none" in done.stderr
 
 
+@pytest.mark.exhaustive  # scripts/proofs/quickstart_tasks.py, five seeds
 def test_conversations_are_trained_and_one_is_shown_before_and_after(cli: Cli, tmp_path: Path) -> None:
     words = ("quickstart", "--task", "tools", "--cache", tmp_path / "cache", "--out", tmp_path / "run", "--steps", "2")
     shown = cli(*words, timeout=600).stdout

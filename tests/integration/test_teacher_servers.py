@@ -9,7 +9,8 @@ from commands import SOON, Cli
 
 from rlcli.runs.records import metrics_of
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+# tests/unit/workers/test_served_teacher.py has its answers.
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 STEPS = 2
 
 
