@@ -27,7 +27,7 @@ ALLOWED: Mapping[str, str] = {
     "rollout.sync*",
     "evaluations before and after cannot be compared": "evaluation.*",
     ROUNDING: "train.deterministic train.tokens_per_microbatch model.gradient_checkpointing model.compile cluster.* "
-    "teacher.workers rollout.engine rollout.workers rollout.tensor_parallel rollout.max_concurrent "
+    "model.head_dtype teacher.workers rollout.engine rollout.workers rollout.tensor_parallel rollout.max_concurrent "
     "rollout.enforce_eager rollout.kv_cache_mb rollout.gpu_memory_utilization rollout.servers rollout.servers_folder "
     "rollout.speculate parallel.*",
 }

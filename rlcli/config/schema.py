@@ -32,6 +32,11 @@ class Model(Section):
         description="Compute precision of training and rollout; auto: bfloat16 on GPUs, float32 on CPUs. "
         "Master weights are float32.",
     )
+    head_dtype: Literal["auto", "float32"] = Field(
+        default="auto",
+        description="Precision of the last layer's product, which gives the logits, in training and rollout; auto: as "
+        "dtype. With bfloat16 elsewhere, float32 brings engine and trainer closer.",
+    )
     gradient_checkpointing: Checkpointing = Field(
         default=False,
         description="Recompute activations in the backward pass to save memory; offload: on GPUs, also keep the "

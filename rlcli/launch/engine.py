@@ -22,9 +22,10 @@ def check_engine(config: RunConfig, *, train: bool) -> None:
             f"rollout.engine = {name}: not installed: {', '.join(absent)}", f"{INSTALL}; or give another rollout.engine"
         )
     for key in ENGINE_KEYS:
-        field = key.removeprefix("rollout.")
-        value = getattr(config.rollout, field)
-        if key not in engine.settings and value != Rollout.model_fields[field].default:
+        section, _, field = key.partition(".")
+        settings = getattr(config, section)
+        value = getattr(settings, field)
+        if key not in engine.settings and value != type(settings).model_fields[field].default:
             raise ConfigError(f"{key} = {value}, but rollout.engine = {name} has no such setting", "leave it out")
     if train and config.async_.on_update == "keep" and not issubclass(engine, Keeping):
         raise ConfigError(

@@ -35,7 +35,8 @@ class TokenOutputs(NamedTuple):
 
 
 class PolicyModel(Decoder):
-    """lm: a causal language model; its head is never run whole. peft: the adapter's handle if `lm` has one."""
+    """lm: a causal language model; its head is never run whole. peft: the adapter's handle if `lm` has one. float_head:
+    logits are computed in float32, from hidden states and weights in `dtype`."""
 
     def __init__(self, lm: nn.Module, *, dtype: torch.dtype, source: str, peft: PeftModel | None = None) -> None:
         head = lm.get_output_embeddings()
@@ -45,6 +46,7 @@ class PolicyModel(Decoder):
                 "choose a model of another architecture",
             )
         super().__init__(lm, dtype=dtype, source=source)
+        self.float_head = False
         self._peft = (peft,)  # in a tuple, or nn.Module would register every parameter a second time
 
     def forward(
@@ -59,6 +61,8 @@ class PolicyModel(Decoder):
         own = self.own(batch)
         hidden = self.hidden(own, batch.segments)
         weight = self.lm.get_output_embeddings().weight
+        if self.float_head:
+            hidden, weight = hidden.float(), weight.float()
         how = (temperature, chunk_tokens(weight.shape[0], weight.is_cuda))
         gathered = own.gather if isinstance(own, Run) else lambda values: values
         if likeliest is not None:

@@ -50,7 +50,7 @@ class Pack:
 class Pass:
     """How a pass runs. bytes_each: of a number in compute dtype. lora_rank, lora_targets: of the adapter; rank 0: all
     weights are trained. checkpointing: only each layer's input is kept, and the rest recomputed in the backward pass;
-    offload: that input is in host memory."""
+    offload: that input is in host memory. float_head: logits are computed in float32."""
 
     bytes_each: int
     on_cpu: bool
@@ -58,6 +58,7 @@ class Pass:
     lora_targets: str = "all-linear"
     checkpointing: bool = False
     offload: bool = False
+    float_head: bool = False
 
 
 def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
@@ -107,9 +108,11 @@ def _attention(shape: ModelShape, run: Pass) -> float:
 
 def ends_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept outside the layers: rotations, the last norm and ids; for a response token the head's input hidden
-    state, its place and target, and the norm and entropy of its softmax."""
+    state, its place and target, and the norm and entropy of its softmax. A head in float32 is a copy."""
+    copied = run.float_head and run.bytes_each < FLOAT
     kept = pack.tokens * (rotation_bytes(shape, run) + _norm(shape, shape.hidden, run))
-    kept += pack.responses * (run.bytes_each * shape.hidden + 2 * INDEX + 2 * FLOAT)
+    kept += pack.responses * ((FLOAT if copied else run.bytes_each) * shape.hidden + 2 * INDEX + 2 * FLOAT)
+    kept += FLOAT * shape.vocab * shape.hidden if copied else 0
     if not run.lora_rank:
         return kept + pack.tokens * INDEX  # ids, for the embedding's gradient
     # Nothing before the first adapter has a gradient, and so the first norm keeps nothing.

@@ -164,6 +164,7 @@ class Setting:
             lora_targets=config.lora.targets,
             checkpointing=bool(checkpointing),
             offload=checkpointing == "offload",
+            float_head=config.model.head_dtype == "float32",
         )
 
     def trained_parameters(self) -> int:

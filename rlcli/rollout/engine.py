@@ -97,7 +97,7 @@ class EngineSpec:
     take its share of the GPU's memory. lora_rank 0: no adapter. weights_follow: `load_weights` is called before the
     first use, so the checkpoint need not be read. quantization: as `rollout.quantization`, or nothing. exact_steps:
     `step` returns all tokens that it has scheduled, since weights change between two of them. speculate: as
-    `rollout.speculate`. routes: generations have them."""
+    `rollout.speculate`. routes: generations have them. float_head: logits are computed in float32."""
 
     model: str
     dtype: str
@@ -117,6 +117,7 @@ class EngineSpec:
     servers: ServerSettings = ServerSettings()
     speculate: int = 0
     routes: bool = False
+    float_head: bool = False
 
 
 class Generator(Protocol):
@@ -279,7 +280,7 @@ ENGINES: Registry[type[Engine]] = Registry("engine", "rlcli.engines")
 
 ENGINE_KEYS = (
     *("rollout.tensor_parallel", "rollout.quantization", "rollout.gpu_memory_utilization", "rollout.kv_cache_mb"),
-    *("rollout.enforce_eager", "rollout.speculate", "rollout.replay_routes"),
+    *("rollout.enforce_eager", "rollout.speculate", "rollout.replay_routes", "model.head_dtype"),
 )
 """Keys that an engine may not implement. (And "lora": an adapter besides the weights, in bfloat16.)"""
 

@@ -83,6 +83,7 @@ class VllmEngine:
                 seed=0,
                 disable_log_stats=True,
                 **({"async_scheduling": False} if spec.exact_steps or spec.routes else {}),
+                **({"hf_overrides": {"head_dtype": "float32"}} if spec.float_head else {}),
                 **(speculation.settings(spec.speculate) if spec.speculate else {}),
             )
         # All ranks of the engine have opened it by now; unlinked, it is freed when they exit, however they end.

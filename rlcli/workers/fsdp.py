@@ -70,6 +70,7 @@ class FsdpLoader:
         if kind == "value":
             return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
         model = loading.load_policy(path, lora=lora, trainable=trained, **how)
+        model.float_head = config.head_dtype == "float32"
         return FsdpBackend(model, self.config, self.place, trained, replays=self.config.rollout.replay_routes)
 
 

@@ -106,6 +106,7 @@ def engine_spec(worker: WorkerSpec) -> EngineSpec:
         exact_steps=worker.keeps or (config.in_flight and config.counts_steps),
         speculate=rollout.speculate,
         routes=rollout.replay_routes,
+        float_head=config.model.head_dtype == "float32" and worker.dtype != "float32",
         servers=_servers(worker) if rollout.engine == "server" else ServerSettings(),
     )
 

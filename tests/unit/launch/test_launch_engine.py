@@ -42,6 +42,13 @@ def test_a_setting_that_an_engine_does_not_implement_is_refused(key: str, value:
         check_engine(config(**given), train=True)
 
 
+def test_an_engine_without_a_head_in_float32_is_refused() -> None:
+    given = {"model": {"head_dtype": "float32"}}
+    check_engine(config("vllm", **given), train=True)
+    with pytest.raises(ConfigError, match=r"model.head_dtype = float32, but rollout.engine = transformers has no such"):
+        check_engine(config(**given), train=True)
+
+
 def test_an_engine_that_cannot_sleep_needs_workers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Restless(TransformersEngine):
         sleep = None  # type: ignore[assignment]

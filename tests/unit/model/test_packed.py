@@ -111,6 +111,25 @@ def test_prompts_are_not_shared_for_the_sake_of_a_few_tokens() -> None:
     assert pack([(tokens, 40) for tokens, _ in rows], CPU).segments.source is not None
 
 
+def test_a_head_in_float32_rounds_no_logit() -> None:
+    """In bfloat16: hidden states and weights as they are, their products and sums in float32; against float64."""
+    lm, batch = tiny_lm(tie_word_embeddings=False).to(torch.bfloat16), pack(ragged_rows(), CPU)
+    policy = PolicyModel(lm, dtype=torch.bfloat16, source="tiny")
+    hidden = policy.hidden(batch, batch.segments).detach().double()
+    weight = lm.lm_head.weight.detach().double().requires_grad_()
+    exact = (hidden @ weight.T).log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0]
+    rounded = policy(batch).log_probs
+    policy.float_head = True
+    found = policy(batch).log_probs
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+    assert (rounded - exact).abs().max() > 1e-3
+    found.sum().backward()
+    exact.sum().backward()
+    assert lm.lm_head.weight.grad is not None
+    assert weight.grad is not None
+    torch.testing.assert_close(lm.lm_head.weight.grad.double(), weight.grad, rtol=8e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("kind", "window"), [*((kind, None) for kind in SUPPORTED), *((kind, 7) for kind in WINDOWED)])
 @pytest.mark.parametrize("layout", ["padded", "end_to_end"])
 def test_shared_prompts_change_neither_log_probs_nor_gradients(

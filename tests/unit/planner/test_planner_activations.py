@@ -87,6 +87,16 @@ def test_every_byte_that_autograd_keeps_is_accounted_for(kind: str, dtype: torch
     assert predicted == pytest.approx(kept_by_torch(policy_of(config, dtype, rank), batch), rel=precision)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_head_in_float32_keeps_a_copy_of_its_weight(dtype: torch.dtype) -> None:
+    config, batch = config_of("qwen2", layers=2), different_prompts()
+    policy = policy_of(config, dtype)
+    policy.float_head = True
+    run = Pass(dtype.itemsize, on_cpu=True, float_head=True)
+    predicted = kept_bytes(shape_of(config), run, Pack(batch.tokens, batch.tokens, len(batch.targets)))
+    assert predicted == pytest.approx(kept_by_torch(policy, batch), rel=EXACT)
+
+
 def test_an_adapter_on_attention_alone_keeps_only_its_own_inputs() -> None:
     config, batch = config_of("llama", layers=3), different_prompts()
     run = Pass(4, on_cpu=True, lora_rank=4, lora_targets="q_proj,v_proj")

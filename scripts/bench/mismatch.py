@@ -1,11 +1,12 @@
-"""How far engine and trainer disagree about a mixture of experts in bfloat16, with and without `rollout.replay_routes`.
+"""How far engine and trainer disagree in bfloat16: as they are, with a head in float32, and with replayed routes.
 
-    .venv/bin/python scripts/bench/replay.py [--steps 6] [--experts 16] [--layers 8] [--json replay.json]
+    .venv/bin/python scripts/bench/mismatch.py [--steps 6] [--experts 16] [--layers 8] [--json mismatch.json]
 
-A model with random weights, which vLLM and the trainer compute in bfloat16 with kernels of their own, trains a few
-steps each way on the same prompts and seed. Figures are means over the steps, of each step's first update: the estimate
-of the KL divergence that is never negative, its largest value, the share of tokens whose ratio lies outside [0.5, 2],
-and the effective sample size. With replay, too: how often the trainer's routers would have chosen another expert.
+A mixture of experts with random weights (`--experts 0`: a dense model), which vLLM and the trainer compute in bfloat16
+with kernels of their own, trains a few steps each way on the same prompts and seed. Figures are means over the steps,
+of each step's first update: the estimate of the KL divergence that is never negative, its largest value, the share of
+tokens whose ratio lies outside [0.5, 2], and the effective sample size. With replayed routes, too: how often the
+trainer's routers would have chosen another expert.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,17 @@ SETS = (
 )
 
 
-def trained(model: Path, data: Path, out: Path, steps: int, replay: bool) -> list[dict[str, Any]]:
+WAYS = {
+    "as they are": (),
+    "head in float32": ("model.head_dtype=float32",),
+    "engine's routes": ("rollout.replay_routes=true",),
+    "both": ("model.head_dtype=float32", "rollout.replay_routes=true"),
+}
+
+
+def trained(model: Path, data: Path, out: Path, steps: int, own: Sequence[str]) -> list[dict[str, Any]]:
     """The steps' metrics."""
-    sets = [word for text in (*SETS, f"rollout.replay_routes={str(replay).lower()}") for word in ("--set", text)]
+    sets = [word for text in (*SETS, *own) for word in ("--set", text)]
     words = ("train", "grpo", "--model", model, "--data", data, "--out", out, "--steps", str(steps), "--workers", "1")
     subprocess.run([sys.executable, "-m", "rlcli.cli.main", *words, *sets], check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -59,8 +69,10 @@ def main() -> None:
         for split, prompts in splits.items():
             write_prompts(folder / "data" / f"{split}.parquet", prompts)
         print(f"{'':<16}{'k3':>12}{'largest k3':>12}{'outliers':>10}{'ess':>10}{'differ':>10}")
-        for way, replay in (("own routes", False), ("engine's routes", True)):
-            steps = trained(model, folder / "data", folder / way, options.steps, replay)
+        for number, (way, own) in enumerate(WAYS.items()):
+            if "rollout.replay_routes=true" in own and not options.experts:
+                continue
+            steps = trained(model, folder / "data", folder / f"run-{number}", options.steps, own)
             found[way] = {one: statistics.fmean(step.get(one, 0.0) for step in steps) for one in FIGURES}
             found[way]["largest k3"] = max(step["mismatch/k3"] for step in steps)
             k3, ess, outliers, differ = (found[way][one] for one in FIGURES)
