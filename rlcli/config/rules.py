@@ -13,7 +13,8 @@ Rule = tuple[bool, str]
 
 def broken(config: RunConfig) -> list[str]:
     """A message for each rule that `config` breaks."""
-    groups = (_data, _algorithm, _teacher, _sampling, _environment, _older_policies, _sync, _given_responses, _training)
+    rollout = (_sampling, _environment, _older_policies, _routes, _sync)
+    groups = (_data, _algorithm, _teacher, *rollout, _given_responses, _training)
     rules = [rule for group in groups for rule in group(config)]
     return [message for holds, message in rules if not holds]
 
@@ -273,6 +274,24 @@ def _older_policies(config: RunConfig) -> list[Rule]:
             d.oversample == 1 or d.keep == "all" or corrected,
             f"dynamic_sampling.oversample = {d.oversample} trains on samples of an earlier policy, {biased}; "
             "give oversample = 1 or a correction",
+        ),
+    ]
+
+
+def _routes(config: RunConfig) -> list[Rule]:
+    shared = config.rollout.tensor_parallel
+    if not config.rollout.replay_routes:
+        return []
+    return [
+        (
+            shared == 1,
+            f"rollout.replay_routes = true: of the rollout.tensor_parallel = {shared} workers of an engine one alone "
+            "is told the routes; give tensor_parallel = 1 or replay_routes = false",
+        ),
+        (
+            not config.model.compile,
+            "rollout.replay_routes = true: compiled layers (model.compile = true) would be compiled again for every "
+            "pack; give compile = false or replay_routes = false",
         ),
     ]
 

@@ -36,7 +36,7 @@ def padded(routes: np.ndarray, tokens: int) -> np.ndarray:
 
 
 def continued(before: np.ndarray | None, after: np.ndarray | None) -> np.ndarray | None:
-    """Routes of the same tokens and others that follow: where `before` knows a token's, it was drawn with them.
+    """Routes of the same tokens and others that follow: a token of which `before` knows them was drawn with them.
 
     >>> import numpy as np
     >>> before, after = np.array([[[1]], [[255]]], np.uint8), np.array([[[7]], [[2]], [[3]]], np.uint8)
@@ -49,5 +49,6 @@ def continued(before: np.ndarray | None, after: np.ndarray | None) -> np.ndarray
         return after if before is None else before
     tokens = max(len(before), len(after))
     first, second = padded(before, tokens), padded(after, tokens)
-    routes: np.ndarray = np.where(first == np.iinfo(first.dtype).max, second, first)
+    known = (first != np.iinfo(first.dtype).max).any(axis=(1, 2), keepdims=True)
+    routes: np.ndarray = np.where(known, first, second)
     return routes

@@ -48,8 +48,8 @@ class Replay:
     chooses.
 
     replay = Replay(model)
-    replay.routes = …        # [T, layers, K] int64 of the tokens of the next pass, also when it is computed again; or
-                             # None
+    replay.routes = …        # [T, layers, K] integers, of the tokens of the next pass, also when it is computed again;
+                             # or None
     replay.take()            # int64 [3]: of passes with gradients, choices made, replayed, and not the router's own
 
     Make it before `Load`, which counts the tokens of each expert.
@@ -66,7 +66,7 @@ class Replay:
         if self.routes is None:
             self._count(own, own, own.new_zeros(len(own), 1, dtype=torch.bool))
             return found
-        routes = self.routes[:, layer]
+        routes = self.routes[:, layer].long()
         known = (routes >= 0).all(-1, keepdim=True)
         chosen = torch.where(known, routes, own)
         weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)

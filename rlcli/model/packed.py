@@ -22,7 +22,7 @@ class PackedBatch:
     branches, which do not see each other;
     response_index [R] int64: the position whose hidden state predicts each drawn token (that of the token before);
     targets [R] int64: those tokens; sequence [R] int64: the sequence to which each belongs; candidates [R, K] int64:
-    other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int64:
+    other tokens whose log-probs at the same positions are wanted, too, if any are. routes [T, layers, chosen] int16:
     the experts that the engine chose, -1 where that is unknown; None if nothing is.
 
     A prompt shared by several sequences is stored once, before the first of them:
@@ -102,7 +102,9 @@ def pack(
         response_index=tensor(source[response - 1]),
         targets=tensor(tokens[response]),
         sequence=tensor((sequence if sequences is None else np.asarray(sequences)[sequence])[response]),
-        routes=None if all(one is None for one in routes) else tensor(_packed_routes(routes, lengths)[first]),
+        routes=None
+        if all(one is None for one in routes)
+        else torch.from_numpy(_packed_routes(routes, lengths)[first]).to(device),
     )
 
 
@@ -115,13 +117,13 @@ def dummy(device: torch.device) -> PackedBatch:
 
 
 def _packed_routes(routes: Sequence[np.ndarray | None], lengths: np.ndarray) -> np.ndarray:
-    """[Σ lengths, layers, chosen] int64, -1 where unknown."""
+    """[Σ lengths, layers, chosen] int16, -1 where unknown."""
     known = next(one for one in routes if one is not None)
     none = unknown(0, known)
     whole = np.concatenate(
         [padded(none if one is None else one, length) for one, length in zip(routes, lengths, strict=True)]
     )
-    found: np.ndarray = np.where(whole == np.iinfo(whole.dtype).max, -1, whole.astype(np.int64))
+    found: np.ndarray = np.where(whole == np.iinfo(whole.dtype).max, -1, whole.astype(np.int16))
     return found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlcli.data.routes import route_type
 from rlcli.errors import SetupError
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
@@ -82,7 +83,7 @@ class VllmEngine:
                 max_loras=1,
                 seed=0,
                 disable_log_stats=True,
-                **({"async_scheduling": False} if spec.exact_steps or spec.routes else {}),
+                **({"async_scheduling": False} if spec.exact_steps or (spec.routes and spec.device == "cpu") else {}),
                 **({"hf_overrides": {"head_dtype": "float32"}} if spec.float_head else {}),
                 **(speculation.settings(spec.speculate) if spec.speculate else {}),
             )
@@ -166,7 +167,12 @@ class VllmEngine:
         # A request's state holds what it would return at the end.
         states = self._engine.output_processor.request_states.values()
         running = [
-            self._generation(state.external_req_id, state.prompt_len, state._new_completion_output([], None, None))
+            self._generation(
+                state.external_req_id,
+                state.prompt_len,
+                state._new_completion_output([], None, None),
+                getattr(state, "routed_experts_chunks", ()),
+            )
             for state in states
         ]
         assert len(running) == len(self._keys), "requests vanished from the engine"
@@ -332,13 +338,18 @@ class VllmEngine:
             del self._keys[output.request_id]
         return found
 
-    def _generation(self, name: str, prompt: int, output: Any) -> Generation:
-        """vLLM's output of a response to so many tokens; without a finish reason if it has none."""
+    def _generation(self, name: str, prompt: int, output: Any, routes_so_far: Sequence[Any] = ()) -> Generation:
+        """vLLM's output of a response to so many tokens; without a finish reason if it has none. routes_so_far: of one
+        that is not finished, in parts."""
         import numpy as np
 
         reason, routes = output.finish_reason, getattr(output, "routed_experts", None)
         if self._recorder is not None:
             routes = self._recorder.of(name, prompt + len(output.token_ids) - 1)
+        elif self.spec.routes:
+            routes = np.concatenate(routes_so_far) if routes is None and len(routes_so_far) else routes
+            experts = self._engine.vllm_config.model_config.get_num_experts()
+            routes = None if routes is None else routes.astype(route_type(experts))  # vLLM's has no place for unknown
         return Generation(
             key=self._keys[name],
             tokens=np.asarray(output.token_ids, dtype=np.int32),

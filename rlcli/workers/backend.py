@@ -119,8 +119,15 @@ class Loader(Protocol):
     """Loads models with a backend, all over the same ranks. Collective."""
 
     def __call__(
-        self, kind: Literal["policy", "value"], path: str, *, lora: LoraSpec | None = None, trained: bool = True
+        self,
+        kind: Literal["policy", "value"],
+        path: str,
+        *,
+        lora: LoraSpec | None = None,
+        trained: bool = True,
+        replays: bool = False,
     ) -> TrainingBackend:
         """kind: a causal language model, or a value model; path: of its folder or hub id. lora: train an adapter
-        instead of the weights. trained=False: a reference, without optimizer. ModelError if it cannot be used."""
+        instead of the weights. trained=False: a reference, without optimizer. replays: packs go through the experts of
+        their routes. ModelError if it cannot be used."""
         ...

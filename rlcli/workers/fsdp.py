@@ -61,8 +61,15 @@ class FsdpLoader:
         self.how = {"dtype": dtype, "device": device, "mesh": self.place.mesh, "context": self.place.context}
 
     def __call__(
-        self, kind: Literal["policy", "value"], path: str, *, lora: LoraSpec | None = None, trained: bool = True
+        self,
+        kind: Literal["policy", "value"],
+        path: str,
+        *,
+        lora: LoraSpec | None = None,
+        trained: bool = True,
+        replays: bool = False,
     ) -> FsdpBackend:
+        from rlcli.model.experts import Replay
         from rlcli.model.io import loading
 
         config = self.config.model
@@ -71,17 +78,15 @@ class FsdpLoader:
             return FsdpBackend(loading.load_value(path, **how), self.config, self.place)
         model = loading.load_policy(path, lora=lora, trainable=trained, **how)
         model.float_head = config.head_dtype == "float32"
-        return FsdpBackend(model, self.config, self.place, trained, replays=self.config.rollout.replay_routes)
+        model.replay = Replay(model) if replays else None
+        return FsdpBackend(model, self.config, self.place, trained)
 
 
 class FsdpBackend:
-    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer. replays: packs go
-    through the experts of their routes."""
+    """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer."""
 
-    def __init__(
-        self, model: Any, config: RunConfig, place: Place, trained: bool = True, *, replays: bool = False
-    ) -> None:
-        from rlcli.model.experts import Load, Replay
+    def __init__(self, model: Any, config: RunConfig, place: Place, trained: bool = True) -> None:
+        from rlcli.model.experts import Load
         from rlcli.model.optim import build_optimizer
 
         train = config.train
@@ -96,7 +101,6 @@ class FsdpBackend:
             self.optimizer = build_optimizer(model, lr=0.0, betas=betas, weight_decay=train.weight_decay)
             self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
             self.copies = CopyCheck(model, place.mesh)
-            model.replay = Replay(model) if replays else None
             self.expert_load = Load(model)
 
     @property

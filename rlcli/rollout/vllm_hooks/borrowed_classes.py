@@ -34,18 +34,19 @@ class BorrowedClasses:
         return noting
 
     def give_back(self, model: Any) -> None:
-        """Give the modules of `model`, vLLM's, classes of their own, and restore those they had."""
+        """Give the modules of `model`, vLLM's if it has one, classes of their own, and restore those they had."""
         for cls, before in self._before.items():
             changes = {name: value for name, value in vars(cls).items() if before.attributes.get(name) is not value}
             added = tuple(base for base in cls.__bases__ if base not in before.bases)
-            modules = [module for module in model.modules() if type(module) is cls]
+            modules = [one for one in (model.modules() if model is not None else ()) if type(one) is cls]
             cls.__bases__ = before.bases
             for name in changes:
                 if name in before.attributes:
                     setattr(cls, name, before.attributes[name])
                 else:
                     delattr(cls, name)
-            own = type(cls.__name__, (cls, *added), changes)
+            named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}  # by which transformers knows it
+            own = type(cls.__name__, (cls, *added), {**changes, **named})
             for module in modules:
                 module.__class__ = own
         self._before.clear()
@@ -59,9 +60,15 @@ def noted() -> Iterator[BorrowedClasses]:
     except ImportError:  # another release: nothing is known of its classes
         yield borrowed
         return
-    kept = Base._decorate_cls_for_torch_compile
+    kept = getattr(Base, "_decorate_cls_for_torch_compile", None)
+    if kept is None:
+        yield borrowed
+        return
     Base._decorate_cls_for_torch_compile = borrowed.decorating(kept)
     try:
         yield borrowed
+    except BaseException:
+        borrowed.give_back(None)
+        raise
     finally:
         Base._decorate_cls_for_torch_compile = kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,7 @@ class TrainBatch:
         packed = ("input_ids", "position_ids", "boundaries", "source", "response_index", "targets", "sequence")
         micros = [
             {
-                "packed": {name: getattr(micro.packed, name) for name in packed},
+                "packed": {name: getattr(micro.packed, name) for name in (*packed, "routes")},
                 "samples": micro.samples,
                 "lengths": micro.lengths,
                 "tokens": micro.tokens,
@@ -176,6 +176,7 @@ class TrainBatch:
             teachers = step.columns["teacher"][np.array(bin, np.int64)]
             for number in dict.fromkeys(teachers.tolist()):
                 own = [(place, branch) for place, branch in branches if teachers[place] == number]
+                own = [(place, replace(branch, routes=None)) for place, branch in own]
                 of_teachers[number] = self._packed(own)
         return MicroBatch(packed, samples, lengths, not rows, tokens, of_teachers, rows)
 

@@ -34,12 +34,13 @@ class PolicyRole:
         self.device = device
         self.algorithm = build_algorithm(**config.algorithm.model_dump())
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
-        self.policy = load("policy", config.model.path, lora=lora)
+        replays = config.rollout.replay_routes
+        self.policy = load("policy", config.model.path, lora=lora, replays=replays)
         self.loss_check = LossCheck(self.policy.data_ranks)
         self.checks_loss = self.sampled and pulls_by_advantage(self.algorithm)
         # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
         needs_copy = self.algorithm.needs_reference and lora is None
-        self.reference = load("policy", config.model.path, trained=False) if needs_copy else None
+        self.reference = load("policy", config.model.path, trained=False, replays=replays) if needs_copy else None
         self.on_outputs: Callable[[MicroBatch, TokenOutputs], None] = lambda micro, outputs: None
 
     def compute_old_log_probs(self, batch: TrainBatch) -> None:
