@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class WeightFiles:
-    """The safetensors files of the model at `path`, under the names of its parameters. Nothing is read at first. tied:
-    its head is its embedding."""
+    """The safetensors files of the model at `path`, under the names of its parameters, of which some may be within an
+    adapter's layers. Nothing is read at first. tied: its head is its embedding. new: parameters that are in no file, by
+    name, whole."""
 
     def __init__(self, path: str, files: Iterable[Path], *, tied: bool) -> None:
         self._path, self._tied = path, tied
+        self.new: Mapping[str, Tensor] = {}
         self._opened: dict[str, Any] = {}
         try:
             for file in files:
@@ -41,8 +43,15 @@ class WeightFiles:
             return None
         return cls(path, files, tied=tied) if files and all(file.suffix == ".safetensors" for file in files) else None
 
+    @property
+    def names(self) -> Collection[str]:
+        """Of the tensors in the files."""
+        return self._opened.keys()
+
     def hold(self, name: str, shape: torch.Size) -> bool:
         """Whether a parameter of this name and shape is there."""
+        if name in self.new:
+            return tuple(self.new[name].shape) == tuple(shape)
         wanted = stored_shapes(self._own(name), shape)
         return all(
             part in self._opened and self._opened[part].get_slice(part).get_shape() == own
@@ -52,6 +61,8 @@ class WeightFiles:
     def rows(self, name: str, begin: int, count: int) -> Tensor:
         """Rows of a parameter, from its first dimension, in the dtype of the file. Raises `ModelError` for NaN and
         infinity."""
+        if name in self.new:
+            return self.new[name][begin : begin + count]
         name = self._own(name)
         if name.endswith((UP, DOWN)):
             layer, _, kind = name.rpartition(".")
@@ -72,4 +83,5 @@ class WeightFiles:
 
     def _own(self, name: str) -> str:
         """The name in the files: a tied head may not be in them."""
+        name = name.replace(".base_layer.", ".")
         return EMBEDDING if name == HEAD and self._tied else name

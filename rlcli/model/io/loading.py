@@ -1,5 +1,5 @@
-"""Loads a model from a folder or hub id, sharded: each rank reads its own rows from safetensors files; of adapters,
-value models and other files rank 0 reads all, and the others get their parts."""
+"""Loads a model from a folder or hub id, sharded: each rank reads its own rows from safetensors files; of other files
+rank 0 reads all, and the others get their parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlcli.model.compiling import compile_layers
 from rlcli.model.decoder import Decoder
 from rlcli.model.io.config import read_config
 from rlcli.model.io.files import WeightFiles
-from rlcli.model.lora import LoraSpec, add_lora
+from rlcli.model.lora import LoraSpec, add_lora, is_adapter
 from rlcli.model.parallel.context import ContextGroup
 from rlcli.model.parallel.fsdp import fill_from_files, fill_from_rank0, shard
 from rlcli.model.policy import PolicyModel
@@ -62,7 +62,9 @@ def load_policy(
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
-    files = None if lora else WeightFiles.find(path, tied=config.tie_word_embeddings)
+    files = WeightFiles.find(path, tied=config.tie_word_embeddings)
+    if files is not None and lora is not None:
+        files.new = _new_adapters(path, config, lora)
     _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled, files)
     return policy
 
@@ -87,8 +89,30 @@ def load_value(
     model = ValueModel(_without_weights(value_class(config), config, torch.float32), dtype=dtype, source=path)
     model.context = context
     model.train()  # gradient checkpointing works in training mode only
-    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing, compiled)
+    files = _value_files(path, config)
+    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing, compiled, files)
     return model
+
+
+def _value_files(path: str, config: Any) -> WeightFiles | None:
+    """The files of a value model, if there is nothing in them that `read_value` would refuse."""
+    files = WeightFiles.find(path, tied=False)
+    if files is None or not all(name.startswith(("model.", "lm_head.", f"{HEAD}.")) for name in files.names):
+        return None
+    if not has_head(config) and not any(name.startswith(f"{HEAD}.") for name in files.names):
+        files.new = {f"{HEAD}.weight": torch.zeros(1, config.hidden_size)}
+    return files
+
+
+def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
+    """The first values of the adapters of `lora`, by name: drawn as `read_policy` draws them, for a model that has no
+    memory for its weights."""
+    lm = _without_weights(AutoModelForCausalLM, config, torch.float32)
+    for module in lm.modules():
+        for name, parameter in module.named_parameters(recurse=False):  # peft puts adapters where these are
+            setattr(module, name, nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False))
+    add_lora(lm, lora, path, meta=False)
+    return {name: parameter.detach() for name, parameter in lm.named_parameters() if is_adapter(name)}
 
 
 def _without_weights(auto_class: Any, config: Any, dtype: torch.dtype) -> nn.Module:

@@ -12,7 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from rlcli.errors import ModelError
 from rlcli.model.io import loading
+from rlcli.model.io.config import read_config
 from rlcli.model.io.files import WeightFiles
+from rlcli.model.lora import LoraSpec
+from rlcli.model.value import read_value_config, value_class
 from tests.model_fixtures import save_tiny, tiny_lm
 
 CPU = torch.device("cpu")
@@ -58,6 +61,40 @@ def test_files_in_half_precision_fill_float32(mesh: Any, tmp_path: Path) -> None
     found = loaded(folder, mesh)
     assert all(found[name].dtype == torch.float32 for name in weights)
     assert all(torch.equal(found[name], tensor.float()) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "phi3"])
+def test_a_base_is_read_in_parts_and_its_adapters_begin_as_ever(
+    mesh: Any, tmp_path: Path, read_whole: list[str], kind: str
+) -> None:
+    """The same values as where rank 0 reads all, after the same seed."""
+    folder, spec = str(save_tiny(tmp_path / kind, kind)), LoraSpec(4, 8.0)
+    torch.manual_seed(3)
+    expected = loading.read_policy(folder, read_config(folder), spec)
+    read_whole.clear()
+    torch.manual_seed(3)
+    policy = loading.load_policy(folder, dtype=torch.float32, device=CPU, mesh=mesh, lora=spec)
+    found = dict(policy.lm.named_parameters(remove_duplicate=False))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert any(parameter.any() for name, parameter in found.items() if ".lora_A." in name)
+    assert read_whole == []
+
+
+@pytest.mark.parametrize("head", ["new", "its own"])
+def test_a_value_model_is_read_in_parts(mesh: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    folder = save_tiny(tmp_path / "model")
+    if head == "its own":
+        config = read_value_config(str(folder))
+        config.architectures = ["Qwen2ForSequenceClassification"]
+        value_class(config).from_config(config).save_pretrained(folder)
+    expected = loading.read_value(str(folder), read_value_config(str(folder)))
+    monkeypatch.setattr(loading, "read_value", None)
+    value = loading.load_value(str(folder), dtype=torch.float32, device=CPU, mesh=mesh)
+    found = dict(value.lm.named_parameters())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert bool(found["score.weight"].any()) == (head == "its own")
 
 
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
