@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 DRAWS, TOKENS, LIMIT, TEMPERATURE, TOP_P = 2000, 3, 24, 0.7, 0.9
+ENGINES: list[Any] = []
+"""Of the spawned process: vLLM destroys the process group, which the next engine needs, when one is collected."""
 
 
 def main(model: str, out: str) -> None:
@@ -52,6 +54,7 @@ def driven(model: str, drafts: int) -> dict[str, Any]:
     sizes = {"max_length": 1024, "max_concurrent": 64, "tensor_parallel": 1, "kv_cache_bytes": 128 << 20}
     rest = {"lora_rank": 0, "gpu_memory_utilization": 0.5, "enforce_eager": True, "stop_token_ids": (), "group_id": "t"}
     engine = VllmEngine(EngineSpec(model, "float32", "cpu", weights_follow=True, speculate=drafts, **sizes, **rest))
+    ENGINES.append(engine)
     engine.load_weights((name, p.detach()) for name, p in lm.named_parameters())
     given = prompts(lm.config.vocab_size)
 
