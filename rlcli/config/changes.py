@@ -24,7 +24,7 @@ ALLOWED: Mapping[str, str] = {
     "from here on a bad update may be handled differently": "fault_tolerance.*bad*",
     "": "train.offload cluster.address rollout.canary_tolerance algorithm.mismatch_warning verifier.processes "
     "verifier.max_crash_rate verifier.sandbox checkpoint.* evaluation.every tracking.* fault_tolerance.* "
-    "rollout.sync*",
+    "rollout.sync",
     "evaluations before and after cannot be compared": "evaluation.*",
     ROUNDING: "train.deterministic train.tokens_per_microbatch model.gradient_checkpointing model.compile cluster.* "
     "model.head_dtype teacher.workers rollout.engine rollout.workers rollout.tensor_parallel rollout.max_concurrent "

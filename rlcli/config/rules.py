@@ -47,7 +47,6 @@ def without_effect(config: RunConfig) -> list[str]:
         ("tracking", "token_samples", not config.tracking.save_samples, "tracking.save_samples = false"),
         ("async", "on_update", not config.in_flight, settled),
         ("async", "engine_steps", not (config.async_.staleness and config.rollout.workers), alternate),
-        ("data", "decay", config.data.sampling == "uniform", "data.sampling = uniform"),
         (
             "data",
             "shuffle",
@@ -299,21 +298,20 @@ def _routes(config: RunConfig) -> list[Rule]:
 def _sync(config: RunConfig) -> list[Rule]:
     """Copies of the weights are for engines apart from the trainer, and hold whole weights."""
     r, rank = config.rollout, config.lora.rank
-    keys = [name for name, on in (("sync = delta", r.sync == "delta"), ("sync_ahead = true", r.sync_ahead)) if on]
-    name = f"rollout.{keys[0]}" if keys else ""
+    full, name = r.sync == "full", f"rollout.sync = {r.sync}"
     return [
         (
-            not keys or r.workers > 0,
+            full or r.workers > 0,
             f"{name}: engines that share the trainer's devices read the weights where they are; give rollout.workers = "
             "1 or more, or leave it out",
         ),
         (
-            not keys or not rank,
+            full or not rank,
             f"{name}: lora.rank = {rank} changes all weights, or sends a small adapter; leave it out",
         ),
         (
             not r.sync_ahead or config.async_.staleness > 0,
-            "rollout.sync_ahead = true: with async.staleness = 0 no engine generates when the weights are ready; give "
+            f"{name}: with async.staleness = 0 no engine generates when the weights are ready; give "
             "async.staleness = 1 or more, or leave it out",
         ),
     ]

@@ -80,11 +80,6 @@ class Data(Section):
         description="Which prompts to draw. uniform: each once an epoch; thompson: those whose pass rate, drawn from "
         "its posterior, is nearest to one half; difficulty: at random, by the expected variance of the reward.",
     )
-    decay: Fraction = Field(
-        default=0.5,
-        description="What earlier results of a prompt still count after as many draws as there are prompts "
-        "(sampling = thompson or difficulty).",
-    )
     retire: NonNegativeInt = Field(
         default=0, description="Draw a prompt no more after so many groups in a row with right samples only; 0: never."
     )
@@ -172,15 +167,11 @@ class Rollout(Section):
         description="Train each token through the experts that the engine chose for it, with weights from the "
         "trainer's own router: for mixtures of experts whose engine and trainer choose differently.",
     )
-    sync: Literal["full", "delta"] = Field(
+    sync: Literal["full", "ahead", "delta", "delta_ahead"] = Field(
         default="full",
         description="What a weight sync sends to separate engines (rollout.workers): all weights, or delta: the values "
-        "that have changed, bit by bit; each side then keeps a copy of the weights in host memory.",
-    )
-    sync_ahead: bool = Field(
-        default=False,
-        description="Send new weights to separate engines (rollout.workers) while they still generate (async.staleness "
-        "of 1 or more), into a copy in host memory from which they load.",
+        "that have changed, bit by bit. ahead: while they still generate (async.staleness of 1 or more), into a copy "
+        "from which they load. All but full keep copies of the weights in host memory.",
     )
     quantization: Literal["", "fp8"] = Field(
         default="",
@@ -198,6 +189,14 @@ class Rollout(Section):
         """URLs of the servers; empty if the run starts them."""
         given = (self.servers,) if isinstance(self.servers, str) else self.servers
         return given if isinstance(given, tuple) else ()
+
+    @property
+    def sync_delta(self) -> bool:
+        return self.sync.startswith("delta")
+
+    @property
+    def sync_ahead(self) -> bool:
+        return self.sync.endswith("ahead")
 
 
 class Environment(Section):
@@ -676,7 +675,7 @@ class RunConfig(Section):
     @property
     def copies_weights(self) -> bool:
         """Whether the workers of separate engines keep a copy of the weights, from which the engines load."""
-        return self.rollout.workers > 0 and (self.rollout.sync == "delta" or self.rollout.sync_ahead)
+        return self.rollout.workers > 0 and self.rollout.sync != "full"
 
     @property
     def in_flight(self) -> bool:

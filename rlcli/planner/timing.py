@@ -232,7 +232,7 @@ def _sync(setting: Setting) -> PhaseTime:
 
 def _sync_of_copies(setting: Setting) -> PhaseTime:
     """With `rollout.sync = delta` each rank reads its shard of the copy that was sent last, and what has changed goes
-    over the links; an engine then loads its part from its own copy, both in host memory. With `rollout.sync_ahead` only
+    over the links; an engine then loads its part from its own copy, both in host memory. With `rollout.sync = ahead` only
     that last part keeps the engine waiting."""
     each, parameters = setting.bytes_each, setting.policy.parameters
     rollout = setting.config.rollout
@@ -240,7 +240,7 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
     if rollout.sync_ahead:
         return PhaseTime("sync", loading, "host memory")
     moved, comparing = float(each * parameters), 0.0
-    if rollout.sync == "delta":
+    if rollout.sync_delta:
         share = CHANGED_SHARE[each]
         moved = parameters * min(each, share * (INDEX_BYTES + each))
         comparing = each * parameters / setting.shards / _host_rate(setting)

@@ -18,8 +18,8 @@ from rlcli.workers.roles.weight_transfer import Synced
 class Engines:
     """policy: the workers that train. own: separate workers of the engines, if any. workers: those that generate.
     on_note: receives a note if weights cannot be broadcast, and so take the slower way, or are sent again. copies:
-    engines' workers keep a copy of the weights, from which the engines load (`rollout.sync = delta`, or
-    `rollout.sync_ahead`). ahead: it is filled while the engines generate."""
+    engines' workers keep a copy of the weights, from which the engines load (any
+    `rollout.sync` but `full`). ahead: it is filled while the engines generate."""
 
     def __init__(
         self,

@@ -32,6 +32,14 @@ SETS = (
 )
 
 
+VERIFIER = """
+from rlcli.types import Outcome, Verdict
+
+def even(request):
+    score = float(sum(request.completion_ids) % 2 == 0)
+    return Verdict(score, Outcome.OK if score else Outcome.WRONG)
+"""
+"""Random text earns it half of the time, so that every group has a gradient."""
 WAYS = {
     "as they are": (),
     "head in float32": ("model.head_dtype=float32",),
@@ -42,7 +50,9 @@ WAYS = {
 
 def trained(model: Path, data: Path, out: Path, steps: int, own: Sequence[str]) -> list[dict[str, Any]]:
     """The steps' metrics."""
-    sets = [word for text in (*SETS, *own) for word in ("--set", text)]
+    verifier = data.parent / "even.py"
+    verifier.write_text(VERIFIER)
+    sets = [word for text in (*SETS, f"verifier.name={verifier}:even", *own) for word in ("--set", text)]
     words = ("train", "grpo", "--model", model, "--data", data, "--out", out, "--steps", str(steps), "--workers", "1")
     subprocess.run([sys.executable, "-m", "rlcli.cli.main", *words, *sets], check=True, stdout=subprocess.DEVNULL)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""`rollout.sync = delta` with `rollout.sync_ahead` in real runs: the engine has all bits, a copy that is wrong
+"""`rollout.sync = delta_ahead` in real runs: the engine has all bits, a copy that is wrong
 is sent again before anything is drawn by it, and an engine that dies receiving ends the run."""
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from commands import ENVIRONMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SETS = (
-    "model.dtype=bfloat16 train.lr=1e-6 rollout.workers=1 async.staleness=1 rollout.sync=delta rollout.sync_ahead=true"
-)
+SETS = "model.dtype=bfloat16 train.lr=1e-6 rollout.workers=1 async.staleness=1 rollout.sync=delta_ahead"
 
 
 @pytest.fixture(scope="module")

@@ -142,9 +142,7 @@ def cursor_of(prompts: Sequence[Prompt], config: RunConfig) -> Cursor:
         if not selects:
             return PromptCursor(size, seed, data.shuffle)
         rest = math.ceil(REST_STEPS * config.rollout.prompts_per_step * share)
-        return SelectingCursor(
-            size, seed, data.shuffle, rule=data.sampling, decay=data.decay, retire=data.retire, rest=rest
-        )
+        return SelectingCursor(size, seed, data.shuffle, rule=data.sampling, retire=data.retire, rest=rest)
 
     if isinstance(prompts, JoinedPrompts) and data.weights:
         starts = prompts.starts.tolist()

@@ -12,6 +12,10 @@ PRIOR = 1.0
 COLUMNS = {"right": np.float64, "wrong": np.float64, "counted_at": np.int64, "drawn_at": np.int64, "solved": np.int64}
 
 
+DECAY = 0.5
+"""What earlier results of a prompt still count after as many draws as there are prompts."""
+
+
 class PassRates:
     """Pass rates of `count` prompts, each the success rate of Bernoulli trials with a Beta posterior (MoPPS, arXiv
     2507.04632), of which earlier evidence counts less, since the policy has changed:

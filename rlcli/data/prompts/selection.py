@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlcli.data.prompts.cursor import PromptCursor
-from rlcli.data.prompts.pass_rates import PassRates
+from rlcli.data.prompts.pass_rates import DECAY, PassRates
 from rlcli.errors import DataError
 
 Rule = Literal["uniform", "thompson", "difficulty"]
@@ -61,7 +61,7 @@ class SelectingCursor:
     among all prompts that are neither retired nor resting. decay, retire: as in `PassRates`. rest: draws for which a
     drawn prompt rests, at most half as many as there are prompts. If all prompts are retired, all come back.
 
-    >>> cursor = SelectingCursor(8, seed=0, shuffle=True, rule="thompson", decay=0.5, retire=0, rest=4)
+    >>> cursor = SelectingCursor(8, seed=0, shuffle=True, rule="thompson", retire=0, rest=4)
     >>> for index in cursor.take(4):
     ...     cursor.account(index, tokens=100, right=8, counted=8)
     >>> len(set(cursor.take(4)) & {index for index in range(8) if cursor.rates.solved[index]})
@@ -69,7 +69,7 @@ class SelectingCursor:
     """
 
     def __init__(
-        self, count: int, seed: int, shuffle: bool, *, rule: Rule, decay: float, retire: int, rest: int
+        self, count: int, seed: int, shuffle: bool, *, rule: Rule, decay: float = DECAY, retire: int, rest: int
     ) -> None:
         self.walk = PromptCursor(count, seed, shuffle)
         self.rule: Rule = rule

@@ -52,7 +52,7 @@ ANNOUNCED_EVERY_S = 0.1
 
 class WeightSync:
     """The weight sync methods of `Worker`. probe: of the last sync. sent: what it sent. copy: of an engine's worker,
-    all weights as they were received, with `rollout.sync` or `rollout.sync_ahead`."""
+    all weights as they were received, with any `rollout.sync` but `full`."""
 
     rank: int
     device: torch.device
@@ -124,7 +124,7 @@ class WeightSync:
     @dispatch()
     def broadcast_weights(self, everything: bool = False) -> None:
         """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
-        `receive_broadcast` in the engines' workers, which with `rollout.sync_ahead` receive by themselves. everything:
+        `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves. everything:
         also what they should have."""
         buckets = self._outgoing(BROADCAST_BYTES, everything)
         if self.broadcast is not None:
@@ -247,7 +247,7 @@ class WeightSync:
         from rlcli.model.weight_check.checksum import Checksums
 
         policy = self._policy.policy
-        if self.spec.config.rollout.sync == "delta":
+        if self.spec.config.rollout.sync_delta:
             self.last_sent = self.last_sent or LastSent()
             if everything:
                 self.last_sent.forget()

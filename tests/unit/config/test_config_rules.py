@@ -81,7 +81,7 @@ WRONG = [
     ("grpo", ["rollout.replay_routes=true", "model.compile=true"], "give compile = false or replay_routes = false"),
     ("grpo", ["rollout.sync=delta"], "rollout.sync = delta: engines that share the trainer's devices"),
     ("grpo", ["rollout.sync=delta", "rollout.workers=1", "lora.rank=8"], "sync = delta: lora.rank = 8 changes all"),
-    ("grpo", ["rollout.sync_ahead=true", "rollout.workers=1"], "with async.staleness = 0 no engine generates when"),
+    ("grpo", ["rollout.sync=ahead", "rollout.workers=1"], "with async.staleness = 0 no engine generates when"),
     ("sft", ["rollout.oversample=2"], "rollout.oversample = 2.0: nothing is sampled if responses are given"),
     ("grpo", ["train.tokens_per_microbatch=2000"], "rollout.max_response_tokens = 2048"),
     (
@@ -117,7 +117,7 @@ def test_what_does_not_fit_together_is_refused(recipe: str, sets: list[str], say
         ("dapo", ["algorithm.correction=none", "dynamic_sampling.oversample=1"]),
         ("grpo", ["async.staleness=1", "rollout.workers=2", "rollout.tensor_parallel=2", "cluster.workers=3"]),
         ("grpo", ["async.staleness=3"]),
-        ("grpo", ["async.staleness=1", "rollout.workers=1", "rollout.sync=delta", "rollout.sync_ahead=true"]),
+        ("grpo", ["async.staleness=1", "rollout.workers=1", "rollout.sync=delta_ahead"]),
         ("grpo", ["async.staleness=2", "async.on_update=keep", "async.engine_steps=64", "rollout.workers=1"]),
         ("grpo", ["async.staleness=1", "async.engine_steps=0", "rollout.workers=1", "environment.name=python a.py"]),
     ],

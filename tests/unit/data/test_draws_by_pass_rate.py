@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rlcli.config.schema import Data, Rollout, RunConfig, Train, WeightedPath
 from rlcli.data.prompts.cursor import PromptCursor
 from rlcli.data.prompts.mixture import MixedCursor, cursor_of
+from rlcli.data.prompts.pass_rates import DECAY
 from rlcli.data.prompts.selection import REST_STEPS, SHARPNESS, SelectingCursor, difficulty, thompson
 from rlcli.data.prompts.table import JoinedPrompts
 from rlcli.errors import DataError
@@ -158,9 +159,9 @@ def config_of(*weights: float, **data: Any) -> RunConfig:
 
 def test_the_config_chooses_the_cursor_of_one_set_and_of_each_of_several() -> None:
     prompts = [Prompt(str(i), (), "s", "", "math", "") for i in range(60)]
-    one = cursor_of(prompts, config_of(sampling="difficulty", decay=0.25, retire=3))
+    one = cursor_of(prompts, config_of(sampling="difficulty", retire=3))
     assert isinstance(one, SelectingCursor)
-    assert (one.rule, one.rates.decay, one.rates.retire, one.rest) == ("difficulty", 0.25, 3, 6 * REST_STEPS)
+    assert (one.rule, one.rates.decay, one.rates.retire, one.rest) == ("difficulty", DECAY, 3, 6 * REST_STEPS)
     assert isinstance(cursor_of(prompts, config_of(retire=1)), SelectingCursor)
     assert isinstance(cursor_of(prompts, config_of()), PromptCursor)
     joined = JoinedPrompts([prompts[:20], prompts[20:]], ["a", "b"])

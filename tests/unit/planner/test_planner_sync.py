@@ -1,4 +1,4 @@
-"""What `rollout.sync = delta` and `rollout.sync_ahead` take, and where they pay."""
+"""What `rollout.sync = delta` and `ahead` take, and where they pay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from tests.planner_settings import qwen_7b, setting
 def test_copies_of_the_weights_are_counted_where_they_are_held() -> None:
     apart = ["rollout.workers=2", "async.staleness=1", "model.dtype=bfloat16"]
     full, delta, ahead = (
-        setting(qwen_7b(), "h100:4", *apart, *sets)
-        for sets in ([], ["rollout.sync=delta"], ["rollout.sync_ahead=true"])
+        setting(qwen_7b(), "h100:4", *apart, *sets) for sets in ([], ["rollout.sync=delta"], ["rollout.sync=ahead"])
     )
     size = 2 * qwen_7b().parameters
     assert host_bytes(delta) - host_bytes(full) == pytest.approx(size / full.shards)
@@ -39,5 +38,5 @@ def test_a_sync_of_changes_pays_where_links_are_slower_than_host_memory() -> Non
 
     assert seconds(1e9, "rollout.sync=delta") < 0.3 * seconds(1e9)
     assert seconds(450e9, "rollout.sync=delta") > seconds(450e9)
-    ahead = "rollout.sync_ahead=true"
-    assert seconds(1e9, "rollout.sync=delta", ahead) == seconds(450e9, ahead) < seconds(1e9, "rollout.sync=delta")
+    ahead = "rollout.sync=ahead"
+    assert seconds(1e9, "rollout.sync=delta_ahead") == seconds(450e9, ahead) < seconds(1e9, "rollout.sync=delta")
