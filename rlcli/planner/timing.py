@@ -232,8 +232,8 @@ def _sync(setting: Setting) -> PhaseTime:
 
 def _sync_of_copies(setting: Setting) -> PhaseTime:
     """With `rollout.sync = delta` each rank reads its shard of the copy that was sent last, and what has changed goes
-    over the links; an engine then loads its part from its own copy, both in host memory. With `rollout.sync = ahead` only
-    that last part keeps the engine waiting."""
+    over the links; an engine then loads its part from its own copy, both in host memory. With `rollout.sync = ahead`
+    only that last part keeps the engine waiting."""
     each, parameters = setting.bytes_each, setting.policy.parameters
     rollout = setting.config.rollout
     loading = each * parameters / rollout.tensor_parallel / _host_rate(setting)

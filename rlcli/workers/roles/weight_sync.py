@@ -124,8 +124,8 @@ class WeightSync:
     @dispatch()
     def broadcast_weights(self, everything: bool = False) -> None:
         """Broadcast what engines in other workers need of the policy. Collective, and at the same time as
-        `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves. everything:
-        also what they should have."""
+        `receive_broadcast` in the engines' workers, which with `rollout.sync = ahead` receive by themselves.
+        everything: also what they should have."""
         buckets = self._outgoing(BROADCAST_BYTES, everything)
         if self.broadcast is not None:
             self.broadcast.send(buckets)
