@@ -310,7 +310,7 @@ def _sync(config: RunConfig) -> list[Rule]:
             f"{name}: lora.rank = {rank} changes all weights, or sends a small adapter; leave it out",
         ),
         (
-            not r.sync_ahead or config.async_.staleness > 0,
+            "ahead" not in r.sync or config.async_.staleness > 0,
             f"{name}: with async.staleness = 0 no engine generates when the weights are ready; give "
             "async.staleness = 1 or more, or leave it out",
         ),

@@ -190,14 +190,6 @@ class Rollout(Section):
         given = (self.servers,) if isinstance(self.servers, str) else self.servers
         return given if isinstance(given, tuple) else ()
 
-    @property
-    def sync_delta(self) -> bool:
-        return self.sync.startswith("delta")
-
-    @property
-    def sync_ahead(self) -> bool:
-        return self.sync.endswith("ahead")
-
 
 class Environment(Section):
     name: str = Field(

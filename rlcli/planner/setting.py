@@ -50,7 +50,7 @@ class Setting:
 
     def sent_copy(self) -> float:
         """Bytes of a trainer's part of the weights as they were sent last."""
-        delta = self.config.rollout.workers > 0 and self.config.rollout.sync_delta
+        delta = self.config.rollout.workers > 0 and "delta" in self.config.rollout.sync
         return delta * self.bytes_each * self.policy.parameters / self.shards
 
     @property

@@ -237,10 +237,10 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
     each, parameters = setting.bytes_each, setting.policy.parameters
     rollout = setting.config.rollout
     loading = each * parameters / rollout.tensor_parallel / _host_rate(setting)
-    if rollout.sync_ahead:
+    if "ahead" in rollout.sync:
         return PhaseTime("sync", loading, "host memory")
     moved, comparing = float(each * parameters), 0.0
-    if rollout.sync_delta:
+    if "delta" in rollout.sync:
         share = CHANGED_SHARE[each]
         moved = parameters * min(each, share * (INDEX_BYTES + each))
         comparing = each * parameters / setting.shards / _host_rate(setting)

@@ -109,7 +109,7 @@ class Trainer:
         self.workers, self.folder, self.trackers, self.view, self.stop = groups.policy, folder, trackers, view, stop
         self.critic = Critic(self.algorithm, config, groups.policy, groups.critic)
         self.teachers = Teachers(self.algorithm, config, groups.policy, groups.teachers)
-        how = {"copies": config.copies_weights, "ahead": config.rollout.sync_ahead}
+        how = {"copies": config.copies_weights, "ahead": "ahead" in config.rollout.sync}
         self.engines = Engines(groups.policy, groups.engines, view.note, **how)
         rules = config.checkpoint
         checkpoints = Checkpoints(folder.checkpoints, rules.keep, rules.keep_best, rules.keep_every)

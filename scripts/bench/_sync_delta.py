@@ -24,7 +24,7 @@ class Trained(Member):
 
     def __init__(self, rank: int, shape: dict[str, Any], engine: bool) -> None:
         super().__init__(rank, shape, "bfloat16" if engine else "float32", engine)
-        self.spec.config.rollout = SimpleNamespace(sync_delta=True, sync_ahead=False)
+        self.spec.config.rollout = SimpleNamespace(sync="delta")
         self.spec.config.copies_weights = True
         if engine:
             return

@@ -47,7 +47,7 @@ class Member(WeightSync):
 
         torch.set_num_threads(1)
         self.rank, self.device = rank, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        rollout = SimpleNamespace(sync_delta=False, sync_ahead=False)
+        rollout = SimpleNamespace(sync="full")
         stalls = SimpleNamespace(stall_s=60.0)
         config: Any = SimpleNamespace(fault_tolerance=stalls, rollout=rollout, copies_weights=False)
         self.spec: Any = SimpleNamespace(

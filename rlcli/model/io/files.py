@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,9 @@ class WeightFiles:
         return cls(path, files, tied=tied) if files and all(file.suffix == ".safetensors" for file in files) else None
 
     @property
-    def names(self) -> Collection[str]:
+    def names(self) -> set[str]:
         """Of the tensors in the files."""
-        return self._opened.keys()
+        return set(self._opened)
 
     def hold(self, name: str, shape: torch.Size) -> bool:
         """Whether a parameter of this name and shape is there."""

@@ -97,10 +97,11 @@ def load_value(
 def _value_files(path: str, config: Any) -> WeightFiles | None:
     """The files of a value model, if there is nothing in them that `read_value` would refuse."""
     files = WeightFiles.find(path, tied=False)
-    if files is None or not all(name.startswith(("model.", "lm_head.", f"{HEAD}.")) for name in files.names):
+    head = f"{HEAD}.weight"
+    if files is None or not all(name.startswith(("model.", "lm_head.")) for name in files.names - {head}):
         return None
-    if not has_head(config) and not any(name.startswith(f"{HEAD}.") for name in files.names):
-        files.new = {f"{HEAD}.weight": torch.zeros(1, config.hidden_size)}
+    if not has_head(config) and head not in files.names:
+        files.new = {head: torch.zeros(1, config.hidden_size)}
     return files
 
 

@@ -214,7 +214,7 @@ class WeightSync:
         self._await_device()
         seconds = time.perf_counter() - began
         loaded = self._loaded(probe, np.asarray(log_probs), version, sent)._replace(seconds=seconds)
-        if self.spec.config.rollout.sync_ahead and self.broadcast is not None:
+        if "ahead" in self.spec.config.rollout.sync and self.broadcast is not None:
             self._coming = in_background(partial(self._receive_announced, self.broadcast))
         return loaded
 
@@ -247,7 +247,7 @@ class WeightSync:
         from rlcli.model.weight_check.checksum import Checksums
 
         policy = self._policy.policy
-        if self.spec.config.rollout.sync_delta:
+        if "delta" in self.spec.config.rollout.sync:
             self.last_sent = self.last_sent or LastSent()
             if everything:
                 self.last_sent.forget()

@@ -114,7 +114,7 @@ def made() -> Callable[..., tuple[Backend, Engine, Member, Engines, list[str]]]:
         backend, engine, notes = Backend(), Engine(), list[str]()
         receiver = Member(config, rollout=SimpleNamespace(engine=engine, pause=lambda keep=False: None))
         sender = Member(config, policy=SimpleNamespace(policy=backend))
-        how: Any = {"copies": config.copies_weights, "ahead": config.rollout.sync_ahead}
+        how: Any = {"copies": config.copies_weights, "ahead": "ahead" in config.rollout.sync}
         engines = Engines(Group(sender), Group(receiver), notes.append, **how)  # type: ignore[arg-type]
         return backend, engine, receiver, engines, notes
 
