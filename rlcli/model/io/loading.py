@@ -63,7 +63,8 @@ def load_policy(
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
     files = WeightFiles.find(path, tied=config.tie_word_embeddings)
-    if files is not None and lora is not None:
+    if lora is not None and _on_all_ranks(files is not None):
+        assert files is not None
         files.new = _new_adapters(path, config, lora)
     _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled, files)
     return policy
@@ -106,13 +107,17 @@ def _value_files(path: str, config: Any) -> WeightFiles | None:
 
 
 def _new_adapters(path: str, config: Any, lora: LoraSpec) -> dict[str, Tensor]:
-    """The first values of the adapters of `lora`, by name: drawn as `read_policy` draws them, for a model that has no
-    memory for its weights."""
+    """The first values of the adapters of `lora`, by name, the same on every rank: as `read_policy` draws them on rank
+    0, but for a model that has no memory for its weights. Collective."""
     lm = _without_weights(AutoModelForCausalLM, config, torch.float32)
     for module in lm.modules():
         for name, parameter in module.named_parameters(recurse=False):  # peft puts adapters where these are
             setattr(module, name, nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False))
-    add_lora(lm, lora, path, meta=False)
+    generator = torch.get_rng_state()
+    dist.broadcast(generator, 0)
+    with torch.random.fork_rng(devices=[], enabled=dist.get_rank() > 0):
+        torch.set_rng_state(generator)
+        add_lora(lm, lora, path, meta=False)
     return {name: parameter.detach() for name, parameter in lm.named_parameters() if is_adapter(name)}
 
 
