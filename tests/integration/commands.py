@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -45,6 +47,23 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
     )
     STARTED.append(process)
     return process
+
+
+def spawned(file: str, model: Path, out: Path, *more: str, timeout: float = 500) -> dict[str, Any]:
+    """What `file`, run with these arguments in a worker's environment, writes to `out` as JSON."""
+    from rlcli.cluster.placement import WORKER_ENV
+
+    done = subprocess.run(
+        [sys.executable, file, str(model), str(out), *more],
+        env=os.environ | ENVIRONMENT | WORKER_ENV,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert out.exists(), done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
 
 
 def end_started() -> None:

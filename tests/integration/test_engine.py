@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import spawned
 from updates import through_update
 
 from rlcli.rollout.engine import ENGINES, engine_named
@@ -265,21 +265,8 @@ def of_vllm(engine: Any, prompt: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def every(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each engine gives, by its name."""
-    from commands import ENVIRONMENT
-
-    from rlcli.cluster.placement import WORKER_ENV
-
-    out = tmp_path_factory.mktemp("engine") / "found.json"
-    done = subprocess.run(
-        [sys.executable, __file__, str(tiny), str(out), *sorted(STEPPING, key="vllm".__ne__)],
-        env=os.environ | ENVIRONMENT | WORKER_ENV,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert out.exists(), done.stderr[-3000:]
-    read: dict[str, Any] = json.loads(out.read_text())
-    return read
+    engines = sorted(STEPPING, key="vllm".__ne__)
+    return spawned(__file__, tiny, tmp_path_factory.mktemp("engine") / "found.json", *engines)
 
 
 @pytest.fixture(params=STEPPING)

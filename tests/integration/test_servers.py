@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import spawned
 
 LIMIT, COUNT = 40, 48
 PROOF = Path(__file__).parents[2] / "scripts" / "proofs" / "servers.py"
@@ -156,21 +157,7 @@ def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
 
 @pytest.fixture(scope="module")
 def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from commands import ENVIRONMENT
-
-    from rlcli.cluster.placement import WORKER_ENV
-
-    out = tmp_path_factory.mktemp("servers") / "found.json"
-    done = subprocess.run(
-        [sys.executable, __file__, str(tiny), str(out)],
-        env=os.environ | ENVIRONMENT | WORKER_ENV,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert out.exists(), done.stderr[-3000:]
-    read: dict[str, Any] = json.loads(out.read_text())
-    return read
+    return spawned(__file__, tiny, tmp_path_factory.mktemp("servers") / "found.json", timeout=900)
 
 
 @pytest.mark.slow

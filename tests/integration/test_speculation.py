@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import spawned
 
 DRAWS, TOKENS, LIMIT, TEMPERATURE, TOP_P = 2000, 3, 24, 0.7, 0.9
 ENGINES: list[Any] = []
@@ -110,21 +110,7 @@ def second(lm: Any, prompt: Any) -> list[float]:
 
 @pytest.fixture(scope="module")
 def found(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from commands import ENVIRONMENT
-
-    from rlcli.cluster.placement import WORKER_ENV
-
-    out = tmp_path_factory.mktemp("speculation") / "found.json"
-    done = subprocess.run(
-        [sys.executable, __file__, str(tiny), str(out)],
-        env=os.environ | ENVIRONMENT | WORKER_ENV,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert out.exists(), done.stderr[-3000:]
-    read: dict[str, Any] = json.loads(out.read_text())
-    return read
+    return spawned(__file__, tiny, tmp_path_factory.mktemp("speculation") / "found.json")
 
 
 @pytest.mark.parametrize("name", ["whole", "top_p", "resumed"])
