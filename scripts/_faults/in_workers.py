@@ -53,9 +53,9 @@ def swap_two_tensors(worker: Any) -> None:
 
 def leave_the_head(worker: Any) -> None:
     """The copy of a tied head that the CPU's kernels read stays as it was."""
-    from rlcli.rollout import vllm_engine
+    from rlcli.rollout.vllm_hooks import cpu_kernels
 
-    patch(vllm_engine, "repack", lambda model: None)
+    patch(cpu_kernels, "repack", lambda model: None)
 
 
 def keep_prefix_cache(worker: Any) -> None:
@@ -67,13 +67,13 @@ def temperature_of_one(worker: Any) -> None:
 
 
 def shift_log_probs(worker: Any) -> None:
-    from rlcli.rollout import vllm_engine
+    from rlcli.rollout.vllm_engine import VllmEngine
 
     def shifted(*given: Any) -> Any:
         generation = original(*given)
         return replace(generation, log_probs=np.roll(generation.log_probs, 1))
 
-    original = patch(vllm_engine, "_generation", shifted)
+    original = patch(VllmEngine, "_generation", shifted)
 
 
 def mask_begins_early(worker: Any) -> None:
