@@ -1,11 +1,10 @@
-"""vLLM, in the worker's own process. Every call that depends on vLLM's version is in this file."""
+"""vLLM, in the worker's own process. Every call that depends on vLLM's version is here or in `vllm_hooks`."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +12,7 @@ from rlcli.data.routes import route_type
 from rlcli.errors import SetupError
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
-from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, speculation
+from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, process_state, speculation
 from rlcli.rollout.vllm_hooks.routes import Recorder
 
 if TYPE_CHECKING:
@@ -54,13 +53,13 @@ class VllmEngine:
         self.on_step: Callable[[], None] = lambda: None
         check_version()
         if spec.device == "cpu" and spec.tensor_parallel > 1:
-            _unique_shared_memory_names(spec.group_id)
+            process_state.unique_shared_memory_names(spec.group_id)
         if spec.tensor_parallel > 1:
-            _sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
+            process_state.sockets_in(Path("/dev/shm") / f"{shared_memory_prefix(spec.group_id)}sockets")
         recorded: contextlib.AbstractContextManager[Sequence[Layout]] = contextlib.nullcontext(())
         if spec.lora_rank and not spec.weights_follow:
             recorded = base_layout.recorded()
-        with _global_state_kept(), recorded as bases, borrowed_classes.noted() as borrowed:
+        with process_state.kept(), recorded as bases, borrowed_classes.noted() as borrowed:
             from vllm import LLM
 
             self._llm = LLM(
@@ -120,7 +119,7 @@ class VllmEngine:
 
     @staticmethod
     def preload() -> None:
-        with _global_state_kept():
+        with process_state.kept():
             import vllm
 
             assert vllm.LLM
@@ -212,7 +211,7 @@ class VllmEngine:
                 self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorder.given(weights)})
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
-            self._llm.apply_model(repack)
+            self._llm.apply_model(cpu_kernels.repack)
         self._forget_prefixes()
 
     def load_adapter(self, folder: str) -> None:
@@ -475,51 +474,3 @@ def _allowed_rank(rank: int) -> int:
 
 def _itself(model: Any) -> Any:
     return model
-
-
-def repack(model: Any) -> None:
-    """Pack again what vLLM packed for its CPU kernels when it first loaded, and its reload leaves as it was: a tied
-    head, and experts."""
-    from rlcli.model.weight_check.engine_weights import packed_experts
-
-    head = getattr(model, "lm_head", None)
-    if head is not None and hasattr(head, "quant_method"):
-        head.quant_method.process_weights_after_loading(head)
-    for module in model.modules():
-        if packed_experts(module):
-            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)
-
-
-def _unique_shared_memory_names(group_id: str) -> None:
-    """vLLM's CPU tensor parallelism names its shared memory by a constant, so that two jobs on one machine collide."""
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
-
-    original = _CPUSHMDistributed.make_group_name
-
-    def unique(communicator: Any) -> str:
-        return shared_memory_prefix(group_id) + str(original(communicator)).strip("/").replace(":", "-")
-
-    _CPUSHMDistributed.make_group_name = staticmethod(unique)
-
-
-def _sockets_in(folder: Path) -> None:
-    """vLLM's workers of one engine communicate through sockets, which it would leave in the temporary folder."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
-
-
-@contextlib.contextmanager
-def _global_state_kept() -> Iterator[None]:
-    """vLLM reseeds the global generators and sets LD_PRELOAD, which children would inherit: restore both."""
-    import torch
-
-    state, torch_state, preload = random.getstate(), torch.get_rng_state(), os.environ.get("LD_PRELOAD")
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        torch.set_rng_state(torch_state)
-        if preload is None:
-            os.environ.pop("LD_PRELOAD", None)
-        else:
-            os.environ["LD_PRELOAD"] = preload

@@ -55,3 +55,16 @@ def _silu_and_mul(layer: Any, x: Any) -> Any:
 
     width = x.shape[-1] // 2
     return torch.nn.functional.silu(x[..., :width]).mul_(x[..., width:])
+
+
+def repack(model: Any) -> None:
+    """Pack again what vLLM packed for its CPU kernels when it first loaded, and its reload leaves as it was: a tied
+    head, and experts."""
+    from rlcli.model.weight_check.engine_weights import packed_experts
+
+    head = getattr(model, "lm_head", None)
+    if head is not None and hasattr(head, "quant_method"):
+        head.quant_method.process_weights_after_loading(head)
+    for module in model.modules():
+        if packed_experts(module):
+            module.quant_method.moe_kernel.fused_experts.process_weights_after_loading(module)

@@ -44,7 +44,7 @@ class Extension:
     def rlcli_load(self, folder: str) -> dict[str, Any]:
         """Load all safetensors files of a folder, under checkpoint names. Returns the number of tensors, or `error`."""
         from rlcli.model.weight_check.engine_weights import Recorder
-        from rlcli.rollout.vllm_engine import repack
+        from rlcli.rollout.vllm_hooks.cpu_kernels import repack
 
         files, model, loaded = sorted(Path(folder).glob("*.safetensors")), self.model_runner.get_model(), list[str]()
         if not files:

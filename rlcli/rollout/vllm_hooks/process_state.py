@@ -1,0 +1,47 @@
+"""What vLLM changes of its process and leaves on its machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcli.rollout.engine import shared_memory_prefix
+
+
+def unique_shared_memory_names(group_id: str) -> None:
+    """vLLM's CPU tensor parallelism names its shared memory by a constant, so that two jobs on one machine collide."""
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    original = _CPUSHMDistributed.make_group_name
+
+    def unique(communicator: Any) -> str:
+        return shared_memory_prefix(group_id) + str(original(communicator)).strip("/").replace(":", "-")
+
+    _CPUSHMDistributed.make_group_name = staticmethod(unique)
+
+
+def sockets_in(folder: Path) -> None:
+    """vLLM's workers of one engine communicate through sockets, which it would leave in the temporary folder."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(folder))
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """vLLM reseeds the global generators and sets LD_PRELOAD, which children would inherit: restore both."""
+    import torch
+
+    state, torch_state, preload = random.getstate(), torch.get_rng_state(), os.environ.get("LD_PRELOAD")
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        torch.set_rng_state(torch_state)
+        if preload is None:
+            os.environ.pop("LD_PRELOAD", None)
+        else:
+            os.environ["LD_PRELOAD"] = preload
