@@ -285,7 +285,7 @@ def _routes(config: RunConfig) -> list[Rule]:
         (
             shared == 1,
             f"rollout.replay_routes = true: of the rollout.tensor_parallel = {shared} workers of an engine one alone "
-            "is told the routes; give tensor_parallel = 1 or replay_routes = false",
+            "gets the routes; give tensor_parallel = 1 or replay_routes = false",
         ),
         (
             not config.model.compile,

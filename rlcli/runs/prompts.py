@@ -54,7 +54,7 @@ class PromptHistory:
 
 
 def histories(run: Path, note: Callable[[str], None]) -> list[PromptHistory]:
-    """Each prompt that the run in the folder `run` has drawn, in the order of their first groups. note: is told how
+    """Each prompt that the run in the folder `run` has drawn, in the order of their first groups. note: called with how
     many lines and groups of prompts.jsonl are left out because they cannot be read."""
     data = config_of(run).get("data")
     retire = int(number(data.get("retire")) or 0) if isinstance(data, dict) else 0
