@@ -125,8 +125,7 @@ def killed(engine: Any, requests: list[Any]) -> dict[str, Any]:
     for request in requests:
         engine.add(request)
     member = engine._fleet.members[0]
-    while not member.running:
-        time.sleep(0.001)
+    until_busy([member])
     os.killpg(member.process.pid, signal.SIGKILL)
     drawn: list[Any] = []
     while engine.unfinished:
@@ -138,6 +137,13 @@ def killed(engine: Any, requests: list[Any]) -> dict[str, Any]:
     return {"tokens": tokens, "counts": counts, "version": [one.version for one in engine._fleet.members]}
 
 
+def until_busy(members: list[Any]) -> None:
+    limit = time.monotonic() + 60
+    while not all(member.running for member in members):
+        assert time.monotonic() < limit, "they have finished before they were seen to generate"
+        time.sleep(0.001)
+
+
 def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
     """Abort while both servers generate, and go on with what there is."""
     from dataclasses import replace
@@ -147,8 +153,7 @@ def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
     engine.begin(Sampling(1.0, LIMIT))
     for request in requests:
         engine.add(request)
-    while not all(member.running for member in engine._fleet.members):
-        time.sleep(0.001)
+    until_busy(engine._fleet.members)
     begun = {one.key: one for one in [*engine.step(), *engine.abort()]}
     rest = [replace(r, begun=begun[r.key].tokens) for r in requests if begun[r.key].finish_reason is None]
     gone_on = finished(engine, rest, Sampling(1.0, LIMIT))
