@@ -27,6 +27,7 @@ STANDS_FOR = {
     "opencompass/AIME2025": "raw/aime",
     "openai/gsm8k": "raw/gsm8k",
     "rollout.workers=4": "rollout.workers=1",
+    "parallel.expert=8": "parallel.expert=1",
     "teacher.path=Qwen/Qwen2.5-1.5B-Instruct": "teacher.path=tiny",
 }
 """What the reader fills in, and what a hub or a larger machine has → what there is here."""

@@ -15,7 +15,7 @@ from rlcli.cluster.watchdog import START_S, Note, StallDetector, bound, read_not
 from rlcli.errors import RlcliError, RunFailed
 
 CLOSE_TIMEOUT_S = 20.0
-DEATH_GRACE_S = 3.0
+DEATH_GRACE_S = 10.0
 LOST_PEER_GRACE_S = 40.0
 """Time until Ray detects that a machine is gone; processes connected to it notice at once."""
 UNAVAILABLE_PAUSE_S = 0.5

@@ -28,13 +28,13 @@ def without_effect(config: RunConfig) -> list[str]:
         (
             "environment",
             "options python processes deadline_s memory_mb max_failure_rate turns turn_tokens context_tokens "
-            "past tool_calls reply_chars cut seconds rows eval_rows",
+            "past tool_calls reply_chars seconds rows eval_rows",
             not config.environment.name,
             "environment.name is unset",
         ),
         (
             "environment",
-            "options python past reply_chars cut",
+            "options python past reply_chars",
             config.environment.is_command,
             "environment.name is a command, which has its own options, interpreter and messages",
         ),
@@ -350,14 +350,20 @@ def _given_responses(config: RunConfig) -> list[Rule]:
 def _parallel(config: RunConfig) -> list[Rule]:
     """Sizes that the workers are to be divided by."""
     workers, parallel = config.cluster.workers, config.parallel
-    both = parallel.replicate * parallel.context
-    sizes = {f"parallel.{name}": str(size) for name, size in parallel.model_dump().items() if size > 1}
+    both, a_copy = parallel.replicate * parallel.context, workers // parallel.replicate
+    sizes = {f"parallel.{name}": str(getattr(parallel, name)) for name in ("replicate", "context")}
+    sizes = {name: size for name, size in sizes.items() if size != "1"}
     return [
         (
             workers % both == 0,
             f"cluster.workers = {workers} is no multiple of {' × '.join(sizes)} = {' × '.join(sizes.values())}"
             + f" = {both}" * (len(sizes) > 1)
             + f"; give {nearest(workers, both)} workers",
+        ),
+        (
+            a_copy % parallel.expert == 0,
+            f"parallel.expert = {parallel.expert} does not divide the {a_copy} workers of a copy of the model; give "
+            f"{nearest_divisors(a_copy, parallel.expert)}",
         ),
         *(
             (
@@ -366,6 +372,11 @@ def _parallel(config: RunConfig) -> list[Rule]:
                 f"{nearest(apart, parallel.context)} workers",
             )
             for name, apart in (("critic", config.critic.workers), ("teacher", config.teacher.workers))
+        ),
+        (
+            not (config.model.compile and parallel.expert > 1),
+            f"model.compile = true: layers whose experts are divided (parallel.expert = {parallel.expert}) are not "
+            "compiled; give false",
         ),
         (
             not (config.model.compile and parallel.context > 1),
@@ -383,6 +394,17 @@ def nearest(count: int, divisor: int) -> str:
     """
     below = count // divisor * divisor
     return f"{below} or {below + divisor}" if below else f"{divisor}"
+
+
+def nearest_divisors(count: int, wanted: int) -> str:
+    """The divisors of `count` next to `wanted`, which is none.
+
+    >>> nearest_divisors(6, 4), nearest_divisors(6, 7)
+    ('3 or 6', '6')
+    """
+    divisors = [size for size in range(1, count + 1) if count % size == 0]
+    below, above = ([size for size in divisors if (size > wanted) is larger] for larger in (False, True))
+    return " or ".join(map(str, below[-1:] + above[:1]))
 
 
 def _training(config: RunConfig) -> list[Rule]:

@@ -243,9 +243,6 @@ class Environment(Section):
     reply_chars: Annotated[int, Field(ge=2)] = Field(
         default=4096, description="Maximum characters of a message of the environment; the rest is cut."
     )
-    cut: Literal["left", "right", "middle"] = Field(
-        default="right", description="Side on which longer messages are cut (environment.reply_chars)."
-    )
     seconds: PositiveFloat | None = Field(
         default=None, description="Seconds after which a conversation ends with its current turn; unset: no limit."
     )
@@ -536,6 +533,11 @@ class Parallel(Section):
         default=1,
         description="Workers that divide each micro-batch's tokens among themselves, for sequences whose activations "
         "do not fit one device (Ulysses): at most the number of attention heads.",
+    )
+    expert: Positive = Field(
+        default=1,
+        description="Workers that divide the experts of each layer among themselves: each computes its own for "
+        "the tokens of all of them, and gathers no other.",
     )
 
 

@@ -16,7 +16,6 @@ from rlcli.environments.environment import Message, Opening, Reply
 from rlcli.environments.turns import TurnTemplate
 from rlcli.types import Ended
 
-Cut = Literal["left", "right", "middle"]
 Past = Literal["keep", "per_cycle"]
 """keep: the conversation is appended to. per_cycle: where a user's message follows, the chat template renders the past
 anew, and what it writes then, without the reasoning of earlier turns as a rule, begins a branch."""
@@ -28,7 +27,7 @@ OUT_OF_TOKENS = ("turn_tokens", "drawn_tokens", "tokens")
 class Limits:
     """turns: of the policy. turn_tokens: of one of them. drawn_tokens: of all of them. tokens: of the whole
     conversation, as the policy sees it. sample_tokens: of all branches together. tool_calls: in all. reply_chars: of
-    one message of the environment; what is beyond is cut on the side `cut`. seconds: since it began; the turn that
+    one message of the environment; what is beyond is cut from its middle. seconds: since it began; the turn that
     overruns them is the last."""
 
     turns: int
@@ -38,7 +37,6 @@ class Limits:
     sample_tokens: int = 1 << 60
     tool_calls: int = 1 << 30
     reply_chars: int = 1 << 30
-    cut: Cut = "right"
     seconds: float = math.inf
 
 
@@ -135,7 +133,7 @@ class Conversation:
 
     def _shortened(self, message: Message) -> Message:
         text, most = message["content"], self.limits.reply_chars
-        return message if len(text) <= most else {**message, "content": shortened(text, most, self.limits.cut)}
+        return message if len(text) <= most else {**message, "content": shortened(text, most)}
 
     def finished(self) -> Trajectory:
         """The trajectory, once it has ended: cut off at a limit of tokens, or stopped."""
@@ -176,17 +174,13 @@ def _hashed(said: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little") >> 1
 
 
-def shortened(text: str, most: int, cut: Cut) -> str:
-    """`text` with at most `most` characters, and a mark where it was cut.
+def shortened(text: str, most: int) -> str:
+    """`text` with at most `most` characters: its beginning and its end, and a mark between them.
 
-    >>> shortened("abcdefghij", 5, "right"), shortened("abcdefghij", 5, "left"), shortened("abcdefghij", 5, "middle")
-    ('abcd…', '…ghij', 'ab…ij')
+    >>> shortened("abcdefghij", 5)
+    'ab…ij'
     """
     kept = most - 1
-    if cut == "right":
-        return text[:kept] + "…"
-    if cut == "left":
-        return "…" + text[len(text) - kept :]
     return text[: kept - kept // 2] + "…" + text[len(text) - kept // 2 :]
 
 

@@ -49,7 +49,6 @@ def limits_of(config: RunConfig) -> Limits:
         sample_tokens=config.train.tokens_per_microbatch // in_one,
         tool_calls=section.tool_calls or Limits.tool_calls,
         reply_chars=section.reply_chars,
-        cut=section.cut,
         seconds=section.seconds or Limits.seconds,
     )
 

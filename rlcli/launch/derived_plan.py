@@ -38,8 +38,9 @@ def _divided(config: RunConfig) -> str:
     """How the workers that train are divided, if they are."""
     parallel = config.parallel
     sizes = {**parallel.model_dump(), "shard": config.cluster.workers // (parallel.replicate * parallel.context)}
-    named = [f"{name} {sizes[name]}" for name in ("replicate", "shard", "context")]
-    return f", {' × '.join(named)}" if parallel.replicate * parallel.context > 1 else ""
+    named = " × ".join(f"{name} {sizes[name]}" for name in ("replicate", "shard", "context"))
+    experts = f", experts over {parallel.expert} workers" if parallel.expert > 1 else ""
+    return (f", {named}" if parallel.replicate * parallel.context > 1 else "") + experts
 
 
 def _micro_batch(config: RunConfig) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.ray_session import check_local, cluster_address, policy_pool, resolve_device
+from rlcli.config.rules import nearest_divisors
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Role
 from rlcli.data.prompts import chat_template
@@ -200,8 +201,8 @@ def _check_given(config: RunConfig, train: bool) -> None:
 
 
 def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> int:
-    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions, too few or
-    other attention heads than it is to divide, or no experts whose routes it is to replay."""
+    """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions,
+    or other attention heads or experts than it is to divide, or no experts whose routes it is to replay."""
     length, shared = config.max_length, config.rollout.tensor_parallel
     if length > positions:
         raise ConfigError(
@@ -218,6 +219,14 @@ def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> in
             f"parallel.context = {config.parallel.context} is more than the {heads} attention heads of "
             f"{config.model.path}, which it divides",
             f"give at most {heads}",
+        )
+    divided = config.parallel.expert
+    if divided > 1 and not experts:
+        raise ConfigError(f"parallel.expert = {divided}: {config.model.path} has no experts to divide", "leave it out")
+    if divided > 1 and experts % divided:
+        raise ConfigError(
+            f"parallel.expert = {divided} does not divide the {experts} experts of each layer of {config.model.path}",
+            f"give {nearest_divisors(experts, divided)}",
         )
     if config.rollout.replay_routes and not experts:
         raise ConfigError(f"rollout.replay_routes: {config.model.path} has no experts", "leave it out")

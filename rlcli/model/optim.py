@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import cos, pi
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+
+from rlcli.model.parallel.buckets import rows_of
+
+T = TypeVar("T", bound=torch.Tensor)
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -18,10 +24,9 @@ def build_optimizer(model: nn.Module, lr: float, betas: tuple[float, float], wei
     Fused: otherwise torch would step sharded parameters one by one, in a dozen operations each.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    decaying = [p for p in trained if p.ndim > 1]
+    groups = [{"params": alike, "weight_decay": weight_decay} for alike in by_mesh(decaying)]
+    groups.append({"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0})
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
 
 
@@ -30,8 +35,31 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
 
     Collective. A norm that is not finite is returned unchanged, and leaves the gradients unusable: do not step.
     """
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm, foreach=True)
-    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    total = torch.stack([_squares(alike) for alike in by_mesh(gradients)]).sum().sqrt()
+    torch._foreach_mul_(list(map(_local, gradients)), (max_norm / (total + 1e-6)).clamp(max=1.0))
+    return float(total)
+
+
+def _squares(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The sum of squares of tensors that are divided over the same mesh. In one collective, so that it has the same
+    bits on all ranks; torch's own norm of tensors that are divided twice takes two."""
+    squares = torch.nn.utils.get_total_norm(list(map(_local, tensors)), foreach=True).square()
+    if (rows := rows_of(tensors[0])) is not None:
+        dist.all_reduce(squares, group=rows.group)
+    return squares
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def by_mesh(tensors: Sequence[T]) -> list[list[T]]:
+    """The tensors that are divided over the same mesh together."""
+    found: dict[object, list[T]] = {}
+    for one in tensors:
+        found.setdefault(getattr(one, "device_mesh", None), []).append(one)
+    return list(found.values())
 
 
 def lr_at(step: int, *, peak: float, steps: int, warmup_steps: int, schedule: Schedule, min_fraction: float) -> float:

@@ -74,7 +74,7 @@ def _undivided(setting: Setting, shape: ModelShape, run: Pass, trained: float, r
             "activations": activations,
             "gradients": before + each * (root + done * trained),
         }
-        for done, activations in enumerate(_left_by_layer(setting, shape, run, trained))
+        for done, activations in enumerate(_left_by_layer(setting, shape, run))
     ]
     whole = _trained(setting, shape, run)
     return [*found, {"gradients": before + FLOAT * whole + max(each * whole, own)}]
@@ -84,8 +84,8 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
     """The peak within each layer of the backward pass, starting at the last layer."""
     each = setting.bytes_each
     found = []
-    for done, activations in enumerate(_left_by_layer(setting, shape, run, trained)):
-        reducing = FLOAT * trained if done and setting.sharded else 0
+    for done, activations in enumerate(_left_by_layer(setting, shape, run)):
+        reducing = FLOAT * _had(setting, shape, run) if done and setting.sharded else 0
         # From the second micro-batch on there are gradients of all layers, plus new ones until they are added.
         there = shape.layers + bool(done and setting.sharded) if setting.accumulates else done
         reduced = there * FLOAT * trained / setting.shards
@@ -99,7 +99,7 @@ def _layers(setting: Setting, shape: ModelShape, run: Pass, trained: float, root
     return found
 
 
-def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass, trained: float) -> list[float]:
+def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass) -> list[float]:
     """Activations and the weight gradients that replace them, at the peak within each layer of the backward pass,
     starting at the last layer."""
     tokens, each = setting.pack.tokens, setting.bytes_each
@@ -109,8 +109,9 @@ def _left_by_layer(setting: Setting, shape: ModelShape, run: Pass, trained: floa
     inputs = 0.0 if run.offload else tokens * each * shape.hidden
     # In the backward pass of the gated unit there are two more tensors of its width, and few gradients yet; at the
     # layer's end all gradients exist, and no kept activations are left.
-    early = tokens * each * 2 * shape.passed + each * shape.largest_matrix * bool(not run.lora_rank)
-    late = each * trained - whole
+    largest = shape.largest_matrix / setting.config.parallel.expert if shape.experts else shape.largest_matrix
+    early = tokens * each * 2 * shape.passed + each * largest * bool(not run.lora_rank)
+    late = each * _had(setting, shape, run) - whole
     kept = [(left * inputs + whole) if run.checkpointing else left * whole for left in range(shape.layers, 0, -1)]
     return [own + ends + max(early, late) for own in kept]
 
@@ -148,7 +149,8 @@ def _gathered(setting: Setting, shape: ModelShape, *, while_gathering: bool = Fa
     if _gathered_whole(setting, shape):
         return _whole(setting, shape) * (1 + (setting.shards > 1))
     at_once = 1 + together + (while_gathering and setting.shards > 1)
-    return setting.bytes_each * (shape.root_parameters + at_once * shape.layer_parameters)
+    layer = shape.layer_parameters - setting.elsewhere(shape)
+    return setting.bytes_each * (shape.root_parameters + at_once * layer)
 
 
 def _gathered_whole(setting: Setting, shape: ModelShape) -> bool:
@@ -188,3 +190,8 @@ def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
 
 def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:
     return shape.adapter_layer_parameters(run.lora_rank, run.lora_targets) if run.lora_rank else shape.layer_parameters
+
+
+def _had(setting: Setting, shape: ModelShape, run: Pass) -> float:
+    """Trained parameters of a layer of which a worker has the gradients before they are reduced."""
+    return _trained_per_layer(setting, shape, run) - (0 if run.lora_rank else setting.elsewhere(shape))

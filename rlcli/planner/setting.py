@@ -71,6 +71,10 @@ class Setting:
         """Workers that one copy of a trained model is sharded over."""
         return self.ranks // self.config.parallel.replicate
 
+    def elsewhere(self, shape: ModelShape) -> float:
+        """Parameters of a layer that a worker never has: the experts of others (`parallel.expert`)."""
+        return shape.experts * shape.expert_parameters * (1 - 1 / self.config.parallel.expert)
+
     @property
     def data_ranks(self) -> int:
         """Parts that a step's rows are divided into."""

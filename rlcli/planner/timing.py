@@ -123,15 +123,17 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
     moved: float = gathers * setting.bytes_each + (FLOAT if passes > 1 else 0)
     moved *= microbatches * (setting.shards > 1)
     rate, links = setting.device.rate_among(setting.shards)
-    moving = moved * shape.parameters / rate
+    moving = moved * (shape.parameters - _staying(setting)) / rate
     if setting.shards < setting.ranks and passes > 1:  # between copies, once: reduced and broadcast again
         between, carried = setting.device.rate_among(setting.ranks)
         last = 2 * FLOAT / setting.shards * shape.parameters / between
         moving, links = moving + last, carried if last > moving else links
     moving *= over.over_links
     # Nothing is computed meanwhile.
-    within = setting.device.rate_among(setting.config.parallel.context)[0]
-    exchanging = _exchanged(setting, places) * passes / within * over.over_links
+    parallel = setting.config.parallel
+    within, among = (setting.device.rate_among(size)[0] for size in (parallel.context, parallel.expert))
+    exchanging = _exchanged(setting, places) / within + _sent_to_experts(setting, tokens) / among
+    exchanging *= passes * over.over_links
     bound = links if moving + exchanging > computing else "matrix rate"
     return max(moving, computing) + exchanging, bound
 
@@ -143,6 +145,23 @@ def _exchanged(setting: Setting, places: float) -> float:
     copies = max(1.0, ranks / shape.kv_heads)
     width = 2 * shape.query + 2 * shape.key * copies
     return shape.layers * width * places / setting.ranks * setting.bytes_each * (ranks - 1) / ranks
+
+
+def _sent_to_experts(setting: Setting, tokens: float) -> float:
+    """Bytes that a rank sends in one forward pass to those with which it divides experts: each token to each of its
+    experts, and as many outputs back."""
+    shape, ranks = setting.policy, setting.config.parallel.expert
+    pairs = tokens / setting.ranks * shape.chosen
+    return shape.layers * 2 * pairs * shape.hidden * setting.bytes_each * (ranks - 1) / ranks
+
+
+def _staying(setting: Setting) -> float:
+    """Parameters that a rank does not gather from others: their experts, and its own ones so far as it has them."""
+    shape, ranks = setting.policy, setting.config.parallel.expert
+    if ranks == 1:
+        return 0.0
+    own, beside = shape.experts * shape.expert_parameters / ranks, setting.shards // ranks
+    return shape.layers * (setting.elsewhere(shape) + own / beside)
 
 
 def _update(setting: Setting) -> PhaseTime:

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """This rank's place among others. dims: of all. mesh: of the weights. context: the ranks that divide the tokens of
+    """This rank's place among others. dims: of all. mesh, experts: of the weights, and of those of experts
+    that are divided. context: the ranks that divide the tokens of
     each pack, if any do. ranks: sums and concatenations over the data ranks."""
 
     dims: ParallelDims
     mesh: DeviceMesh
+    experts: DeviceMesh | None
     context: ContextGroup | None
     ranks: Ranks
 
@@ -50,7 +52,8 @@ class Place:
 
         groups = dims.groups(device.type)
         data, context = groups if groups is not None else (None, None)
-        return cls(dims, dims.mesh(device.type), None if context is None else ContextGroup(context), _ranks(data))
+        meshes = dims.mesh(device.type), dims.experts_mesh(device.type)
+        return cls(dims, *meshes, None if context is None else ContextGroup(context), _ranks(data))
 
 
 class FsdpLoader:
@@ -58,7 +61,9 @@ class FsdpLoader:
 
     def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device, dims: ParallelDims) -> None:
         self.config, self.place = config, Place.of(dims, device)
-        self.how = {"dtype": dtype, "device": device, "mesh": self.place.mesh, "context": self.place.context}
+        place = self.place
+        self.how = {"dtype": dtype, "device": device, "mesh": place.mesh, "context": place.context}
+        self.how["experts"] = place.experts
 
     def __call__(
         self,

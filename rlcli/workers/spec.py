@@ -67,6 +67,11 @@ class WorkerSpec:
         return self.config.parallel.context if self.roles - {"engine"} else 1
 
     @property
+    def expert(self) -> int:
+        """Workers that divide the experts of each layer of the trained models in this group."""
+        return self.config.parallel.expert if "policy" in self.roles else 1
+
+    @property
     def separate_adapter(self) -> bool:
         """Whether the engine gets a LoRA adapter separately, besides the base's weights, rather than merged weights.
 

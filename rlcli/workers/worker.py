@@ -117,7 +117,7 @@ class Worker(WeightSync):
 
     @property
     def dims(self) -> ParallelDims:
-        return ParallelDims.of(self.world, self.spec.replicate, self.spec.context)
+        return ParallelDims.of(self.world, self.spec.replicate, self.spec.context, self.spec.expert)
 
     @dispatch()
     def data_rank(self) -> int:

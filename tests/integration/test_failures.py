@@ -161,7 +161,9 @@ def test_a_killed_worker_is_named_with_its_log_and_how_to_go_on(tiny: Path, sums
     _, stderr = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     (line,) = [line for line in stderr.splitlines() if line.startswith("error:")]
-    assert re.match(r"error: step \d+, \w+: worker \d died in \w+; its log .*rank-\d.log ends: ", line), line
+    assert re.match(
+        r"error: step \d+, \w+: worker \d (died|was killed) in \w+.*; its log .*rank-\d.log ends: ", line
+    ), line
     assert line.endswith(f"resume with: rlcli train --resume {out}")
     family.assert_nothing_left()
 

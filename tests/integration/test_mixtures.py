@@ -32,9 +32,10 @@ def runs(mixture: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_the_engines_routes_are_those_of_the_same_tokens(
     mixture: Path, sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of conversations, whose turns follow each other in the engine; two workers divide each pack. In float32 both
-    choose the same experts, so one route at another token's place would show."""
-    sets = "rollout.replay_routes=true train.minibatches=1 parallel.context=2 model.gradient_checkpointing=true"
+    """Of conversations, whose turns follow each other in the engine; two workers divide each pack, and the experts. In
+    float32 both choose the same experts, so one route at another token's place would show."""
+    sets = "rollout.replay_routes=true train.minibatches=1 parallel.context=2 parallel.expert=2"
+    sets += " model.gradient_checkpointing=true"
     monkeypatch.setenv("CATALOG_SETS", sets)
     steps = train(mixture, sums, tmp_path / "two", 2, ["guess-number"])["guess-number"]["steps"]
     assert len(steps) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -27,9 +28,12 @@ CASES = {
     "grpo": "grpo,algorithm.kl_coef=0.1,algorithm.kl_target=0.01,train.schedule=linear",
     REFILLS: "dapo,dynamic_sampling.oversample=1",
     "dapo with a surplus": "dapo,dynamic_sampling.oversample=2,data.sampling=thompson,data.retire=1",
+}
+MORE = {
     "ppo": "ppo",
     "opd": "opd,algorithm.advantage=one,algorithm.loss=opd_reverse,teacher.top_k=4",
 }
+"""Two models that are trained, and one more that is not."""
 AHEAD = {
     "grpo ahead": "grpo,rollout.workers=1,async.staleness=1,async.engine_steps=0,train.minibatches=1",
     "dapo ahead with a surplus, of two sets": "dapo,rollout.workers=1,async.staleness=1,async.engine_steps=0,"
@@ -41,6 +45,7 @@ THROUGH = {
     "async.engine_steps=7,data.sampling=thompson,dynamic_sampling.keep=unequal,train.minibatches=1",
 }
 """The same, and their weights change while responses are half done."""
+AGAIN = functools.partial(pytest.param, marks=pytest.mark.exhaustive)
 NOT_COMPARED = ("time/", "throughput/", "memory/")
 Runs = dict[str, dict[str, Path]]
 
@@ -72,6 +77,17 @@ def one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
+def more_on_one_rank(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("more") / "runs", 1, cases=MORE)
+
+
+@pytest.fixture(scope="module")
+def more_on_two_ranks(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    cases = {"dapo with a surplus": CASES["dapo with a surplus"], "opd": MORE["opd"]}
+    return train_cases(tiny, sums, tmp_path_factory.mktemp("more") / "runs", 2, cases=cases)
+
+
+@pytest.fixture(scope="module")
 def ahead(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return train_cases(tiny, sums, tmp_path_factory.mktemp("ahead") / "runs", 1, cases=AHEAD)
 
@@ -84,7 +100,7 @@ def through(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def two_ranks(tiny: Path, sums: Path, one_rank: Runs, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     moved = one_rank["grpo"]["moved"]
-    cases = {name: case for name, case in CASES.items() if name != REFILLS}  # which no rank takes part in
+    cases = {"grpo": CASES["grpo"], "ppo": MORE["ppo"]}
     return train_cases(tiny, sums, tmp_path_factory.mktemp("two") / "runs", 2, moved, cases=cases) | {
         "moved": {"": moved}
     }
@@ -136,10 +152,10 @@ def assert_equal(left: Path, right: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "case", "how"),
     [
-        (ranks, case, how)
-        for ranks in ("one_rank", "two_ranks")
-        for case, how in (("grpo", "killed"), *((case, "stopped") for case in CASES))
-        if (ranks, case) != ("two_ranks", REFILLS)
+        *(("one_rank", case, how) for case, how in (("grpo", "killed"), *((case, "stopped") for case in CASES))),
+        *(("two_ranks", case, how) for case, how in (("grpo", "killed"), ("grpo", "stopped"), ("ppo", "stopped"))),
+        *(AGAIN("more_on_one_rank", case, "stopped") for case in MORE),
+        *(AGAIN("more_on_two_ranks", case, "stopped") for case in ("dapo with a surplus", "opd")),
     ],
 )
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
@@ -216,8 +232,8 @@ def test_a_run_whose_driver_was_killed_goes_on_from_the_command_line(
 ) -> None:
     out = tmp_path / "run"
     process = start(
-        *("train", "ppo", "--model", tiny, "--data", sums, "--steps", str(STEPS), "--out", out),
-        *[word for text in settings("ppo") for word in ("--set", text)],
+        *("train", "grpo", "--model", tiny, "--data", sums, "--steps", str(STEPS), "--out", out),
+        *[word for text in settings(CASES["grpo"]) for word in ("--set", text)],
         *("--set", f"evaluation.data={sums}", "--set", "fault_tolerance.max_restarts=0"),
     )
     try:
@@ -231,13 +247,13 @@ def test_a_run_whose_driver_was_killed_goes_on_from_the_command_line(
     assert f"rlcli train --resume {out}" in said
     listed = json.loads(cli("runs", "list", tmp_path, "--json").stdout)
     assert [(run["name"], run["recipe"], run["state"], run["checkpoint"]) for run in listed] == [
-        ("run", "ppo", "failed", STOP)
+        ("run", "grpo", "failed", STOP)
     ]
     refused = cli("train", "--resume", out, "--set", "train.lr=0.5", expect=2)
     assert "train.lr: was 0.001, is 0.5" in refused.stderr
     done = json.loads(cli("runs", "resume", out, "--json").stdout)
     assert (done["steps"], done["stopped"], len(done["rewards"])) == (STEPS, False, STEPS)
-    assert_equal(one_rank["ppo"]["whole"], out)
+    assert_equal(one_rank["grpo"]["whole"], out)
     again = cli("train", "--resume", out)
     assert "nothing to do" in again.stderr
     assert [event["event"] for event in events_of(out)][-1] == "finished"

@@ -119,14 +119,8 @@ def wrong(engine: Any, lm: Any, prompt: Any) -> float:
 
 def killed(engine: Any, requests: list[Any]) -> dict[str, Any]:
     """Kill one of the two servers while both generate, and wait for its replacement."""
-    from rlcli.rollout.engine import Sampling
-
-    engine.begin(Sampling(1.0, LIMIT))
-    for request in requests:
-        engine.add(request)
-    member = engine._fleet.members[0]
-    until_busy([member])
-    os.killpg(member.process.pid, signal.SIGKILL)
+    begun_on_both(engine, requests)
+    os.killpg(engine._fleet.members[0].process.pid, signal.SIGKILL)
     drawn: list[Any] = []
     while engine.unfinished:
         drawn += engine.step()
@@ -137,27 +131,35 @@ def killed(engine: Any, requests: list[Any]) -> dict[str, Any]:
     return {"tokens": tokens, "counts": counts, "version": [one.version for one in engine._fleet.members]}
 
 
-def until_busy(members: list[Any]) -> None:
-    limit = time.monotonic() + 60
-    while not all(member.running for member in members):
-        assert time.monotonic() < limit, "they have finished before they were seen to generate"
-        time.sleep(0.001)
-
-
 def broken_off(engine: Any, requests: list[Any]) -> tuple[list[Any], list[Any]]:
     """Abort while both servers generate, and go on with what there is."""
     from dataclasses import replace
 
     from rlcli.rollout.engine import Sampling, finished
 
-    engine.begin(Sampling(1.0, LIMIT))
-    for request in requests:
-        engine.add(request)
-    until_busy(engine._fleet.members)
+    begun_on_both(engine, requests)
     begun = {one.key: one for one in [*engine.step(), *engine.abort()]}
     rest = [replace(r, begun=begun[r.key].tokens) for r in requests if begun[r.key].finish_reason is None]
     gone_on = finished(engine, rest, Sampling(1.0, LIMIT))
     return [[key, one.tokens.tolist()] for key, one in begun.items()], [[o.key, o.tokens.tolist()] for o in gone_on]
+
+
+def begun_on_both(engine: Any, requests: list[Any]) -> None:
+    """Have both servers generate, and see it: where this process had to wait for its core, they may have finished."""
+    from rlcli.rollout.engine import Sampling
+
+    limit = time.monotonic() + 120
+    while True:
+        engine.begin(Sampling(1.0, LIMIT))
+        for request in requests:
+            engine.add(request)
+        while engine._done.qsize() < len(requests) and time.monotonic() < limit:
+            if all(member.running for member in engine._fleet.members):
+                return
+            time.sleep(0.001)
+        while engine.unfinished:
+            engine.step()
+        assert time.monotonic() < limit, f"not both generate: {[one.why for one in engine._fleet.members]}"
 
 
 @pytest.fixture(scope="module")

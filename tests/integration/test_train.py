@@ -33,9 +33,8 @@ print(json.dumps([[list(one.token_ids), row] for one, row in zip(found, values)]
 """
 """vLLM by itself: the folder, the prompts as JSON; prints tokens and log-probs of greedy responses."""
 LAYOUTS = {
-    "one worker": ("1", "train.tokens_per_microbatch=256", "parallel.context=1"),
-    "two workers": ("2", "train.tokens_per_microbatch=128", "parallel.context=1"),
-    "divided tokens": ("2", "train.tokens_per_microbatch=256", "parallel.context=2"),
+    "one worker": ("1", "train.tokens_per_microbatch=256"),
+    "two workers": ("2", "train.tokens_per_microbatch=128"),
 }
 
 
@@ -51,8 +50,7 @@ def weights_of(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def runs(cli: Cli, tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same three steps with one worker and with two, split into micro-batches differently, which have samples or
-    tokens of their own."""
+    """The same three steps with one worker and with two, split into micro-batches differently."""
     made = {}
     for name, (workers, *sets) in LAYOUTS.items():
         out = tmp_path_factory.mktemp("runs") / "run"
@@ -176,16 +174,15 @@ def test_the_timeline_shows_where_each_step_waited(runs: dict[str, Path]) -> Non
     assert "evaluate" in {name for name, _, _ in third["lanes"][0]["spans"]}
 
 
-@pytest.mark.parametrize("other", ["two workers", "divided tokens"])
-def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path], other: str) -> None:
+def test_one_and_two_workers_give_the_same_run(runs: dict[str, Path], exports: dict[str, Path]) -> None:
     import torch
 
-    one, two = (metrics_of(runs[name]) for name in ("one worker", other))
+    one, two = (metrics_of(runs[name]) for name in LAYOUTS)
     for a, b in zip(one, two, strict=True):
         for name in ("reward/mean", "response_tokens/mean", "update/policy_loss", "update/grad_norm", "update/kl"):
             if name in a:
                 assert a[name] == pytest.approx(b[name], rel=1e-3, abs=1e-6), (name, a["step"])
-    left, right = (weights_of(exports[name]) for name in ("one worker", other))
+    left, right = (weights_of(exports[name]) for name in LAYOUTS)
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         torch.testing.assert_close(tensor, right[name], rtol=1e-3, atol=2e-5)
@@ -249,7 +246,7 @@ def test_a_checkpoint_is_evaluated_and_a_killed_evaluation_resumes(
     assert report["pass"]["pass@1"]["low"] <= report["pass"]["pass@1"]["mean"] <= report["pass"]["pass@1"]["high"]
 
     killed = start(*words("killed"))
-    parts, deadline = tmp_path / "killed" / "parts", time.monotonic() + 120
+    parts, deadline = tmp_path / "killed" / "parts", time.monotonic() + 400
     while not list(parts.glob("sums-train.*")) and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert killed.poll() is None, "it was over before it could be killed"

@@ -40,6 +40,7 @@ def load_policy(
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
+    experts: DeviceMesh | None = None,
     context: ContextGroup | None = None,
     lora: LoraSpec | None = None,
     gradient_checkpointing: Checkpointing = False,
@@ -48,7 +49,8 @@ def load_policy(
 ) -> PolicyModel:
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
 
-    context: ranks that divide the tokens of each pack. dtype: of computation. Trained parameters (all, or the adapters
+    experts: the mesh of the experts' weights, if ranks divide them. context: ranks that divide the tokens of each
+    pack. dtype: of computation. Trained parameters (all, or the adapters
     of `lora`) are float32; those that never change are kept in `dtype`. trainable=False: a reference, nothing requires
     a gradient. `ModelError` if it cannot be used.
     """
@@ -66,7 +68,7 @@ def load_policy(
     if lora is not None and _on_all_ranks(files is not None):
         assert files is not None
         files.new = _new_adapters(path, config, lora)
-    _place(policy, lambda: read_policy(path, config, lora), mesh, device, checkpointing, compiled, files)
+    _place(policy, lambda: read_policy(path, config, lora), (mesh, experts), device, checkpointing, compiled, files)
     return policy
 
 
@@ -76,6 +78,7 @@ def load_value(
     dtype: torch.dtype,
     device: torch.device,
     mesh: DeviceMesh,
+    experts: DeviceMesh | None = None,
     context: ContextGroup | None = None,
     gradient_checkpointing: Checkpointing = False,
     compiled: bool = False,
@@ -91,7 +94,7 @@ def load_value(
     model.context = context
     model.train()  # gradient checkpointing works in training mode only
     files = _value_files(path, config)
-    _place(model, lambda: read_value(path, config), mesh, device, gradient_checkpointing, compiled, files)
+    _place(model, lambda: read_value(path, config), (mesh, experts), device, gradient_checkpointing, compiled, files)
     return model
 
 
@@ -132,22 +135,22 @@ def _without_weights(auto_class: Any, config: Any, dtype: torch.dtype) -> nn.Mod
 def _place(
     model: Decoder,
     read: Callable[[], Mapping[str, Tensor]],
-    mesh: DeviceMesh,
+    meshes: tuple[DeviceMesh, DeviceMesh | None],
     device: torch.device,
     gradient_checkpointing: Checkpointing,
     compiled: bool,
     files: WeightFiles | None = None,
 ) -> None:
-    """Shard `model` if there is more than one rank, and fill it from `files` if they hold it and all ranks see them,
-    else with the result of `read` on rank 0."""
+    """Shard `model` over the meshes of its weights and of its experts' if there is more than one rank, and fill it from
+    `files` if they hold it and all ranks see them, else with the result of `read` on rank 0."""
     if gradient_checkpointing:
         _checkpoint_layers(model.lm, offload=gradient_checkpointing == "offload" and device.type == "cuda")
     if compiled:
         compile_layers(model.lm)
     # One rank in float32 has nothing to gather, to cast or to reduce, but FSDP2 would still take time.
-    sharded = mesh.size() > 1 or model.dtype != torch.float32
+    sharded = meshes[0].size() > 1 or model.dtype != torch.float32
     if sharded:
-        shard(model, mesh)
+        shard(model, *meshes)
     if _on_all_ranks(files is not None and all(files.hold(name, p.shape) for name, p in model.lm.named_parameters())):
         assert files is not None
         fill_from_files(model, files, device)

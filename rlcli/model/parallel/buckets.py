@@ -4,13 +4,18 @@ Each copy of a replicated model (HSDP) gathers its own shards: nothing crosses b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from rlcli.model.parallel.dims import BESIDE, EXPERT
 
 Named = tuple[str, Tensor]
 
@@ -35,8 +40,7 @@ def buckets(named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET
     """
     flying: _Gather | list[Named] | None = None
     for group in _grouped(named, dtype, most_bytes):
-        dim = row_sharded_dim(group[0][1])
-        next_one = group if dim is None else _Gather(group, dim, dtype)
+        next_one = group if rows_of(group[0][1]) is None else _Gather(group, dtype)
         if flying is not None:
             yield _landed(flying, dtype)
         flying = next_one
@@ -54,27 +58,29 @@ def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     tensor = tensor.detach().to(dtype)  # before gathering: half the traffic in bfloat16
     if not isinstance(tensor, DTensor):
         return tensor
-    return tensor.full_tensor() if _divided_dims(tensor) else tensor.to_local()
+    whole = all(tensor.device_mesh.size(dim) == 1 or one.is_replicate() for dim, one in enumerate(tensor.placements))
+    return tensor.to_local() if whole else tensor.full_tensor()
 
 
 class _Gather:
-    """One collective in flight over parameters that are sharded over the mesh dimension `dim`.
+    """One collective in flight over parameters whose rows are divided among the same ranks, alike (`Rows`).
 
-    Of a tensor [n, …] FSDP2 gives each of W ranks ⌈n / W⌉ rows, and the last ones fewer or none. Here each sends ⌈n /
-    W⌉ rows, with arbitrary values in missing ones: the concatenated parts of the ranks then begin with the tensor,
-    followed by padding.
+    Each rank sends as many rows as the one that has most, with arbitrary values in missing ones.
     """
 
-    def __init__(self, group: list[Named], dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, group: list[Named], dtype: torch.dtype) -> None:
         self._shards = [(name, cast(DTensor, tensor.detach())) for name, tensor in group]
-        mesh = self._shards[0][1].device_mesh
-        self._sizes = [_sent(shard, mesh.size(dim)) for _, shard in self._shards]
+        self._rows = [_known(shard) for _, shard in self._shards]
+        ranks = len(self._rows[0].begins)
+        self._sizes = [
+            rows.most * shard.shape[1:].numel() for rows, (_, shard) in zip(self._rows, self._shards, strict=True)
+        ]
         self._own = torch.empty(sum(self._sizes), dtype=dtype, device=self._shards[0][1].to_local().device)
         for (_, shard), place in zip(self._shards, self._own.split(self._sizes), strict=True):
             local = shard.to_local()
             place[: local.numel()].view_as(local).copy_(local)
-        self._all = self._own.new_empty(mesh.size(dim) * len(self._own))
-        self._work = all_gather(self._all, self._own, group=mesh.get_group(dim), async_op=True)
+        self._all = self._own.new_empty(ranks * len(self._own))
+        self._work = all_gather(self._all, self._own, group=self._rows[0].group, async_op=True)
 
     def whole(self) -> list[Named]:
         """Wait for it. Each tensor is a copy of part of the gathered buffer, or the whole buffer if it is alone."""
@@ -82,8 +88,8 @@ class _Gather:
         parts = self._all.view(-1, len(self._own)).split(self._sizes, dim=1)
         del self._own, self._all
         return [
-            (name, part.reshape(-1, *shard.shape[1:])[: shard.shape[0]])
-            for (name, shard), part in zip(self._shards, parts, strict=True)
+            (name, rows.joined(part.unflatten(1, (rows.most, *shard.shape[1:]))))
+            for (name, shard), rows, part in zip(self._shards, self._rows, parts, strict=True)
         ]
 
 
@@ -103,28 +109,95 @@ def _grouped(named: Iterable[Named], dtype: torch.dtype, most_bytes: int) -> Ite
 
 
 def _together(one: Tensor, other: Tensor) -> bool:
-    dim = row_sharded_dim(one)
-    if dim is None or dim != row_sharded_dim(other):
-        return False
-    return bool(cast(DTensor, one).device_mesh == cast(DTensor, other).device_mesh)
+    rows, others = rows_of(one), rows_of(other)
+    return rows is not None and others is not None and rows.ranks == others.ranks
 
 
-def _divided_dims(tensor: DTensor) -> list[int]:
-    """Mesh dimensions over which its elements are divided; over the others it is whole on every rank."""
-    placed = enumerate(tensor.placements)
-    return [dim for dim, placement in placed if tensor.device_mesh.size(dim) > 1 and not placement.is_replicate()]
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of a tensor are divided among ranks. group: theirs. begins, counts: of each rank, its first row and
+    their number. rank: this one's place. ranks: equal for tensors that are divided among the same ranks."""
+
+    group: dist.ProcessGroup
+    begins: tuple[int, ...]
+    counts: tuple[int, ...]
+    rank: int
+    ranks: object
+
+    @property
+    def begin(self) -> int:
+        return self.begins[self.rank]
+
+    @property
+    def most(self) -> int:
+        return max(self.counts)
+
+    def joined(self, parts: Tensor) -> Tensor:
+        """The whole tensor, of each rank's rows and padding, `[ranks, most, …]`."""
+        if all(begin == min(place * self.most, sum(self.counts)) for place, begin in enumerate(self.begins)):
+            return parts.flatten(0, 1)[: sum(self.counts)]  # they follow each other, with padding behind the last
+        order = sorted(range(len(self.begins)), key=lambda rank: (self.begins[rank], self.counts[rank]))
+        return torch.cat([parts[rank, : self.counts[rank]] for rank in order])
 
 
-def row_sharded_dim(tensor: Tensor) -> int | None:
-    """The mesh dimension over which FSDP2 has sharded its rows; None if it has not. Others gather themselves."""
+def rows_of(tensor: Tensor) -> Rows | None:
+    """How FSDP2 has divided the rows of `tensor` among ranks, after they were divided among those that divide experts;
+    None if it has not.
+
+    Of n rows each of W ranks has ⌈n / W⌉, and the last ones fewer or none.
+    """
     if not isinstance(tensor, DTensor) or not tensor.numel():
         return None
-    dims = _divided_dims(tensor)
-    placements = [tensor.placements[dim] for dim in dims]
-    by_rows = [type(placement) is Shard and placement.dim == 0 for placement in placements]
-    return dims[0] if by_rows == [True] else None
+    mesh, placed = tensor.device_mesh, enumerate(tensor.placements)
+    dims = [dim for dim, one in placed if mesh.size(dim) > 1 and not one.is_replicate()]
+    if any(
+        getattr(tensor.placements[dim], "dim", None) != 0 for dim in dims
+    ):  # torch's strided shards are of no `Shard`
+        return None
+    if len(dims) == 1:
+        ranks = mesh.size(dims[0])
+        counts = _chunks(tensor.shape[0], ranks)
+        return Rows(mesh.get_group(dims[0]), _begins(counts), counts, mesh.get_local_rank(dims[0]), (mesh, dims[0]))
+    if len(dims) == 2 and mesh.mesh_dim_names is not None and mesh.mesh_dim_names[-2:] == (BESIDE, EXPERT):
+        # The experts are divided first, then what FSDP2 has left of them; ranks of one part of them are not neighbours.
+        blocks = _chunks(tensor.shape[0], mesh.size(dims[1]))
+        chunks = [_chunks(block, mesh.size(dims[0])) for block in blocks]
+        counts = tuple(chunk[beside] for beside in range(mesh.size(dims[0])) for chunk in chunks)
+        starts = [
+            tuple(first + own for own in _begins(chunk)) for first, chunk in zip(_begins(blocks), chunks, strict=True)
+        ]
+        begins = tuple(start[beside] for beside in range(mesh.size(dims[0])) for start in starts)
+        group = _COPIES[_copy_of(mesh)]
+        return Rows(group, begins, counts, dist.get_rank(group), mesh)
+    return None
 
 
-def _sent(shard: DTensor, ranks: int) -> int:
-    """Number of its elements that each of `ranks` ranks sends."""
-    return int(-(-shard.shape[0] // ranks) * shard.shape[1:].numel())
+def note_copy(group: dist.ProcessGroup) -> None:
+    """Have `rows_of` know the group of all ranks of this rank's copy of the model: the mesh of a tensor whose rows are
+    divided twice has only groups that divide them once."""
+    _COPIES[tuple(sorted(dist.get_process_group_ranks(group)))] = group
+
+
+_COPIES: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+
+def _copy_of(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The ranks that have this one's copy of the model."""
+    ranks = mesh.mesh if mesh.ndim == 2 else mesh.mesh[mesh.get_local_rank(0)]
+    return tuple(sorted(ranks.flatten().tolist()))
+
+
+def _known(tensor: Tensor) -> Rows:
+    rows = rows_of(tensor)
+    assert rows is not None, "they are grouped by it"
+    return rows
+
+
+def _chunks(count: int, ranks: int) -> tuple[int, ...]:
+    """As torch divides `count` rows."""
+    each = -(-count // ranks)
+    return tuple(max(0, min(each, count - each * rank)) for rank in range(ranks))
+
+
+def _begins(counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(counts, initial=0))[:-1]

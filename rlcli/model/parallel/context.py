@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 from rlcli.model.attention import Attention
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import all_gather
+from rlcli.model.parallel.exchange import exchange
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Run:
         mine, width = len(heads[self.ranks.rank]), x.shape[-1]
         sent = torch.cat([x[:, list(own)].reshape(-1, width) for own in heads])
         counts = [self.each * len(own) for own in heads]
-        found: Tensor = _Exchange.apply(sent, counts, [self.each * mine] * self.ranks.size, self.ranks.group)
+        found: Tensor = exchange(sent, counts, [self.each * mine] * self.ranks.size, self.ranks.group)
         return found.view(-1, mine, width)[: self.tokens]
 
     def _to_tokens(self, y: Tensor, heads: Sequence[Sequence[int]]) -> Tensor:
@@ -146,28 +147,9 @@ class Run:
         mine, width = len(heads[self.ranks.rank]), y.shape[-1]
         whole = F.pad(y, (0, 0, 0, 0, 0, self.ranks.size * self.each - self.tokens)).reshape(-1, width)
         counts = [self.each * len(own) for own in heads]
-        found = _Exchange.apply(whole, [self.each * mine] * self.ranks.size, counts, self.ranks.group)
+        found = exchange(whole, [self.each * mine] * self.ranks.size, counts, self.ranks.group)
         parts = zip(found.split(counts), heads, strict=True)
         return torch.cat([part.view(self.each, len(own), width) for part, own in parts], dim=1)
-
-
-class _Exchange(torch.autograd.Function):
-    """Rows for each rank against rows of each rank; gradients take the way back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-        ctx.way_back = received, sent, group
-        out = x.new_empty(sum(received), *x.shape[1:])
-        dist.all_to_all_single(out, x.contiguous(), received, sent, group=group)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        sent, received, group = ctx.way_back
-        out = grad.new_empty(sum(received), *grad.shape[1:])
-        dist.all_to_all_single(out, grad.contiguous(), received, sent, group=group)
-        return out, None, None, None
 
 
 class _Gather(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, buckets, row_sharded_dim
+from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, Rows, buckets, rows_of
 from rlcli.model.weight_check.checksum import INTEGERS, Sent, columns_of, keys, part_checksum, to_host
 
 MOST = 0.25
@@ -98,7 +98,7 @@ class LastSent:
             value = now[at]
             self._parts[part.name][at.cpu()] = value.cpu()
             found.append((at.to(part.index) + part.begin, value))
-        everywhere = [found] if group[0].dim is None else _gather(group[0], found)
+        everywhere = [found] if group[0].rows is None else _gather(group[0].rows, found)
         together = zip(group, zip(*everywhere, strict=True), strict=True)
         return [
             named
@@ -120,12 +120,12 @@ class LastSent:
 
 @dataclass(frozen=True)
 class _Part:
-    """A rank's part of a parameter. dim: the mesh dimension over which its rows are sharded; None: this rank has all of
-    it. begin: elements of the parameter before this part. index: type of an index into the whole."""
+    """A rank's part of a parameter. rows: which it has; None: all. begin: elements of the parameter before this part.
+    index: type of an index into the whole."""
 
     name: str
     parameter: Tensor
-    dim: int | None
+    rows: Rows | None
     begin: int
     index: torch.dtype
 
@@ -133,24 +133,19 @@ class _Part:
     def of(cls, name: str, parameter: Tensor) -> _Part:
         parameter = parameter.detach()
         index = torch.int32 if parameter.numel() < 1 << 31 else torch.int64
-        dim = row_sharded_dim(parameter)
-        if dim is None:
-            return cls(name, parameter, None, 0, index)
-        shard = cast(DTensor, parameter)
-        rows, place = -(-shard.shape[0] // shard.device_mesh.size(dim)), shard.device_mesh.get_local_rank(dim)
-        before = min(rows * place, shard.shape[0])
-        return cls(name, parameter, dim, before * shard.shape[1:].numel(), index)
+        rows = rows_of(parameter)
+        return cls(name, parameter, rows, 0 if rows is None else rows.begin * parameter.shape[1:].numel(), index)
 
     @property
     def together(self) -> object:
         """Equal for parameters that are gathered over the same ranks."""
-        return self.dim, self.dim is not None and cast(DTensor, self.parameter).device_mesh
+        return self.rows is not None and self.rows.ranks
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """This rank's values, flat. May be the parameter's own memory."""
         own = self.parameter
         if isinstance(own, DTensor):
-            own = own.to_local() if self.dim is not None or own.device_mesh.size() == 1 else own.full_tensor()
+            own = own.to_local() if self.rows is not None or own.device_mesh.size() == 1 else own.full_tensor()
         return own.to(dtype).reshape(-1)
 
     def checksum(self, values: Tensor) -> Tensor:
@@ -167,21 +162,21 @@ def _add_over_ranks(parts: list[_Part], *columns: list[Tensor]) -> None:
     """Add each column's scalars of the sharded `parts` over the ranks that share them, in place."""
     groups: dict[object, list[int]] = {}
     for place, part in enumerate(parts):
-        if part.dim is not None:
+        if part.rows is not None:
             groups.setdefault(part.together, []).append(place)
     for places in groups.values():
-        shard = cast(DTensor, parts[places[0]].parameter)
-        device = shard.to_local().device
+        first = parts[places[0]]
+        assert first.rows is not None
+        device = cast(DTensor, first.parameter).to_local().device
         total = torch.stack([column[place].to(device, torch.int64) for column in columns for place in places])
-        dist.all_reduce(total, group=shard.device_mesh.get_group(cast(int, parts[places[0]].dim)))
+        dist.all_reduce(total, group=first.rows.group)
         for value, (column, place) in zip(total, ((c, p) for c in columns for p in places), strict=True):
             column[place] = value
 
 
-def _gather(part: _Part, found: list[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:
-    """What each of the ranks over which `part` is sharded has found."""
-    mesh, dim = cast(DTensor, part.parameter).device_mesh, cast(int, part.dim)
-    group, ranks = mesh.get_group(dim), mesh.size(dim)
+def _gather(rows: Rows, found: list[tuple[Tensor, Tensor]]) -> list[list[tuple[Tensor, Tensor]]]:
+    """What each of the ranks that divide these rows has found."""
+    group, ranks = rows.group, len(rows.counts)
     index, value = torch.cat([one for one, _ in found]), torch.cat([one for _, one in found])
     lengths = torch.tensor([len(one) for one, _ in found], device=index.device)
     all_lengths = [torch.empty_like(lengths) for _ in range(ranks)]

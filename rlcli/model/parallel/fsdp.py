@@ -5,7 +5,7 @@ replicated over the first one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlcli.model.decoder import Decoder
-from rlcli.model.parallel.buckets import row_sharded_dim
+from rlcli.model.parallel.buckets import note_copy, rows_of
+from rlcli.model.parallel.experts import divide_experts
 
 if TYPE_CHECKING:
     from rlcli.model.io.files import WeightFiles
@@ -26,9 +27,11 @@ waiting for each other in each, would cost more than the memory is worth. Above 
 saves (`scripts/bench/sharding.py`)."""
 
 
-def shard(model: Decoder, mesh: DeviceMesh) -> None:
+def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -> None:
     """Shard `model`, whose parameters may be on the meta device, in place: each decoder layer and the rest separately,
     so that one layer is whole at a time, or all of a model of up to WHOLE_BYTES as one.
+
+    experts: the mesh of the experts' weights, if ranks divide them.
 
     In bfloat16 it computes in bfloat16, accumulates gradients in float32 and leaves the parameters unchanged.
     """
@@ -36,6 +39,9 @@ def shard(model: Decoder, mesh: DeviceMesh) -> None:
     precision = (
         MixedPrecisionPolicy(param_dtype=model.dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     )
+    if experts is not None:
+        note_copy(mesh.get_group(mesh.ndim - 1))
+        divide_experts(model, experts, mesh.size(), precision)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     small = parameters * model.dtype.itemsize <= WHOLE_BYTES
     for layer in () if small else model.lm.base_model.layers:
@@ -59,12 +65,9 @@ def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) ->
     with torch.no_grad():
         for name, parameter in model.lm.named_parameters(remove_duplicate=False):
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            begin = 0
-            if (dim := row_sharded_dim(parameter)) is not None:
-                mesh = cast(DTensor, parameter).device_mesh
-                begin = mesh.get_local_rank(dim) * -(-parameter.shape[0] // mesh.size(dim))
+            rows = rows_of(parameter)
             if own.numel():
-                own.copy_(files.rows(name, begin, len(own)))
+                own.copy_(files.rows(name, rows.begin if rows is not None else 0, len(own)))
 
 
 def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:

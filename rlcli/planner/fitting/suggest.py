@@ -17,7 +17,7 @@ MOST = 5
 """Layouts that are proposed."""
 CONTEXTS, ENGINES = (1, 2, 4, 8), (1, 2, 4, 8, 16)
 """Sizes of `parallel.context` and `rollout.tensor_parallel` that are tried."""
-DIVIDING = ("parallel.replicate", "parallel.context", "rollout.tensor_parallel")
+DIVIDING = ("parallel.replicate", "parallel.context", "parallel.expert", "rollout.tensor_parallel")
 """Keys that divide devices; the others save memory for time."""
 ALIKE = 0.01
 """Layouts whose steps differ by less count as equally fast: the one with fewer changed keys comes first."""
@@ -125,18 +125,20 @@ def _candidates(setting: Setting) -> Iterator[dict[str, Any]]:
         for size in ENGINES
         if setting.config.engine_workers % size == 0 and heads % size == 0 and setting.has_engine
     ]
+    experts = [size for size in range(1, ranks + 1) if ranks % size == 0 and setting.policy.experts % size == 0]
     recomputed = (False, True, "offload")
     away = ("none",) if setting.device.is_cpu else ("none", "optimizer", "all")
-    for replicate, context, engine, checkpointing, offload in product(
-        copies, CONTEXTS, engines or [1], recomputed, away
+    for replicate, context, expert, engine, checkpointing, offload in product(
+        copies, CONTEXTS, experts if setting.policy.experts else [1], engines or [1], recomputed, away
     ):
-        if ranks % (replicate * context) or context > heads:
+        if ranks % (replicate * context) or context > heads or ranks // replicate % expert:
             continue
         if setting.device.is_cpu and checkpointing == "offload":
             continue
         yield {
             "parallel.replicate": replicate,
             "parallel.context": context,
+            "parallel.expert": expert,
             "rollout.tensor_parallel": engine,
             "model.gradient_checkpointing": checkpointing,
             "train.offload": offload,

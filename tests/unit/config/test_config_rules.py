@@ -32,6 +32,16 @@ WRONG = [
         "parallel.replicate × parallel.context = 2 × 4 = 8; give 8 or 16",
     ),
     (
+        "grpo",
+        ["parallel.expert=4", "parallel.replicate=2", "cluster.workers=12"],
+        "parallel.expert = 4 does not divide the 6 workers of a copy of the model; give 3 or 6",
+    ),
+    (
+        "grpo",
+        ["parallel.expert=2", "cluster.workers=2", "model.compile=true"],
+        "layers whose experts are divided (parallel.expert = 2) are not compiled; give false",
+    ),
+    (
         "opd",
         ["parallel.context=2", "cluster.workers=2", "teacher.path=t", "teacher.workers=3"],
         "teacher.workers = 3 is no multiple of parallel.context = 2; give 2 or 4",

@@ -147,9 +147,9 @@ def test_a_reply_that_is_too_long_is_cut_and_its_calls_are_counted() -> None:
     assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
     assert (message["reasoning_content"], conversation.calls, conversation.failed_calls) == ("x", 1, 1)
     conversation.replied(replied("abcdefghij"))
-    assert conversation.messages[-1]["content"] == "abcd…"
-    assert "abcd…<|im_end|>" in tokenizer.decode(conversation.trajectory.tokens)
-    assert len(shortened("x" * 99, 10, "middle")) == 10
+    assert conversation.messages[-1]["content"] == "ab…ij"
+    assert "ab…ij<|im_end|>" in tokenizer.decode(conversation.trajectory.tokens)
+    assert len(shortened("x" * 99, 10)) == 10
 
 
 def test_a_past_that_is_rendered_anew_begins_a_branch() -> None:

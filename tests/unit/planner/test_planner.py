@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,27 @@ def test_workers_that_divide_tokens_hold_a_share_of_the_activations(shape: Model
         for ranks in (1, 8)
     }
     assert seconds[8].seconds > seconds[1].seconds / 8, "what they exchange"
+
+
+def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape: ModelShape) -> None:
+    mixture = replace(shape, experts=64, chosen=4, intermediate=768)
+    whole, divided = (setting(mixture, "h100:8", f"parallel.expert={ranks}") for ranks in (1, 8))
+    parts, wanted = (next(one for one in phases(own) if one.name == "update").parts for own in (divided, whole))
+    assert (parts["weights"], parts["optimizer"]) == (wanted["weights"], wanted["optimizer"])
+    others = mixture.experts * mixture.expert_parameters * 7 / 8
+    assert wanted["gathered weights"] - parts["gathered weights"] == pytest.approx(2 * 2 * others), (
+        "two layers, bfloat16"
+    )
+    seconds = []
+    for tokens in (2048, 65536):
+        ways = (
+            setting(mixture, "h100:8", f"parallel.expert={n}", f"train.tokens_per_microbatch={tokens}") for n in (1, 8)
+        )
+        seconds.append([next(t for t in times(one) if t.name == "update").seconds for one in ways])
+    (whole_s, divided_s), (long_s, long_divided_s) = seconds
+    assert divided_s / whole_s < long_divided_s / long_s, (
+        "weights are gathered for each micro-batch, tokens are sent once"
+    )
 
 
 def test_a_run_whose_samples_are_too_long_is_told_to_divide_them(shape: ModelShape) -> None:

@@ -58,7 +58,7 @@ def test_a_served_reward_model_gives_the_logits_of_the_classifier(tmp_path: Path
     assert len(notes) == 1
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_judge_that_is_killed_is_started_again_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,160 @@
+"""A mixture of experts on gloo groups of one, two and four processes, divided in each way that they allow: by rows,
+tokens and experts. What is divided trains, is streamed, saved and clipped as on one process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from test_model_sharded import ALIKE, CPU, assert_alike, free_port
+
+from rlcli.model.io.state import save_state
+from rlcli.model.lora import LoraSpec
+from rlcli.model.parallel.delta import LastSent, WeightCopy
+from tests.model_fixtures import Row, save_tiny
+
+pytestmark = pytest.mark.timeout(900)
+FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
+FORWARD = {"temperature": 0.8, "want_entropy": True}
+ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear")
+
+
+def layouts(world: int) -> list[tuple[int, int, int]]:
+    """replicate, context, expert; six experts are not for four ranks."""
+    sizes = [(one, two, three) for one in (1, 2) for two in (1, 2) for three in (1, 2, 3) if world > 1 or three == 1]
+    return [way for way in sizes if world % (way[0] * way[1]) == 0 and world // way[0] % way[2] == 0]
+
+
+def loss(_: Any, outputs: Any) -> Any:
+    term = (outputs.log_probs + 0.1 * outputs.entropy).square().sum() / 100
+    return term, {"loss": term.detach().double()}
+
+
+def micro(own: list[Row]) -> Any:
+    from rlcli.model.packed import dummy, pack
+
+    return SimpleNamespace(packed=pack(own, CPU) if own else dummy(CPU), empty=not own)
+
+
+def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """By layout and kind of model: what `trained` and `moved` return."""
+    from rlcli.config.schema import RunConfig
+    from rlcli.model.parallel.dims import ParallelDims
+    from rlcli.workers.fsdp import FsdpLoader
+
+    config = RunConfig.model_validate({"train": {"max_grad_norm": 0.5, "beta2": 0.99, "weight_decay": 0.1}})
+    recomputing = config.changed(model={"gradient_checkpointing": True})
+    found: dict[str, dict[str, Any]] = {}
+    for place, (replicate, context, expert) in enumerate(layouts(world)):
+        dims = ParallelDims.of(world, replicate, context, expert)
+        rows = ALIKE[dims.data_rank(rank) :: dims.data_size]
+        together, apart = [micro(rows)], [micro(rows[:3]), micro(rows[3:])]  # of four ranks, some have no fourth
+        how = recomputing if place % 2 else config
+        other = ParallelDims.of(world, 1, 1, layouts(world)[-1][2] if expert == 1 else 1)
+
+        def load(dims: ParallelDims = dims, how: RunConfig = how, **options: Any) -> Any:
+            torch.manual_seed(0)
+            return FsdpLoader(how, torch.float32, CPU, dims)("policy", base, **options)
+
+        way, same = (
+            f"{dims.replicate} × {dims.shard} × {dims.context} × {dims.expert}",
+            {"data_rank": dims.data_rank(rank)},
+        )
+        policy, last, copy = load(), LastSent(), WeightCopy()
+        copy_changes(policy, last, copy)
+        found[f"{way}, policy"] = trained(policy, together, apart) | same
+        copy_changes(policy, last, copy)
+        found[f"{way}, policy"]["copied"] = (dict(copy.named()), copy.differences(last.sent())) if rank == 0 else None
+        found[f"{way}, policy"] |= moved(policy, load(other), together, folder / f"state-{place}")
+        if expert in (world, 1):
+            found[f"{way}, adapter"] = trained(load(lora=ADAPTER), together, apart) | same
+    return found
+
+
+def trained(backend: Any, together: list[Any], apart: list[Any]) -> dict[str, Any]:
+    """What an update of one micro-batch and two of two report; the weights after the first and the last."""
+    sums = [backend.update(together, loss, 1e-2, **FORWARD)]
+    first = weights_of(backend)
+    sums += [backend.update(apart, loss, 1e-2, **FORWARD) for _ in range(2)]
+    return {"sums": sums, "first": first, "weights": weights_of(backend)}
+
+
+def copy_changes(backend: Any, last: LastSent, copy: WeightCopy) -> None:
+    for bucket in last.changes(backend.model.lm.named_parameters(), torch.float32):
+        copy.take(bucket)
+
+
+def moved(backend: Any, other: Any, batches: list[Any], folder: Path) -> dict[str, Any]:
+    """Save the state and load it into `other`, of another layout; then an update of both."""
+    save_state(backend.state("policy"), {}, folder, dist.group.WORLD)
+    dist.barrier()
+    other.load_state(folder, "policy")
+    loaded = weights_of(other)
+    return {"loaded": loaded, "then": [one.update(batches, loss, 1e-2, **FORWARD) for one in (backend, other)]}
+
+
+def weights_of(backend: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in backend.stream_weights()}
+
+
+def child(rank: int, world: int, port: int, base: str, out: str) -> None:
+    from rlcli.model.parallel import fsdp
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    fsdp.WHOLE_BYTES = 0
+    torch.save(divided(rank, world, base, Path(out)), Path(out) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
+    """A number of processes → what each found. Run once."""
+    root = tmp_path_factory.mktemp("experts")
+    base = save_tiny(root / "base", kind="qwen3_moe")
+
+    @functools.cache
+    def found(world: int) -> list[dict[str, Any]]:
+        out = root / f"world{world}"
+        out.mkdir()
+        mp.spawn(child, (world, free_port(), str(base), str(out)), nprocs=world)
+        return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+    return found
+
+
+@pytest.mark.parametrize("world", [2, FOUR])
+def test_ranks_that_divide_experts_train_as_one(runs: Any, world: int) -> None:
+    assert any(way.startswith("1 × 1 × 2 × 2" if world == 2 else "2 × 1 × 2 × 2") for way in runs(world)[0])
+    alone = {f"1 × 1 × 1, {way.rpartition(', ')[2]}": one for way, one in runs(1)[0].items()}
+    assert_alike(runs(world), alone)
+
+
+@pytest.mark.parametrize("world", [1, 2, FOUR])
+def test_what_is_saved_loads_into_another_layout(runs: Any, world: int) -> None:
+    """And trains on there as here."""
+    for rank in runs(world):
+        for way, one in rank.items():
+            if not way.endswith("policy"):
+                continue
+            assert all(torch.equal(one["loaded"][name], tensor) for name, tensor in one["weights"].items()), way
+            here, there = one["then"]
+            assert here["grad_norm"] == pytest.approx(there["grad_norm"], rel=1e-5), way
+
+
+@pytest.mark.parametrize("world", [1, 2, FOUR])
+def test_changes_of_divided_experts_reach_the_engines_copy(runs: Any, world: int) -> None:
+    copied = {way: one for way, one in runs(world)[0].items() if one.get("copied")}
+    assert copied
+    for way, one in copied.items():
+        tensors, differences = one["copied"]
+        assert not differences, way
+        assert all(torch.equal(tensors[name], weight) for name, weight in one["weights"].items()), way
