@@ -234,7 +234,7 @@ def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> in
 
 
 def compute_dtype(config: RunConfig, device: str) -> str:
-    """`float32` or `bfloat16`."""
+    """`float32`, `bfloat16` or `float16`."""
     return config.model.dtype if config.model.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
 
 

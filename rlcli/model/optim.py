@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import cos, pi
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,14 +30,60 @@ def build_optimizer(model: nn.Module, lr: float, betas: tuple[float, float], wei
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
 
 
-def clip_grad_norm(model: nn.Module, max_norm: float) -> float:
+class GradientScale:
+    """By how much gradients that enter a float16 network are scaled up, so that small ones are not lost: halved where
+    they overflow, doubled after `LASTS` updates in which none did (arXiv 1710.03740, section 3.2)."""
+
+    FIRST, LASTS = 2.0**16, 200
+
+    def __init__(self) -> None:
+        self.state = torch.tensor([self.FIRST, 0.0], dtype=torch.float64)
+
+    @property
+    def value(self) -> float:
+        return float(self.state[0])
+
+    def lower(self) -> bool:
+        """False if it is 1 already: then it is not the scale that makes gradients overflow."""
+        if self.value <= 1.0:
+            return False
+        self.state = torch.stack([self.state[0] / 2, torch.zeros_like(self.state[1])])
+        return True
+
+    def lasted(self) -> None:
+        """An update had finite gradients."""
+        value, count = self.state.tolist()
+        self.state = torch.tensor(
+            [value * 2, 0.0] if count + 1 == self.LASTS else [value, count + 1], dtype=torch.float64
+        )
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient * ctx.scale, None
+
+
+def gradient_scaled(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """`x`, whose gradient goes on `scale` times as large."""
+    scaled: torch.Tensor = _Scaled.apply(x, scale)
+    return scaled
+
+
+def clip_grad_norm(model: nn.Module, max_norm: float, scale: float = 1.0) -> float:
     """Scale the gradients so that their global norm, over all ranks, is at most `max_norm`; returns the norm before.
+    scale: by which all of them were scaled up.
 
     Collective. A norm that is not finite is returned unchanged, and leaves the gradients unusable: do not step.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    total = torch.stack([_squares(alike) for alike in by_mesh(gradients)]).sum().sqrt()
-    torch._foreach_mul_(list(map(_local, gradients)), (max_norm / (total + 1e-6)).clamp(max=1.0))
+    total = torch.stack([_squares(alike) for alike in by_mesh(gradients)]).sum().sqrt() / scale
+    torch._foreach_mul_(list(map(_local, gradients)), (max_norm / (total + 1e-6)).clamp(max=1.0) / scale)
     return float(total)
 
 

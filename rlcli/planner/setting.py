@@ -59,7 +59,7 @@ class Setting:
         wanted = self.config.model.dtype
         if wanted == "auto":
             return 4 if self.device.is_cpu else 2
-        return {"float32": 4, "bfloat16": 2}[wanted]
+        return 4 if wanted == "float32" else 2
 
     @property
     def ranks(self) -> int:

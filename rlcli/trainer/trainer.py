@@ -57,7 +57,7 @@ from rlcli.workers.pools import Groups
 from rlcli.workers.step_recorder import StepReport
 
 PROBE_TOKENS = 64
-CANARY_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3, "fp8": 1.0}
+CANARY_TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.3, "fp8": 1.0}
 """Allowed difference of log-probs of the same weights, by the dtype that the engine, or the trainer, computes in."""
 
 

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from rlcli.model.policy import PolicyModel
 
 
+SCALE = "gradient_scale"
+"""In a checkpoint, of a model that computes in float16."""
+
+
 @dataclass(frozen=True)
 class Place:
     """This rank's place among others. dims: of all. mesh, experts: of the weights, and of those of experts
@@ -91,8 +95,10 @@ class FsdpBackend:
     """Implements `TrainingBackend` for `model`, a policy or value model. trained=False: no optimizer."""
 
     def __init__(self, model: Any, config: RunConfig, place: Place, trained: bool = True) -> None:
+        import torch
+
         from rlcli.model.experts import Load
-        from rlcli.model.optim import build_optimizer
+        from rlcli.model.optim import GradientScale, build_optimizer
 
         train = config.train
         self.model: PolicyModel = model  # or a value model, with the methods that both have
@@ -107,6 +113,7 @@ class FsdpBackend:
             self.reduction, self.stepped = ReductionCheck(model, place.mesh.size()), StepCheck(model)
             self.copies = CopyCheck(model, place.mesh)
             self.expert_load = Load(model)
+            self.scale = GradientScale() if model.dtype == torch.float16 else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,42 +153,72 @@ class FsdpBackend:
     def update(self, micros: Sequence[MicroBatch], loss: MicroLoss, lr: float, **forward: Any) -> dict[str, float]:
         if not micros:
             return {}  # No sample of this minibatch has a gradient, on any rank.
-        sums = self._gradients(micros, loss, forward)
-        self.reduction.check()
-        return self._step(sums, lr)
+        from rlcli.model.optim import clip_grad_norm
 
-    def _gradients(self, micros: Sequence[MicroBatch], loss: MicroLoss, forward: dict[str, Any]) -> dict[str, Tensor]:
-        """Forward and backward passes; returns the sums."""
+        while True:
+            sums, sound = self._gradients(micros, loss, forward)
+            self.reduction.check()
+            norm = clip_grad_norm(self.model, self.max_grad_norm, 1.0 if self.scale is None else self.scale.value)
+            if math.isfinite(norm) or self.scale is None or not self._on_all(sound) or not self.scale.lower():
+                return self._step(sums, norm, lr)
+            # Only gradients have overflowed: the same update again, with a lower scale.
+            self.optimizer.zero_grad(set_to_none=True)
+            self._experts()
+
+    def _gradients(
+        self, micros: Sequence[MicroBatch], loss: MicroLoss, forward: dict[str, Any]
+    ) -> tuple[dict[str, Tensor], bool | Tensor]:
+        """Forward and backward passes. Returns the sums, and whether losses and outputs are finite."""
         sums: dict[str, Tensor] = {}
+        sound: bool | Tensor = True
         for micro in micros:
             progress()
             if self.replicated:  # copies sum their gradients once, with those of the last micro-batch
                 self.model.set_requires_all_reduce(micro is micros[-1])
-            outputs = self.model(micro.packed, **forward)
+            outputs = self._scaled(self.model(micro.packed, **forward))
             # An empty pack still takes part in the collectives of the backward pass, with a gradient of zero.
             if micro.empty:
                 (outputs[0].sum() * 0.0).backward()
                 continue
             term, own = loss(micro, outputs)
             # FSDP averages gradients over ranks; the loss is a sum over data ranks.
-            (_poisoned(term, outputs[0]) * self.data_ranks).backward()
+            finite = _finite(term, outputs[0])
+            sound = sound & finite
+            (_poisoned(term, outputs[0], finite) * self.data_ranks).backward()
             for name, value in own.items():
                 sums[name] = sums[name] + value if name in sums else value
-        return sums
+        return sums, sound
 
-    def _step(self, sums: dict[str, Tensor], lr: float) -> dict[str, float]:
+    def _scaled(self, outputs: Any) -> Any:
+        """Outputs whose gradients are scaled up where they enter the network, if it computes in float16."""
+        from rlcli.model.optim import gradient_scaled
+
+        if self.scale is None:
+            return outputs
+        parts = [None if part is None else gradient_scaled(part, self.scale.value) for part in outputs]
+        return getattr(outputs, "_make", tuple)(parts)
+
+    def _on_all(self, sound: bool | Tensor) -> bool:
+        """Whether it is so on all ranks. Collective."""
+        import torch
+        import torch.distributed as dist
+
+        told = torch.as_tensor(sound, dtype=torch.int32, device=next(self.model.parameters()).device)
+        dist.all_reduce(told, dist.ReduceOp.MIN)
+        return bool(told)
+
+    def _step(self, sums: dict[str, Tensor], norm: float, lr: float) -> dict[str, float]:
         """The optimizer step, unless the gradient is bad: all ranks see the same norm."""
         import torch
 
-        from rlcli.model.optim import clip_grad_norm
-
-        norm = clip_grad_norm(self.model, self.max_grad_norm)
         bad = not math.isfinite(norm) or norm > self.bad_grad_norm
         if not bad:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.stepped.before(lr)
             self.optimizer.step()
+            if self.scale is not None:
+                self.scale.lasted()
             self.copies.check()
             sums |= self.stepped.after()
         self.optimizer.zero_grad(set_to_none=True)
@@ -223,12 +260,15 @@ class FsdpBackend:
     def state(self, name: str) -> dict[str, Tensor]:
         from rlcli.model.io.state import trained_state
 
-        return trained_state({name: (self.model, self.optimizer)})
+        scale = {} if self.scale is None else {f"{name}.{SCALE}": self.scale.state}
+        return trained_state({name: (self.model, self.optimizer)}) | scale
 
     def load_state(self, folder: Path, name: str) -> None:
-        from rlcli.model.io.state import load_state
+        from rlcli.model.io.state import load_state, load_tensor
 
         load_state({name: (self.model, self.optimizer)}, folder, progress)
+        if self.scale is not None:
+            self.scale.state = load_tensor(folder, f"{name}.{SCALE}", self.scale.state)
 
     def register(self, offload: Offload, name: str) -> None:
         offload.add(name, self.model, getattr(self, "optimizer", None))
@@ -252,11 +292,16 @@ def _ranks(group: ProcessGroup | None) -> Ranks:
     return Ranks(add, gather)
 
 
-def _poisoned(term: Tensor, output: Tensor) -> Tensor:
-    """The loss unchanged or, if it or the output is not finite, one whose gradient is NaN: every rank sees that in the
-    norm without further communication. (A clipped ratio or a mask can hide a NaN from the gradient.)"""
+def _finite(term: Tensor, output: Tensor) -> Tensor:
     import torch
 
-    sound = torch.isfinite(term.detach()) & torch.isfinite(output.detach()).all()
+    return torch.isfinite(term.detach()) & torch.isfinite(output.detach()).all()
+
+
+def _poisoned(term: Tensor, output: Tensor, finite: Tensor) -> Tensor:
+    """The loss unchanged or, if it or the output is not `finite`, one whose gradient is NaN: every rank sees that in
+    the norm without further communication. (A clipped ratio or a mask can hide a NaN from the gradient.)"""
+    import torch
+
     # Through `output`, which the loss always depends on: 0 · NaN is NaN, and adding 0 changes no bit of a finite loss.
-    return term + (output * torch.where(sound, 0.0, math.nan)).sum()
+    return term + (output * torch.where(finite, 0.0, math.nan)).sum()

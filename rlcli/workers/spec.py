@@ -15,7 +15,7 @@ from rlcli.served import ENGINE_KEY, publish
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What every worker of a group is built from. dtype: of compute, `float32` or `bfloat16`. roles: those it hosts; an
+    """What every worker of a group is built from. dtype: of compute, `float32` and so on. roles: those it hosts; an
     engine without a policy reads the weights from `config.model.path` itself, unless `weights_follow` from other
     workers, and the LoRA adapter from the folder `adapter`, if any. logs: folder for the ranks' logs, `name`-0.log and
     so on. max_length: prompt and response, tokens. scoring_processes: on each machine; 0: by its cores. verifiers:

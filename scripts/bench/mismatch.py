@@ -1,9 +1,9 @@
-"""How far engine and trainer disagree in bfloat16: as they are, with a head in float32, and with replayed routes.
+"""How far engine and trainer disagree in bfloat16, with a head in float32 or replayed routes, and in float16.
 
     .venv/bin/python scripts/bench/mismatch.py [--steps 6] [--experts 16] [--layers 8] [--json mismatch.json]
 
-A mixture of experts with random weights (`--experts 0`: a dense model), which vLLM and the trainer compute in bfloat16
-with kernels of their own, trains a few steps each way on the same prompts and seed. Figures are means over the steps,
+A mixture of experts with random weights (`--experts 0`: a dense model), which vLLM and the trainer compute with
+kernels of their own, trains a few steps each way on the same prompts and seed. Figures are means over the steps,
 of each step's first update: the estimate of the KL divergence that is never negative, its largest value, the share of
 tokens whose ratio lies outside [0.5, 2], and the effective sample size. With replayed routes, too: how often the
 trainer's routers would have chosen another expert.
@@ -45,6 +45,8 @@ WAYS = {
     "head in float32": ("model.head_dtype=float32",),
     "engine's routes": ("rollout.replay_routes=true",),
     "both": ("model.head_dtype=float32", "rollout.replay_routes=true"),
+    "in float16": ("model.dtype=float16",),
+    "in float16, engine's routes": ("model.dtype=float16", "rollout.replay_routes=true"),
 }
 
 

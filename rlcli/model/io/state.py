@@ -113,6 +113,18 @@ def load_state(trained: Trained, folder: Path, on_tensor: Callable[[], None] = l
         dcp.load(wanted, storage_reader=reader, planner=_Planner(on_tensor), no_dist=True)
 
 
+def load_tensor(folder: Path, key: str, otherwise: Tensor) -> Tensor:
+    """The tensor saved as `key`, or `otherwise` if there is none. Not collective."""
+    reader = FileSystemReader(folder)
+    if key not in _saved(reader):
+        return otherwise
+    found = {key: torch.empty_like(otherwise)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(found, storage_reader=reader, no_dist=True)
+    return found[key]
+
+
 def load_own(folder: Path, rank: int) -> dict[str, Any] | None:
     """The `own` values that `rank` saved with `save_state`; None if there was no such rank."""
     path = folder / _own_name(rank)

@@ -99,26 +99,19 @@ class RowCheck:
             raise RunFailed(f"group {group} of the step holds samples of different prompts", REPORT)
 
 
-class LossCheck:
-    """Size of the loss gradient along the advantages: −Σ A · ∂loss/∂log π over this rank's drawn tokens.
+def watch_pull(log_probs: Tensor, advantages: Tensor, pull: Tensor, world: int) -> None:
+    """Have the backward pass, which runs on world × the loss, subtract from `pull` the loss gradient along the
+    advantages: −Σ A · ∂loss/∂log π over this rank's drawn tokens.
 
-    The advantages are the controller's, not those in the batch, so that a different sign or scale between the two
-    shows.
+    log_probs `[R]`: the input of the policy loss, for its gradient only. advantages `[R]`: the controller's, not those
+    in the batch, so that a different sign or scale between the two shows.
     """
 
-    def __init__(self, world: int) -> None:
-        self.world = world
-        self._pulls: list[Tensor] = []
+    def subtract(gradient: Tensor) -> None:
+        pull.sub_((gradient.double() * advantages).sum() / world)
 
-    def watch(self, log_probs: Tensor, advantages: Tensor | None) -> None:
-        """log_probs `[R]`: the input of the policy loss, for its gradient only. advantages `[R]`; None: no check."""
-        if log_probs.requires_grad and advantages is not None:
-            log_probs.register_hook(lambda gradient: self._pulls.append((gradient.double() * advantages).sum()))
-
-    def total(self) -> float:
-        """The total since the last call. The backward pass ran on world × the loss."""
-        pulls, self._pulls = self._pulls, []
-        return -float(sum(pulls)) / self.world
+    if log_probs.requires_grad:
+        log_probs.register_hook(subtract)
 
 
 class ReductionCheck:

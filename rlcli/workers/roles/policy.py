@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlcli.config.schema import RunConfig
 from rlcli.data.messages import Coefficients
 from rlcli.workers.backend import Loader
 from rlcli.workers.roles.batch import MicroBatch, TrainBatch
-from rlcli.workers.roles.integrity import LossCheck, of_samples, weight_of
+from rlcli.workers.roles.integrity import of_samples, watch_pull, weight_of
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,6 @@ class PolicyRole:
         lora = LoraSpec(config.lora.rank, config.lora.alpha, config.lora.targets) if config.lora.rank else None
         replays = config.rollout.replay_routes
         self.policy = load("policy", config.model.path, lora=lora, replays=replays)
-        self.loss_check = LossCheck(self.policy.data_ranks)
         self.checks_loss = self.sampled and pulls_by_advantage(self.algorithm)
         # With LoRA the reference is the policy without its adapter; otherwise it is a second, frozen copy.
         needs_copy = self.algorithm.needs_reference and lora is None
@@ -66,8 +66,7 @@ class PolicyRole:
                 micro.packed = replace(micro.packed, candidates=micro.tokens["teacher_top"])
         forward = {"temperature": self.temperature, "want_entropy": True}
         sums = self.policy.update(batch.minibatches[index], loss, coefficients.lr, **forward)
-        pull = self.loss_check.total()
-        return sums | self._checks(batch, index, pull) if sums and "bad" not in sums else sums
+        return sums | self._checks(batch, index) if sums and "bad" not in sums else sums
 
     def probe_log_probs(self, tokens: Any) -> Any:
         """float32 `[len(tokens) - 1]` at temperature 1, as the engine's `prompt_log_probs` gives them."""
@@ -92,25 +91,28 @@ class PolicyRole:
             inputs["candidate_log_probs"] = outputs.candidate_log_probs
         inputs |= {"sequence": micro.packed.sequence, "lengths": micro.lengths}
         denominators = Denominators(work.tokens, work.sequences, work.max_length, work.groups)
-        checks, advantages = self._row_sums(batch, micro, inputs, denominators)
+        checks, watch = self._row_sums(batch, micro, inputs, denominators)
         objective = self.algorithm.objective(
             inputs,
             denominators,
             kl_coef=coefficients.kl,
             entropy_coef=coefficients.entropy,
             right_tokens=work.right_tokens,
-            on_policy_input=lambda read: self.loss_check.watch(read, advantages),
+            on_policy_input=watch,
         )
         return objective.loss, objective.sums | checks
 
     def _row_sums(
         self, batch: TrainBatch, micro: MicroBatch, inputs: dict[str, Tensor], denominators: Denominators
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+    ) -> tuple[dict[str, Tensor], Callable[[Tensor], None]]:
         """Sums of one micro-batch that the controller compares with its plan: `check_rows`, of the signatures;
-        `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`: see `LossCheck`.
-        And the advantages of the tokens in the loss, or None if they do not determine the loss."""
+        `check_advantages`, of the advantages, each weighted by its signature; `check_expected_pull`, and `check_pull`,
+        which the backward pass fills (see `watch_pull`), where advantages determine the loss. And what to call with the
+        input of the policy loss."""
+        import torch
+
         sums: dict[str, Tensor] = {}
-        read = None
+        watch: Callable[[Tensor], None] = _unwatched
         planned = batch.of(micro, "advantages") if "advantages" in batch.columns else None
         if "signatures" in batch.columns:
             signatures = batch.of(micro, "signatures")
@@ -121,11 +123,17 @@ class PolicyRole:
             tokens = micro.tokens["advantages"] if planned is None else micro.spread(planned)
             read = (tokens[inputs["kept"]] if "kept" in inputs else tokens).double()
             sums["check_expected_pull"] = self.algorithm.pull(inputs | {"advantages": tokens}, denominators).double()
-        return {name: value.detach() for name, value in sums.items()}, read
+            sums["check_pull"] = pull = torch.zeros_like(sums["check_expected_pull"])
+            watch = partial(watch_pull, advantages=read, pull=pull, world=self.policy.data_ranks)
+        return {name: value.detach() for name, value in sums.items()}, watch
 
-    def _checks(self, batch: TrainBatch, index: int, pull: float) -> dict[str, float]:
-        """The same for a whole update: this rank's part of the denominator used, and its `check_pull`."""
-        found = {"check_pull": pull} if self.checks_loss else {}
-        if not self.algorithm.rejects:  # rejected tokens leave the denominator, which the plan cannot predict
-            found["check_denominator"] = batch.policy_works[index].tokens / self.policy.data_ranks
-        return found
+    def _checks(self, batch: TrainBatch, index: int) -> dict[str, float]:
+        """The same for a whole update: this rank's part of the denominator used. Rejected tokens leave it, which the
+        plan cannot predict."""
+        if self.algorithm.rejects:
+            return {}
+        return {"check_denominator": batch.policy_works[index].tokens / self.policy.data_ranks}
+
+
+def _unwatched(read: Tensor) -> None:
+    """For losses that advantages do not determine."""

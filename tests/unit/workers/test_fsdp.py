@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,9 @@ import torch.multiprocessing as mp
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed
+from rlcli.model.optim import GradientScale
 from rlcli.model.parallel.dims import ParallelDims
-from rlcli.workers.fsdp import FsdpBackend, Place, _poisoned
+from rlcli.workers.fsdp import FsdpBackend, Place, _finite, _poisoned
 
 BOUND = 50.0
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -34,6 +36,8 @@ LOSSES: dict[str, Loss] = {
 
 class Model(torch.nn.Sequential):
     """Gives a tuple, as policies and value models do."""
+
+    dtype = torch.float32
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor]:
         return (super().forward(inputs),)
@@ -71,6 +75,7 @@ def child(rank: int, folder: str) -> None:
     found["empty rank"] = update("sound", empty=bool(rank))
     found["unreduced"] = {"error": unreduced(update)}
     found["copies"] = copies(rank)
+    found["half"] = half(rank)
     torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -94,6 +99,47 @@ def copies(rank: int) -> dict[str, str]:
         except RunFailed as error:
             errors[name] = error.message
     return errors
+
+
+HALF: dict[str, tuple[float, Loss]] = {
+    "tiny": (1.0, lambda output: 1e-8 * output.square().sum()),
+    "overflowing": (1.0, lambda output: 3.0 * output.square().sum()),
+    "too large": (1.0, lambda output: 1e9 * output.square().sum()),
+    "NaN": (math.nan, LOSSES["sound"]),
+}
+"""Of a model in float16: a factor of rank 1's loss, and the loss."""
+
+
+def half(rank: int) -> dict[str, Any]:
+    """What an update of a model in float16 reports, its gradients' scale before and after, and how far it moves the
+    weights; and what the same model in float32 does."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    found: dict[str, Any] = {}
+    for name, (factor, loss) in HALF.items():
+        for dtype in (torch.float32, torch.float16):
+            torch.manual_seed(0)
+            model = Model(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+            model.dtype = dtype
+            place = Place.of(ParallelDims.of(2, replicate=1), torch.device("cpu"))
+            precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32)
+            fully_shard(model, mesh=place.mesh, mp_policy=precision)
+            backend = FsdpBackend(model, RunConfig.model_validate({"train": {"max_grad_norm": 1e-3}}), place)
+            before = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+            inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(rank))
+            own = partial(
+                lambda factor, loss, _, outputs: (factor * loss(outputs[0]), {}), factor if rank else 1.0, loss
+            )
+            micro: Any = SimpleNamespace(empty=False, packed=inputs)
+            sums = backend.update([micro], own, 0.1)
+            after = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
+            scale = None if backend.scale is None else backend.scale.value
+            found[f"{name}, {str(dtype).removeprefix('torch.')}"] = {
+                "sums": sums,
+                "moved": after - before,
+                "scale": scale,
+            }
+    return found
 
 
 def unreduced(update: Callable[[str], object]) -> str:
@@ -128,6 +174,37 @@ def test_no_rank_steps_where_one_of_them_has_a_bad_gradient(ranks: list[dict[str
     assert norm > BOUND if name == "exploding" else not math.isfinite(norm)
 
 
+@pytest.mark.parametrize(("name", "lowered"), [("tiny", False), ("overflowing", True)])
+def test_gradients_in_float16_are_scaled_so_that_none_is_lost(
+    ranks: list[dict[str, Any]], name: str, lowered: bool
+) -> None:
+    """AdamW's first step is the sign of a gradient: lost ones would not move their weights."""
+    for rank in ranks:
+        half, whole = (rank["half"][f"{name}, {dtype}"] for dtype in ("float16", "float32"))
+        assert half["sums"]["grad_norm"] == pytest.approx(whole["sums"]["grad_norm"], rel=2e-3)
+        torch.testing.assert_close(half["moved"], whole["moved"], rtol=0.02, atol=1e-4)
+        assert (half["scale"] < GradientScale.FIRST) == lowered
+        assert whole["scale"] is None
+
+
+@pytest.mark.parametrize("name", ["too large", "NaN"])
+def test_what_no_scale_helps_against_is_a_bad_gradient(ranks: list[dict[str, Any]], name: str) -> None:
+    for found in (rank["half"][f"{name}, float16"] for rank in ranks):
+        assert found["sums"]["bad"] == 0.5
+        assert not found["moved"].any()
+        assert found["scale"] == (1.0 if name == "too large" else GradientScale.FIRST)
+
+
+def test_the_scale_rises_again() -> None:
+    scale = GradientScale()
+    assert scale.lower()
+    for _ in range(GradientScale.LASTS - 1):
+        scale.lasted()
+    assert scale.value == GradientScale.FIRST / 2
+    scale.lasted()
+    assert scale.value == GradientScale.FIRST
+
+
 @pytest.mark.parametrize("name", ["sound", "sound again", "empty rank"])
 def test_sound_updates_before_and_after_it_step(ranks: list[dict[str, Any]], name: str) -> None:
     for rank, found in enumerate(results[name] for results in ranks):
@@ -153,7 +230,7 @@ def test_a_non_finite_number_hidden_by_a_mask_is_found() -> None:
         output = torch.cat([output, torch.full((1,), hidden)])
         term = output[:-1].exp().clamp(0.5, 1.5).sum()
         weights.grad = None
-        (_poisoned(term, output) if spoil else term).backward()
+        (_poisoned(term, output, _finite(term, output)) if spoil else term).backward()
         assert weights.grad is not None
         return weights.grad
 

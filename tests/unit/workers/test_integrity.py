@@ -25,7 +25,7 @@ from rlcli.orchestrator.train_batch import SelectedSamples, plan_step, select_ba
 from rlcli.trainer.invariants import Invariants
 from rlcli.types import Outcome, Sample, Verdict
 from rlcli.workers.roles.batch import TrainBatch
-from rlcli.workers.roles.integrity import SURE, LossCheck, StepCheck, weight_of
+from rlcli.workers.roles.integrity import SURE, StepCheck, watch_pull, weight_of
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig.model_validate(
@@ -222,7 +222,7 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
     for aggregation in ("token-mean", "seq-mean-token-mean"):
         algorithm = build_algorithm(aggregation=aggregation)
         assert pulls_by_advantage(algorithm)
-        lengths, check, expected, pull = torch.tensor([2, 1]), LossCheck(world), 0.0, 0.0
+        lengths, expected, pull = torch.tensor([2, 1]), 0.0, torch.zeros((), dtype=torch.float64)
         for rank in range(world):
             log_probs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
             advantages = torch.tensor([0.7, 0.7, -0.7]) * (rank + 1)
@@ -234,14 +234,12 @@ def test_the_pull_along_the_advantages_is_the_expected_one(world: int) -> None:
                 "lengths": lengths,
             }
             whole = Denominators(tokens=3 * world, sequences=2 * world, max_length=4)
-            watch = partial(check.watch, advantages=advantages.double())
+            watch = partial(watch_pull, advantages=advantages.double(), pull=pull, world=world)
             (algorithm.objective(inputs, whole, on_policy_input=watch).loss * world).backward()
             expected += float(algorithm.pull(inputs, whole))
-            pull += check.total()
-        assert pull == pytest.approx(expected)
+        assert float(pull) == pytest.approx(expected)
         uncorrected = {name: values for name, values in inputs.items() if name != "rollout_log_probs"}
         assert float(algorithm.pull(inputs, whole)) == pytest.approx(2 * float(algorithm.pull(uncorrected, whole)))
-        assert check.total() == 0.0
     assert not pulls_by_advantage(build_algorithm(advantage="dr_grpo", loss="dpo", select="pairs"))
     assert not pulls_by_advantage(build_algorithm(correction="bypass"))
     assert not pulls_by_advantage(build_algorithm(loss="gmpo"))  # which weighs whole responses
@@ -262,11 +260,11 @@ def test_other_terms_of_the_loss_are_no_part_of_the_pull(kept: list[bool] | None
         "lengths": torch.tensor([2, 1]),
         "right": torch.tensor([True, False]),
     } | ({} if kept is None else {"kept": torch.tensor(kept)})
-    whole, check = Denominators(tokens=3, sequences=2, max_length=4), LossCheck(1)
+    whole, pull = Denominators(tokens=3, sequences=2, max_length=4), torch.zeros((), dtype=torch.float64)
     own = (advantages if kept is None else advantages[torch.tensor(kept)]).double()
-    watch = partial(check.watch, advantages=own)
+    watch = partial(watch_pull, advantages=own, pull=pull, world=1)
     algorithm.objective(inputs, whole, kl_coef=0.5, right_tokens=2, on_policy_input=watch).loss.backward()
-    assert check.total() == pytest.approx(float(algorithm.pull(inputs, whole)))
+    assert float(pull) == pytest.approx(float(algorithm.pull(inputs, whole)))
     assert log_probs.grad is not None
     assert abs(log_probs.grad[0]) > 0.1  # the other terms are there
 
