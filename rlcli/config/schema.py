@@ -242,7 +242,7 @@ class Environment(Section):
         default=None, description="Maximum calls of tools in a conversation; unset: no limit."
     )
     reply_chars: Annotated[int, Field(ge=2)] = Field(
-        default=4096, description="Maximum characters of a message of the environment; the rest is cut."
+        default=4096, description="Maximum characters of a message of the environment; its middle is cut out."
     )
     seconds: PositiveFloat | None = Field(
         default=None, description="Seconds after which a conversation ends with its current turn; unset: no limit."

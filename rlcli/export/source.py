@@ -33,7 +33,7 @@ class Origin:
 
     @property
     def computed_in(self) -> str:
-        """What the trainer computed in: `float32` or `bfloat16`."""
+        """What the trainer computed in: `float32` and so on."""
         given = self.resolved.config.model.dtype
         return str(self.checkpoint.state.get("dtype", "float32")) if given == "auto" else given
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rlcli.runs.checkpoint import MANIFEST
 
 EXACT, ROUNDED = 1e-4, 0.3
-"""How far a log-prob may be from the trainer's: in float32, and if trainer or files are bfloat16."""
+"""How far a log-prob may be from the trainer's: in float32, and if trainer or files have 16 bits."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def prove(origin: Origin, written: Export, folder: Path) -> Export:
             f"the exported {what} the base model's: none of {change.tensors} tensors differs in {written.dtype} from "
             f"{written.base} at step {written.step}; nothing was written",
             "check update/grad_norm and train.lr in the run's metrics"
-            + ("; --dtype float32 keeps smaller changes" if written.dtype == "bfloat16" else "")
+            + ("; --dtype float32 keeps smaller changes" if written.dtype != "float32" else "")
             + "; --no-check exports anyway",
         )
     # The checkpoint holds no log-probs of a critic to compare with.

@@ -104,6 +104,7 @@ def prepare(
     _check_place(config.model.path, on_note)
     on_checked(config, device)
     facts = check_model(config.model.path)
+    _check_half(dtype, facts.kind)
     served = models_of(verifiers)
     max_length = check_fit(config, facts.max_positions, facts.heads, facts.experts)
     roles = _roles(config, facts, train_rows, bool(test_rows)) if train else frozenset[Role](["engine"])
@@ -200,6 +201,18 @@ def _check_given(config: RunConfig, train: bool) -> None:
         )
 
 
+NEVER_HALF = ("gemma3_text", "glm4")
+"""Kinds of models that vLLM does not run in float16."""
+
+
+def _check_half(dtype: str, kind: str) -> None:
+    if dtype == "float16" and kind in NEVER_HALF:
+        raise ConfigError(
+            f"model.dtype = float16: activations of '{kind}' models exceed its range, and vLLM refuses them",
+            "give bfloat16 or float32",
+        )
+
+
 def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> int:
     """Tokens of the longest prompt and response. Raises `ConfigError` if the model has fewer positions,
     or other attention heads or experts than it is to divide, or no experts whose routes it is to replay."""
@@ -223,14 +236,20 @@ def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> in
     divided = config.parallel.expert
     if divided > 1 and not experts:
         raise ConfigError(f"parallel.expert = {divided}: {config.model.path} has no experts to divide", "leave it out")
-    if divided > 1 and experts % divided:
-        raise ConfigError(
-            f"parallel.expert = {divided} does not divide the {experts} experts of each layer of {config.model.path}",
-            f"give {nearest_divisors(experts, divided)}",
-        )
+    check_experts(config, config.model.path, experts)
     if config.rollout.replay_routes and not experts:
         raise ConfigError(f"rollout.replay_routes: {config.model.path} has no experts", "leave it out")
     return length
+
+
+def check_experts(config: RunConfig, path: str, experts: int) -> None:
+    """Raise `ConfigError` if the experts of each layer of the model at `path` cannot be divided as they are to be."""
+    divided = config.parallel.expert
+    if experts % divided:
+        raise ConfigError(
+            f"parallel.expert = {divided} does not divide the {experts} experts of each layer of {path}",
+            f"give {nearest_divisors(experts, divided)}",
+        )
 
 
 def compute_dtype(config: RunConfig, device: str) -> str:
@@ -294,11 +313,14 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
     roles: set[Role] = {"policy"}
     if not config.rollout.workers and (evaluates or not config.data.response):
         roles.add("engine")
+    critic = config.critic.path or config.model.path
     if algorithm.needs_critic:
-        check_value_model(config.critic.path or config.model.path, policy.tokenizer_size)
+        experts = check_value_model(critic, policy.tokenizer_size)
+        check_experts(config, critic, 0 if config.critic.workers else experts)
         roles |= set() if config.critic.workers else {"critic"}
     if algorithm.needs_process_rewards:
-        process = check_model(config.critic.path or config.model.path, key="critic.path")
+        process = check_model(critic, key="critic.path")
+        check_experts(config, critic, process.experts)
         if process.vocab_size < policy.tokenizer_size:  # it reads the policy's tokens
             raise ModelError(
                 f"critic.path = '{config.critic.path}': its vocabulary ends at {process.vocab_size - 1}, but the "
@@ -321,7 +343,8 @@ def _check_teachers(config: RunConfig, rows: Sequence[Prompt]) -> None:
 
     models = config.teacher.models
     for path in dict.fromkeys(one.path for one in config.teacher.held):
-        check_teacher(path, config.model.path, config.max_length, config.parallel.context)
+        facts = check_teacher(path, config.model.path, config.max_length, config.parallel.context)
+        check_experts(config, path, 0 if config.teacher.workers else facts.experts)
     for path in dict.fromkeys(one.path for one in models if one.is_served):
         check_served_teacher(checked_url(path), config.model.path, config.max_length, config.teacher.top_k)
     if not any(one.sources for one in models):

@@ -93,7 +93,7 @@ def critic_worker(setting: Setting) -> PhaseMemory | None:
     workers, critic = setting.config.critic.workers, setting.critic
     if not workers or critic is None:
         return None
-    own = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1})
+    own = setting.apart(workers)
     weights = FLOAT * critic.parameters / workers
     held = _process(own, False) | {"critic": (1 + ADAM_MOMENTS) * weights}
     passing = _passes(own, critic)
@@ -106,7 +106,7 @@ def teacher_worker(setting: Setting) -> PhaseMemory | None:
     workers = setting.config.teacher.workers
     if not workers or not setting.teachers:
         return None
-    own = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1})
+    own = setting.apart(workers)
     return _phase(
         "teacher", _process(own, False), {"teachers": _frozen(own, own.teachers)}, _teaching(own, own.teachers)
     )

@@ -43,6 +43,10 @@ class Setting:
         """The same with other values: `with_keys(train={"tokens_per_microbatch": 4096})`."""
         return replace(self, config=self.config.changed(**sections))
 
+    def apart(self, workers: int) -> Setting:
+        """The setting of workers of their own for a critic or teachers."""
+        return self.with_keys(cluster={"workers": workers}, parallel={"replicate": 1, "expert": 1})
+
     @property
     def separate_adapter(self) -> bool:
         """Whether the engine gets the adapter separately; in float32 it gets merged weights."""
@@ -56,10 +60,15 @@ class Setting:
     @property
     def bytes_each(self) -> int:
         """Bytes of a number in compute dtype."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def dtype(self) -> str:
+        """Of computation."""
         wanted = self.config.model.dtype
         if wanted == "auto":
-            return 4 if self.device.is_cpu else 2
-        return 4 if wanted == "float32" else 2
+            return "float32" if self.device.is_cpu else "bfloat16"
+        return str(wanted)
 
     @property
     def ranks(self) -> int:

@@ -15,9 +15,9 @@ from rlcli.planner.engine import full_responses, kv_per_token, weights
 from rlcli.planner.memory import checkpoint_bytes
 from rlcli.planner.setting import Setting
 
-CHANGED_SHARE = {2: 0.03, 4: 1.0}
-"""Share of the values that an update changes, by their bytes: of bfloat16 at a learning rate of 1e-6, by
-`scripts/bench/sync.py --delta`; of float32 nearly all."""
+CHANGED_SHARE = {"bfloat16": 0.03, "float16": 0.24, "float32": 1.0}
+"""Share of the values that an update changes, by their dtype: of bfloat16 at a learning rate of 1e-6, by
+`scripts/bench/sync.py --delta`; of float16, which has three bits more, assumed; of float32 nearly all."""
 INDEX_BYTES = 4
 SUM_S = 10e-6
 """Seconds until a sum over the devices of an engine begins: an assumption."""
@@ -76,14 +76,14 @@ def _as_critic(setting: Setting) -> Setting | None:
     if setting.critic is None:
         return None
     workers = setting.config.critic.workers
-    apart = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1}) if workers else setting
+    apart = setting.apart(workers) if workers else setting
     return replace(apart, policy=setting.critic)
 
 
 def _teach(setting: Setting) -> PhaseTime:
     """Forward passes of the teachers, on their workers. The data's shares are unknown: each has an equal part."""
     workers = setting.config.teacher.workers
-    own = setting.with_keys(cluster={"workers": workers}, parallel={"replicate": 1}) if workers else setting
+    own = setting.apart(workers) if workers else setting
     found = [_pass_seconds(replace(own, policy=shape), passes=1, head=1) for shape in setting.teachers]
     return PhaseTime("teacher", sum(seconds for seconds, _ in found) / len(found), max(found)[1])
 
@@ -108,8 +108,9 @@ def _attention(setting: Setting, places: float) -> float:
     return setting.policy.layers * 2 * setting.policy.query * places * setting.sample_tokens
 
 
-def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[float, str]:
-    """passes, head: through layers and head, in forward passes."""
+def _pass_seconds(setting: Setting, *, passes: float, head: float, exchanges: int = 1) -> tuple[float, str]:
+    """passes, head: through layers and head, in forward passes. exchanges: times that a token's values are exchanged
+    with other ranks, and back."""
     shape = setting.policy
     tokens, places, responses = _step_tokens(setting)
     layers = 2 * shape.matrix_parameters * tokens + _attention(setting, places)
@@ -133,7 +134,7 @@ def _pass_seconds(setting: Setting, *, passes: float, head: float) -> tuple[floa
     parallel = setting.config.parallel
     within, among = (setting.device.rate_among(size)[0] for size in (parallel.context, parallel.expert))
     exchanging = _exchanged(setting, places) / within + _sent_to_experts(setting, tokens) / among
-    exchanging *= passes * over.over_links
+    exchanging *= exchanges * over.over_links
     bound = links if moving + exchanging > computing else "matrix rate"
     return max(moving, computing) + exchanging, bound
 
@@ -169,12 +170,15 @@ def _update(setting: Setting) -> PhaseTime:
     checkpointing = bool(config.model.gradient_checkpointing)
     # The head is always computed twice; with an adapter the base weights have no gradient.
     backward = 1 if config.lora.rank else 2
-    seconds, bound = _pass_seconds(setting, passes=1 + checkpointing + backward, head=2 + backward)
+    exchanges = 2 + checkpointing
+    seconds, bound = _pass_seconds(setting, passes=1 + checkpointing + backward, head=2 + backward, exchanges=exchanges)
     stepping = _stepping(setting, setting.trained_parameters())
     beside = 0.0
     if (critic := _as_critic(setting)) is not None:
         head = 3 * critic.algorithm.needs_process_rewards
-        beside = config.train.passes * _pass_seconds(critic, passes=3 + checkpointing, head=head)[0]
+        beside = (
+            config.train.passes * _pass_seconds(critic, passes=3 + checkpointing, head=head, exchanges=exchanges)[0]
+        )
         beside += setting.updates * _stepping(critic, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
     moving = 2 * away * FLOAT * setting.trained_parameters() / setting.shards / _host_rate(setting)
@@ -260,7 +264,7 @@ def _sync_of_copies(setting: Setting) -> PhaseTime:
         return PhaseTime("sync", loading, "host memory")
     moved, comparing = float(each * parameters), 0.0
     if "delta" in rollout.sync:
-        share = CHANGED_SHARE[each]
+        share = CHANGED_SHARE[setting.dtype]
         moved = parameters * min(each, share * (INDEX_BYTES + each))
         comparing = each * parameters / setting.shards / _host_rate(setting)
     rate, links = setting.device.rate_among(setting.config.all_workers)

@@ -182,7 +182,7 @@ def update_metrics(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
             label = f"update/{name.removesuffix('_tokens')}"
             metrics[label] = sum(update[name] for update in done) / max(tokens, 1.0)
     metrics["update/grad_norm"] = statistics.fmean(update["grad_norm"] for update in done)
-    for name in ("busiest_expert", "unused_experts", "routes_known", "routes_differ"):
+    for name in ("busiest_expert", "unused_experts", "routes_known", "routes_differ", "gradient_scale"):
         if name in done[0]:
             metrics[f"update/{name}"] = statistics.fmean(update[name] for update in done)
     if "kl" in updates[0]:

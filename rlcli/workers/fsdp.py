@@ -155,11 +155,15 @@ class FsdpBackend:
             return {}  # No sample of this minibatch has a gradient, on any rank.
         from rlcli.model.optim import clip_grad_norm
 
+        scale = self.scale.state if self.scale is not None else None
         while True:
             sums, sound = self._gradients(micros, loss, forward)
             self.reduction.check()
             norm = clip_grad_norm(self.model, self.max_grad_norm, 1.0 if self.scale is None else self.scale.value)
-            if math.isfinite(norm) or self.scale is None or not self._on_all(sound) or not self.scale.lower():
+            if math.isfinite(norm) or self.scale is None:
+                return self._step(sums, norm, lr)
+            if not self._on_all(sound) or not self.scale.lower():
+                self.scale.state = scale  # which is not to blame
                 return self._step(sums, norm, lr)
             # Only gradients have overflowed: the same update again, with a lower scale.
             self.optimizer.zero_grad(set_to_none=True)
@@ -226,7 +230,7 @@ class FsdpBackend:
         if bad:
             return {"bad": 1.0 / self.data_ranks, "grad_norm": norm / self.data_ranks}
         numbers = torch.stack(list(sums.values())).tolist() if sums else []
-        alike = {"grad_norm": norm, **experts}
+        alike = {"grad_norm": norm, **experts} | ({} if self.scale is None else {"gradient_scale": self.scale.value})
         return dict(zip(sums, numbers, strict=True)) | {name: one / self.data_ranks for name, one in alike.items()}
 
     def _experts(self) -> dict[str, float]:

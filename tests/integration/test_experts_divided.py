@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from test_model_sharded import ALIKE, CPU, assert_alike, free_port
 
+from rlcli.cluster.dispatch import add_up, one_each
 from rlcli.model.io.state import save_state
 from rlcli.model.lora import LoraSpec
 from rlcli.model.parallel.delta import LastSent, WeightCopy
@@ -59,9 +60,9 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
         how = recomputing if place % 2 else config
         other = ParallelDims.of(world, 1, 1, layouts(world)[-1][2] if expert == 1 else 1)
 
-        def load(dims: ParallelDims = dims, how: RunConfig = how, **options: Any) -> Any:
+        def load(dims: ParallelDims = dims, how: RunConfig = how, dtype: Any = torch.float32, **options: Any) -> Any:
             torch.manual_seed(0)
-            return FsdpLoader(how, torch.float32, CPU, dims)("policy", base, **options)
+            return FsdpLoader(how, dtype, CPU, dims)("policy", base, **options)
 
         way, same = (
             f"{dims.replicate} × {dims.shard} × {dims.context} × {dims.expert}",
@@ -75,6 +76,9 @@ def divided(rank: int, world: int, base: str, folder: Path) -> dict[str, dict[st
         found[f"{way}, policy"] |= moved(policy, load(other), together, folder / f"state-{place}")
         if expert in (world, 1):
             found[f"{way}, adapter"] = trained(load(lora=ADAPTER), together, apart) | same
+            for dtype in (torch.bfloat16, torch.float16):
+                half = load(how=recomputing, dtype=dtype)
+                found[f"{way}, {dtype}"] = {"sums": [half.update(apart, loss, 1e-2, **FORWARD)]} | same
     return found
 
 
@@ -135,7 +139,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[
 def test_ranks_that_divide_experts_train_as_one(runs: Any, world: int) -> None:
     assert any(way.startswith("1 × 1 × 2 × 2" if world == 2 else "2 × 1 × 2 × 2") for way in runs(world)[0])
     alone = {f"1 × 1 × 1, {way.rpartition(', ')[2]}": one for way, one in runs(1)[0].items()}
-    assert_alike(runs(world), alone)
+    assert_alike([{way: one for way, one in rank.items() if "weights" in one} for rank in runs(world)], alone)
 
 
 @pytest.mark.parametrize("world", [1, 2, FOUR])
@@ -158,3 +162,17 @@ def test_changes_of_divided_experts_reach_the_engines_copy(runs: Any, world: int
         tensors, differences = one["copied"]
         assert not differences, way
         assert all(torch.equal(tensors[name], weight) for name, weight in one["weights"].items()), way
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
+def test_in_16_bits_it_is_the_same_but_for_rounding(runs: Any, dtype: str) -> None:
+    """Some tokens may have another expert for it."""
+    (whole,) = runs(1)[0][f"1 × 1 × 1 × 1, {dtype}"]["sums"]
+    ways = [way for way in runs(2)[0] if way.endswith(dtype)]
+    assert {way.rpartition(" × ")[2][0] for way in ways} == {"1", "2"}
+    for way in ways:
+        ranks = [rank[way] for rank in runs(2)]
+        found = add_up(one_each([rank["sums"][0] for rank in ranks], [rank["data_rank"] for rank in ranks]))
+        for name in ("loss", "grad_norm"):
+            assert found[name] == pytest.approx(whole[name], rel=0.02), (way, name)
+        assert ("gradient_scale" in found) == (dtype == "torch.float16")

@@ -24,7 +24,7 @@ Step = Annotated[
 ]
 Merge = Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base's weights.")]
 Dtype = Annotated[
-    Literal["float32", "bfloat16"] | None,
+    Literal["float32", "bfloat16", "float16"] | None,
     typer.Option(help="Dtype of the weights (default: as in training; adapters: float32)."),
 ]
 Critic = Annotated[

@@ -20,7 +20,7 @@ class ModelFacts:
 
     vocab_size: rows of the embedding. tokenizer_size: one more than the tokenizer's largest id. max_positions: longest
     sequence. parameters: their number; None if only the weights would show it (hub ids, `.bin` files). heads: of
-    attention. experts: of a layer; 0 in a dense model.
+    attention. experts: of a layer; 0 in a dense model. kind: its `model_type`.
     """
 
     vocab_size: int
@@ -29,6 +29,7 @@ class ModelFacts:
     parameters: int | None
     heads: int
     experts: int
+    kind: str
 
 
 def check_model(path: str, key: str = "model.path") -> ModelFacts:
@@ -51,11 +52,13 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
         parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
         heads=config.num_attention_heads,
         experts=getattr(config, "num_experts", 0),
+        kind=config.model_type,
     )
 
 
-def check_value_model(path: str, tokenizer_size: int) -> None:
-    """Raise `ModelError` if a value model could not start from `path` (folder or hub id); reads no weights.
+def check_value_model(path: str, tokenizer_size: int) -> int:
+    """The experts of each layer of the model at `path` (folder or hub id), 0 in a dense one. Raises `ModelError` if a
+    value model could not start from it; reads no weights.
 
     tokenizer_size: one more than the largest id of the policy's tokenizer. The value model reads the policy's tokens,
     so it needs no own tokenizer.
@@ -69,9 +72,10 @@ def check_value_model(path: str, tokenizer_size: int) -> None:
             f"{config.vocab_size - 1}",
             "give a value model of the policy's family, or leave critic.path out",
         )
+    experts = int(getattr(config, "num_experts", 0))
     shapes = _local_shapes(Path(path)) if Path(path).is_dir() else None
     if shapes is None:
-        return
+        return experts
     wanted = _parameters(value_class(config), config)
     # If no name matches, the file's names differ from the model's, and loading it reports errors.
     for name, shape in shapes.items() if wanted.keys() & shapes.keys() else ():
@@ -80,12 +84,13 @@ def check_value_model(path: str, tokenizer_size: int) -> None:
     if not has_head(config) and f"{HEAD}.weight" not in shapes:
         del wanted[f"{HEAD}.weight"]  # it is newly created
     _check_shapes(path, wanted, shapes)
+    return experts
 
 
-def check_teacher(path: str, model: str, positions: int, context: int) -> None:
-    """Raise `ModelError` if the model at `path` cannot score the tokens of the policy at `model`: its tokenizer gives
-    tokens other ids, it has fewer than `positions` positions, or fewer attention heads than the `context` workers that
-    divide them. Reads no weights."""
+def check_teacher(path: str, model: str, positions: int, context: int) -> ModelFacts:
+    """What `check_model` says of a teacher. Raises `ModelError` if the model at `path` cannot score the tokens of the
+    policy at `model`: its tokenizer gives tokens other ids, it has fewer than `positions` positions, or fewer attention
+    heads than the `context` workers that divide them. Reads no weights."""
     from transformers import AutoTokenizer
 
     facts = check_model(path, key="teacher.path")
@@ -110,6 +115,7 @@ def check_teacher(path: str, model: str, positions: int, context: int) -> None:
             "divides",
             f"give at most {facts.heads}, or another teacher",
         )
+    return facts
 
 
 def check_lora(path: str, targets: str) -> None:

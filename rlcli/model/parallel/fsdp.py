@@ -33,7 +33,7 @@ def shard(model: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None = None) -
 
     experts: the mesh of the experts' weights, if ranks divide them.
 
-    In bfloat16 it computes in bfloat16, accumulates gradients in float32 and leaves the parameters unchanged.
+    In 16 bits it computes in these, reduces and accumulates gradients in float32 and leaves the parameters unchanged.
     """
     half = model.dtype != torch.float32
     precision = (

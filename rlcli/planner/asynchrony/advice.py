@@ -169,7 +169,8 @@ def _layouts(config: RunConfig, devices: int) -> Iterator[tuple[int, int, int]]:
     tried = [(*each, staleness) for each in splits for staleness in STALENESS]
     tried.append((config.cluster.workers, config.rollout.workers, config.async_.staleness))
     for train, generate, staleness in dict.fromkeys(tried):
-        if (staleness or generate) and train % copies == 0 and (generate or train) % shared == 0:
+        divides = train % copies == 0 and train // config.parallel.replicate % config.parallel.expert == 0
+        if (staleness or generate) and divides and (generate or train) % shared == 0:
             yield train, generate, staleness
 
 

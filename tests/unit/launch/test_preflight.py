@@ -20,6 +20,7 @@ from rlcli.data.prompts.schema import row, write_rows
 from rlcli.errors import ConfigError, ModelError, SetupError
 from rlcli.launch.algorithm_rules import check_algorithm
 from rlcli.launch.preflight import check_machine, prepare
+from tests.model_fixtures import save_tiny
 
 
 def refuse(*_: object) -> None:
@@ -159,3 +160,22 @@ def test_what_is_said_of_a_critic_that_there_is_not_is_refused(keys: list[str], 
     config = resolve("grpo", {}, keys).config
     with pytest.raises(ConfigError, match=re.escape(says)):
         check_algorithm(config, build_algorithm(**config.algorithm.model_dump()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sets", "says"),
+    [
+        ("qwen3_moe", ["parallel.expert=4", "cluster.workers=4"], "does not divide the 6 experts of each layer of "),
+        ("qwen2", ["parallel.expert=2", "cluster.workers=2"], "has no experts to divide; leave it out"),
+        ("glm4", ["model.dtype=float16"], "activations of 'glm4' models exceed its range"),
+    ],
+)
+def test_what_the_model_does_not_allow_is_refused(
+    kind: str, sets: list[str], says: str, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcli.launch.preflight.check_machine", lambda config: "cpu")
+    model = save_tiny(tmp_path / "model", kind)
+    short = ["data.max_prompt_tokens=64", "rollout.max_response_tokens=64"]
+    config = resolve("grpo", {"model.path": str(model), "data.path": str(rows)}, [*short, *sets]).config
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        prepare(config)

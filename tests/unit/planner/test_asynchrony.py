@@ -211,6 +211,13 @@ def test_splits_keep_engines_and_copies_whole() -> None:
     assert splits == {(8, 0), (6, 2), (4, 4), (2, 6)}
 
 
+def test_workers_that_divide_experts_stay_together() -> None:
+    parts = config(cluster={"workers": 8}, parallel={"expert": 4}, rollout={"max_response_tokens": 100})
+    found = advised(parts, Lengths.assumed(100), speeds_of(0.02, 5.0), 50.0)
+    assert found is not None
+    assert {(one.train, one.generate) for one in found.options} == {(8, 0), (4, 4)}
+
+
 def test_the_plan_of_a_run_says_whether_asynchrony_pays() -> None:
     sets = ("rollout.max_response_tokens=8192", "train.offload=all", "model.gradient_checkpointing=true")
     known = setting(qwen_7b(), "h100:8", *sets, "train.tokens_per_microbatch=16384")

@@ -147,6 +147,18 @@ def test_workers_that_divide_experts_gather_fewer_weights_and_send_tokens(shape:
     )
 
 
+def test_a_critic_and_teachers_on_workers_of_their_own_divide_no_experts(shape: ModelShape) -> None:
+    mixture = replace(shape, experts=64, chosen=4, intermediate=768)
+    for keys in (["critic.workers=2", "algorithm.advantage=gae"], ["teacher.workers=2", "teacher.path=t"]):
+        asked = replace(
+            setting(mixture, "h100:8", "parallel.expert=8", *keys),
+            teachers=(mixture,),
+            critic=replace(mixture, value=True),
+        )
+        assert all(one.seconds > 0 for one in times(asked))
+        assert asked.apart(2).elsewhere(mixture) == 0
+
+
 def test_a_run_whose_samples_are_too_long_is_told_to_divide_them(shape: ModelShape) -> None:
     long = ("rollout.max_response_tokens=60000", "data.max_prompt_tokens=1000", "train.tokens_per_microbatch=61000")
     fixes = forecast(setting(shape, "h100:8", *long)).fixes
