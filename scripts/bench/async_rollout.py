@@ -7,8 +7,10 @@
 Two workers on a core each, and responses with a long tail: log-normal lengths, a function of the prompt and the place
 in its group, so that all runs generate the same. `shared`: both train and generate; `1 + 1`: one trains, one generates.
 Runs with each staleness take turns on the same workers. Measured is the mean time of a step once the pipeline is full.
-The prediction comes from a run without staleness alone: the lengths in the order drawn, the seconds of an engine step
-by the number of its responses and new tokens, and those of an update and a sync.
+Predicted are the steps of an engine and a trainer of known speeds: the seconds of an engine step by the number of its
+responses and new tokens, and those of an update and a sync, and the lengths in the order drawn. `alone`: speeds of a
+run without staleness, in which engine and trainer take turns, which is all that the planner knows. `busy`: of a run
+with staleness 1, where they slow each other down, as two threads of one core do; for staleness 1, 2 and 4.
 
 --learns: the quickstart's task from its warm start, once with each staleness: steps and seconds until the held-out
 accuracy is 0.9. --simulate: what the planner says of larger models on 8 to 256 GPUs; nothing is measured.
@@ -41,6 +43,8 @@ from rlcli.types import ConvertOptions
 STALENESS = (0, 1, 2, 4)
 LAYOUTS = {"shared": ("cluster.workers=2",), "1 + 1": ("cluster.workers=1", "rollout.workers=1")}
 WARM_UP = 1
+PAUSE = 20
+"""An engine step that takes so many times the median had an update or the end of a slice in it."""
 PROMPT_TOKENS = 40
 """Of the arithmetic prompts, about."""
 TARGET = 0.9
@@ -141,6 +145,7 @@ class Contest:
             "data.path": str(make_data(folder / "data", few)),
         }
         self.seen: dict[int, list[Mapping[str, float]]] = {}
+        """By staleness, the steps of the last run."""
 
     def steps(self, staleness: int) -> int:
         """Of a run: those that count, and those in which the pipeline fills and ends."""
@@ -190,7 +195,7 @@ class Contest:
             trainer_of(ready, dataclasses.replace(groups, spec=spec), folder, trackers, view, stop).run()
             trackers.close()
         counted = view.steps[WARM_UP + staleness : len(view.steps) - staleness]
-        self.seen.setdefault(staleness, []).extend(counted)
+        self.seen[staleness] = counted
         return mean(step["time/step_s"] for step in counted)
 
     def lengths(self) -> NDArray[np.int64]:
@@ -205,18 +210,24 @@ class Contest:
         whole = np.array([found[group] for group in sorted(found)], np.int64)
         return whole.reshape(-1, self.arguments.prompts, self.arguments.samples)
 
-    def speeds(self) -> Any:
-        """What the runs without staleness measured."""
+    def recorded(self) -> list[list[tuple[int, int, float]]]:
+        """Of each worker's engine, the steps since this was read last."""
         import ray
 
+        return ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
+
+    def speeds(self, staleness: int) -> Any:
+        """What the last run with this staleness measured, since engine steps were read last."""
         from rlcli.planner.asynchrony.simulate import Speeds
 
-        found = ray.get([one.__ray_call__.remote(recorded) for one in self.actors])
+        found = self.recorded()
         steps = np.array([step for one in found for step in one], np.float64)
+        steps = steps[steps[:, 2] < PAUSE * np.median(steps[:, 2])]
         known = np.column_stack([np.ones(len(steps)), steps[:, :2]])
         whole, each, prefill = np.linalg.lstsq(known, steps[:, 2], rcond=None)[0]
-        seen = self.seen[0]
-        update = median(one["time/step_s"] - one["time/generate_s"] - one["time/sync_s"] for one in seen)
+        seen = self.seen[staleness]
+        waits = ("time/generate_s", "time/wait_for_rollout_s", "time/sync_s")
+        update = median(one["time/step_s"] - sum(one[name] for name in waits) for one in seen)
         sync = median(one["time/sync_s"] for one in seen)
         print(
             f"decode {whole:.5f} + {each:.7f}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}",
@@ -237,7 +248,7 @@ def make_data(folder: Path, options: ConvertOptions) -> Path:
 def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Step times of both layouts by staleness, measured and predicted."""
     measured: dict[tuple[str, int], float] = {}
-    speeds: dict[str, Any] = {}
+    speeds: dict[tuple[str, bool], Any] = {}
     for name, own in LAYOUTS.items():
         contest = Contest(arguments, folder / name.replace(" ", ""))
         with contest.workers(own) as groups:
@@ -248,9 +259,11 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 return lambda: contest.run(groups, own, staleness)
 
             runner(0)()
-            contest.seen.clear()
+            contest.recorded()
             contest.run(groups, own, 0, contest.steps(max(STALENESS)))
-            speeds[name], lengths = contest.speeds(), contest.lengths()
+            speeds[name, False], lengths = contest.speeds(0), contest.lengths()
+            runner(1)()
+            speeds[name, True] = contest.speeds(1)
             times = interleaved({str(one): runner(one) for one in STALENESS}, repeats=arguments.repeats, warm_up=0)
         measured |= {(name, one): median(times[str(one)]) for one in STALENESS}
     return compared(contest, measured, speeds, lengths)
@@ -259,27 +272,29 @@ def pays(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def compared(
     contest: Contest,
     measured: Mapping[tuple[str, int], float],
-    speeds: Mapping[str, Any],
+    speeds: Mapping[tuple[str, bool], Any],
     lengths: NDArray[np.int64],
 ) -> dict[str, Any]:
     """Each layout's gain over synchronous steps on both devices, measured and predicted."""
     from rlcli.planner.asynchrony.simulate import Layout, simulate
 
-    def predicted(name: str, staleness: int) -> float:
+    def predicted(name: str, staleness: int, busy: bool) -> float:
         drawn = lengths[: contest.steps(staleness)]
-        engines = 2 if name == "shared" else 1
-        return simulate(drawn, speeds[name], Layout(engines, 256, name != "shared", staleness), PROMPT_TOKENS).step_s
+        layout = Layout(2 if name == "shared" else 1, 256, name != "shared", staleness)
+        return simulate(drawn, speeds[name, busy and staleness > 0], layout, PROMPT_TOKENS).step_s
 
     rows = []
     for (name, staleness), seconds in measured.items():
-        there, before = predicted(name, staleness), predicted("shared", 0)
-        gains = measured["shared", 0] / seconds, before / there
-        row = {"layout": name, "staleness": staleness, "step_s": seconds, "predicted_step_s": there}
-        rows.append({**row, "gain": gains[0], "predicted_gain": gains[1], "error": gains[1] / gains[0] - 1})
+        gain, before = measured["shared", 0] / seconds, predicted("shared", 0, busy=False)
+        row: dict[str, Any] = {"layout": name, "staleness": staleness, "step_s": seconds, "gain": gain}
+        for known, busy in (("alone", False), ("busy", True)):
+            found = before / predicted(name, staleness, busy)
+            row |= {f"predicted_gain_{known}": found, f"error_{known}": found / gain - 1}
+        rows.append(row)
     return {
         "lengths": {"mean": float(lengths.mean()), "longest": int(lengths.max())},
         "rows": rows,
-        "largest_error": max(abs(row["error"]) for row in rows),
+        "largest_error": {known: max(abs(row[f"error_{known}"]) for row in rows) for known in ("alone", "busy")},
     }
 
 
@@ -342,7 +357,7 @@ def show(found: dict[str, Any]) -> None:
 
     if "learns" in found:
         table = Table(
-            "staleness", f"steps to {TARGET}", "seconds", "last accuracy", title="median [least, most] of seeds"
+            "staleness", f"steps to {TARGET}", "seconds", "last accuracy", title="median \\[least, most] of seeds"
         )
         for staleness in STALENESS:
             rows = [row for row in found["learns"] if row["staleness"] == staleness]
@@ -357,10 +372,11 @@ def show(found: dict[str, Any]) -> None:
             ]
             table.add_row(row["model"], str(row["gpus"]), f"{row['step_s']:.0f} s", *gains)
     else:
-        table = Table("devices", "staleness", "a step", "predicted", "gain", "predicted", "error")
+        table = Table("devices", "staleness", "a step", "gain", "predicted, alone", "error", "predicted, busy", "error")
         for row in found["rows"]:
-            times = f"{row['step_s']:.2f} s", f"{row['predicted_step_s']:.2f} s"
-            gains = f"{row['gain']:.2f} ×", f"{row['predicted_gain']:.2f} ×", f"{row['error']:+.0%}"
+            known = (("predicted_gain_alone", "error_alone"), ("predicted_gain_busy", "error_busy"))
+            gains = [text for gain, error in known for text in (f"{row[gain]:.2f} ×", f"{row[error]:+.0%}")]
+            times = f"{row['step_s']:.2f} s", f"{row['gain']:.2f} ×"
             table.add_row(row["layout"], str(row["staleness"]), *times, *gains)
         lengths = found["lengths"]
         table.caption = f"lengths: mean {lengths['mean']:.0f}, longest {lengths['longest']} tokens"
