@@ -150,9 +150,8 @@ def rows_of(tensor: Tensor) -> Rows | None:
         return None
     mesh, placed = tensor.device_mesh, enumerate(tensor.placements)
     dims = [dim for dim, one in placed if mesh.size(dim) > 1 and not one.is_replicate()]
-    if any(
-        getattr(tensor.placements[dim], "dim", None) != 0 for dim in dims
-    ):  # torch's strided shards are of no `Shard`
+    # By attribute: the class of what is divided twice is not torch's `Shard`.
+    if any(getattr(tensor.placements[dim], "dim", None) != 0 for dim in dims):
         return None
     if len(dims) == 1:
         ranks = mesh.size(dims[0])

@@ -32,8 +32,8 @@ def experts_of(model: nn.Module) -> list[nn.Module]:
 
 def divide_experts(model: Decoder, mesh: DeviceMesh, world: int, precision: MixedPrecisionPolicy) -> None:
     """Divide the experts of `model`, in place, over the dimension `expert` of `mesh` (`ParallelDims.experts_mesh`), and
-    shard each part over the ranks beside. `ModelError` if they cannot be
-    divided. world: number of ranks that FSDP2 averages other gradients over."""
+    shard each part over the ranks beside. world: number of ranks that FSDP2 averages other gradients over. Raises
+    `ModelError` if they cannot be divided."""
     names = mesh.mesh_dim_names or ()
     among, beside = mesh[EXPERT], mesh[tuple(name for name in (REPLICATE, BESIDE) if name in names)]
     for experts in experts_of(model):
