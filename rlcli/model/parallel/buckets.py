@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any, cast
 
@@ -154,20 +155,12 @@ def rows_of(tensor: Tensor) -> Rows | None:
     if any(getattr(tensor.placements[dim], "dim", None) != 0 for dim in dims):
         return None
     if len(dims) == 1:
-        ranks = mesh.size(dims[0])
-        counts = _chunks(tensor.shape[0], ranks)
-        return Rows(mesh.get_group(dims[0]), _begins(counts), counts, mesh.get_local_rank(dims[0]), (mesh, dims[0]))
+        divided = _divided(tensor.shape[0], (mesh.size(dims[0]),))
+        return Rows(mesh.get_group(dims[0]), *divided, mesh.get_local_rank(dims[0]), (mesh, dims[0]))
     if len(dims) == 2 and mesh.mesh_dim_names is not None and mesh.mesh_dim_names[-2:] == (BESIDE, EXPERT):
-        # The experts are divided first, then what FSDP2 has left of them; ranks of one part of them are not neighbours.
-        blocks = _chunks(tensor.shape[0], mesh.size(dims[1]))
-        chunks = [_chunks(block, mesh.size(dims[0])) for block in blocks]
-        counts = tuple(chunk[beside] for beside in range(mesh.size(dims[0])) for chunk in chunks)
-        starts = [
-            tuple(first + own for own in _begins(chunk)) for first, chunk in zip(_begins(blocks), chunks, strict=True)
-        ]
-        begins = tuple(start[beside] for beside in range(mesh.size(dims[0])) for start in starts)
+        divided = _divided(tensor.shape[0], (mesh.size(dims[0]), mesh.size(dims[1])))
         group = _COPIES[_copy_of(mesh)]
-        return Rows(group, begins, counts, dist.get_rank(group), mesh)
+        return Rows(group, *divided, dist.get_rank(group), mesh)
     return None
 
 
@@ -190,6 +183,22 @@ def _known(tensor: Tensor) -> Rows:
     rows = rows_of(tensor)
     assert rows is not None, "they are grouped by it"
     return rows
+
+
+@cache
+def _divided(rows: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first row of each rank, and their number: of `rows` rows over ranks, or over ranks that divide experts and,
+    of each part, over those beside; sizes: (ranks,), or (beside, expert), of which these are neighbours. Cached: a sync
+    asks for each parameter."""
+    if len(sizes) == 1:
+        counts = _chunks(rows, sizes[0])
+        return _begins(counts), counts
+    beside, expert = sizes
+    blocks = _chunks(rows, expert)
+    chunks = [_chunks(block, beside) for block in blocks]
+    starts = [[first + own for own in _begins(chunk)] for first, chunk in zip(_begins(blocks), chunks, strict=True)]
+    places = [(part, place) for place in range(beside) for part in range(expert)]
+    return tuple(starts[part][place] for part, place in places), tuple(chunks[part][place] for part, place in places)
 
 
 def _chunks(count: int, ranks: int) -> tuple[int, ...]:
