@@ -268,11 +268,12 @@ class FsdpBackend:
         return trained_state({name: (self.model, self.optimizer)}) | scale
 
     def load_state(self, folder: Path, name: str) -> None:
-        from rlcli.model.io.state import load_state, load_tensor
+        from rlcli.model.io.state import load_state
 
-        load_state({name: (self.model, self.optimizer)}, folder, progress)
         if self.scale is not None:
-            self.scale.state = load_tensor(folder, f"{name}.{SCALE}", self.scale.state)
+            self.scale.state = self.scale.state.clone()  # the old one may be in a checkpoint that is being written
+        more = {} if self.scale is None else {f"{name}.{SCALE}": self.scale.state}
+        load_state({name: (self.model, self.optimizer)}, folder, progress, more)
 
     def register(self, offload: Offload, name: str) -> None:
         offload.add(name, self.model, getattr(self, "optimizer", None))

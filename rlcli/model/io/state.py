@@ -8,6 +8,7 @@ import random
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -85,9 +86,14 @@ def save_state(
     return writer.written
 
 
-def load_state(trained: Trained, folder: Path, on_tensor: Callable[[], None] = lambda: None) -> None:
+def load_state(
+    trained: Trained,
+    folder: Path,
+    on_tensor: Callable[[], None] = lambda: None,
+    more: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
     """Fill models and optimizers from `folder`, whatever the number of ranks that wrote it. `on_tensor` is called after
-    each tensor.
+    each tensor. more: further tensors to fill, those of them that were saved.
 
     Not collective. Reads tensor by tensor into the parameters themselves. An optimizer's state for a parameter that had
     no step when the folder was written is dropped. `CheckpointError` if the folder does not hold these models, or
@@ -95,7 +101,7 @@ def load_state(trained: Trained, folder: Path, on_tensor: Callable[[], None] = l
     """
     reader = FileSystemReader(folder)
     saved = _saved(reader)
-    wanted: dict[str, Tensor] = {}
+    wanted = {key: tensor for key, tensor in more.items() if key in saved}
     for owner, (model, optimizer) in trained.items():
         for name, parameter in _parameters(model, optimizer):
             key = f"{owner}.model.{name}"
@@ -111,18 +117,6 @@ def load_state(trained: Trained, folder: Path, on_tensor: Callable[[], None] = l
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself
         dcp.load(wanted, storage_reader=reader, planner=_Planner(on_tensor), no_dist=True)
-
-
-def load_tensor(folder: Path, key: str, otherwise: Tensor) -> Tensor:
-    """The tensor saved as `key`, or `otherwise` if there is none. Not collective."""
-    reader = FileSystemReader(folder)
-    if key not in _saved(reader):
-        return otherwise
-    found = {key: torch.empty_like(otherwise)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(found, storage_reader=reader, no_dist=True)
-    return found[key]
 
 
 def load_own(folder: Path, rank: int) -> dict[str, Any] | None:

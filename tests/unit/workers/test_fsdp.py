@@ -17,6 +17,7 @@ import torch.multiprocessing as mp
 
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed
+from rlcli.model.io.state import save_state
 from rlcli.model.optim import GradientScale
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.workers.fsdp import FsdpBackend, Place, _finite, _poisoned
@@ -75,7 +76,7 @@ def child(rank: int, folder: str) -> None:
     found["empty rank"] = update("sound", empty=bool(rank))
     found["unreduced"] = {"error": unreduced(update)}
     found["copies"] = copies(rank)
-    found["half"] = half(rank)
+    found["half"] = half(rank, Path(folder))
     torch.save(found | {"weights": weights()}, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
@@ -110,9 +111,9 @@ HALF: dict[str, tuple[float, Loss]] = {
 """Of a model in float16: a factor of rank 1's loss, and the loss."""
 
 
-def half(rank: int) -> dict[str, Any]:
-    """What an update of a model in float16 reports, its gradients' scale before and after, and how far it moves the
-    weights; and what the same model in float32 does."""
+def half(rank: int, folder: Path) -> dict[str, Any]:
+    """What an update of a model in float16 reports, the scale of its gradients after it, and in a backend that has
+    loaded its state, and how far it moves the weights; and what the same model in float32 does."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     found: dict[str, Any] = {}
@@ -133,11 +134,18 @@ def half(rank: int) -> dict[str, Any]:
             micro: Any = SimpleNamespace(empty=False, packed=inputs)
             sums = backend.update([micro], own, 0.1)
             after = torch.cat([p.full_tensor().detach().flatten() for p in model.parameters()])
-            scale = None if backend.scale is None else backend.scale.value
+            scale = loaded = None
+            if backend.scale is not None:
+                scale, state = backend.scale.value, backend.scale.state
+                save_state(backend.state("policy"), {}, folder / name, dist.group.WORLD)
+                backend.scale = GradientScale()
+                backend.load_state(folder / name, "policy")
+                loaded = torch.equal(backend.scale.state, state)
             found[f"{name}, {str(dtype).removeprefix('torch.')}"] = {
                 "sums": sums,
                 "moved": after - before,
                 "scale": scale,
+                "loaded": loaded,
             }
     return found
 
@@ -185,6 +193,7 @@ def test_gradients_in_float16_are_scaled_so_that_none_is_lost(
         torch.testing.assert_close(half["moved"], whole["moved"], rtol=0.02, atol=1e-4)
         assert (half["scale"] < GradientScale.FIRST) == lowered
         assert whole["scale"] is None
+        assert half["loaded"], "a run that resumes has the same scale"
 
 
 @pytest.mark.parametrize("name", ["too large", "NaN"])
