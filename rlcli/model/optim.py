@@ -47,7 +47,7 @@ class GradientScale:
         """False if it is 1 already: then it is not the scale that makes gradients overflow."""
         if self.value <= 1.0:
             return False
-        self.state = torch.stack([self.state[0] / 2, torch.zeros_like(self.state[1])])
+        self.state = torch.tensor([self.value / 2, 0.0], dtype=torch.float64)
         return True
 
     def lasted(self) -> None:
@@ -82,6 +82,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float, scale: float = 1.0) -> flo
     Collective. A norm that is not finite is returned unchanged, and leaves the gradients unusable: do not step.
     """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if not gradients:
+        return 0.0
     total = torch.stack([_squares(alike) for alike in by_mesh(gradients)]).sum().sqrt() / scale
     torch._foreach_mul_(list(map(_local, gradients)), (max_norm / (total + 1e-6)).clamp(max=1.0) / scale)
     return float(total)
