@@ -351,8 +351,8 @@ def _parallel(config: RunConfig) -> list[Rule]:
     """Sizes that the workers are to be divided by."""
     workers, parallel = config.cluster.workers, config.parallel
     both, a_copy = parallel.replicate * parallel.context, workers // parallel.replicate
-    sizes = {f"parallel.{name}": str(getattr(parallel, name)) for name in ("replicate", "context")}
-    sizes = {name: size for name, size in sizes.items() if size != "1"}
+    divide = {"parallel.replicate": parallel.replicate, "parallel.context": parallel.context}
+    sizes = {name: str(size) for name, size in divide.items() if size > 1}
     return [
         (
             workers % both == 0,
@@ -373,15 +373,13 @@ def _parallel(config: RunConfig) -> list[Rule]:
             )
             for name, apart in (("critic", config.critic.workers), ("teacher", config.teacher.workers))
         ),
-        (
-            not (config.model.compile and parallel.expert > 1),
-            f"model.compile = true: layers whose experts are divided (parallel.expert = {parallel.expert}) are not "
-            "compiled; give false",
-        ),
-        (
-            not (config.model.compile and parallel.context > 1),
-            f"model.compile = true: layers whose tokens are divided (parallel.context = {parallel.context}) are not "
-            "compiled; give false",
+        *(
+            (
+                not (config.model.compile and size > 1),
+                f"model.compile = true: layers whose {what} are divided (parallel.{key} = {size}) are not compiled; "
+                "give false",
+            )
+            for what, key, size in (("experts", "expert", parallel.expert), ("tokens", "context", parallel.context))
         ),
     ]
 

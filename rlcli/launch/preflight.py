@@ -236,13 +236,13 @@ def check_fit(config: RunConfig, positions: int, heads: int, experts: int) -> in
     divided = config.parallel.expert
     if divided > 1 and not experts:
         raise ConfigError(f"parallel.expert = {divided}: {config.model.path} has no experts to divide", "leave it out")
-    check_experts(config, config.model.path, experts)
+    _check_experts(config, config.model.path, experts)
     if config.rollout.replay_routes and not experts:
         raise ConfigError(f"rollout.replay_routes: {config.model.path} has no experts", "leave it out")
     return length
 
 
-def check_experts(config: RunConfig, path: str, experts: int) -> None:
+def _check_experts(config: RunConfig, path: str, experts: int) -> None:
     """Raise `ConfigError` if the experts of each layer of the model at `path` cannot be divided as they are to be."""
     divided = config.parallel.expert
     if experts % divided:
@@ -316,11 +316,11 @@ def _roles(config: RunConfig, policy: ModelFacts, rows: Sequence[Prompt], evalua
     critic = config.critic.path or config.model.path
     if algorithm.needs_critic:
         experts = check_value_model(critic, policy.tokenizer_size)
-        check_experts(config, critic, 0 if config.critic.workers else experts)
+        _check_experts(config, critic, 0 if config.critic.workers else experts)
         roles |= set() if config.critic.workers else {"critic"}
     if algorithm.needs_process_rewards:
         process = check_model(critic, key="critic.path")
-        check_experts(config, critic, process.experts)
+        _check_experts(config, critic, process.experts)
         if process.vocab_size < policy.tokenizer_size:  # it reads the policy's tokens
             raise ModelError(
                 f"critic.path = '{config.critic.path}': its vocabulary ends at {process.vocab_size - 1}, but the "
@@ -344,7 +344,7 @@ def _check_teachers(config: RunConfig, rows: Sequence[Prompt]) -> None:
     models = config.teacher.models
     for path in dict.fromkeys(one.path for one in config.teacher.held):
         facts = check_teacher(path, config.model.path, config.max_length, config.parallel.context)
-        check_experts(config, path, 0 if config.teacher.workers else facts.experts)
+        _check_experts(config, path, 0 if config.teacher.workers else facts.experts)
     for path in dict.fromkeys(one.path for one in models if one.is_served):
         check_served_teacher(checked_url(path), config.model.path, config.max_length, config.teacher.top_k)
     if not any(one.sources for one in models):

@@ -176,9 +176,8 @@ def _update(setting: Setting) -> PhaseTime:
     beside = 0.0
     if (critic := _as_critic(setting)) is not None:
         head = 3 * critic.algorithm.needs_process_rewards
-        beside = (
-            config.train.passes * _pass_seconds(critic, passes=3 + checkpointing, head=head, exchanges=exchanges)[0]
-        )
+        passing, _ = _pass_seconds(critic, passes=3 + checkpointing, head=head, exchanges=exchanges)
+        beside = config.train.passes * passing
         beside += setting.updates * _stepping(critic, critic.policy.parameters)
     away = {"none": 0, "optimizer": 2, "all": 3}[config.train.offload] if not setting.device.is_cpu else 0
     moving = 2 * away * FLOAT * setting.trained_parameters() / setting.shards / _host_rate(setting)
