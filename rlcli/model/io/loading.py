@@ -50,9 +50,9 @@ def load_policy(
     """The model at `path`, sharded over `mesh`. Collective: every rank of the mesh calls it with the same arguments.
 
     experts: the mesh of the experts' weights, if ranks divide them. context: ranks that divide the tokens of each
-    pack. dtype: of computation. Trained parameters (all, or the adapters
-    of `lora`) are float32; those that never change are kept in `dtype`. trainable=False: a reference, nothing requires
-    a gradient. `ModelError` if it cannot be used.
+    pack. dtype: of computation. Trained parameters (all, or the adapters of `lora`) are float32; those that never
+    change are kept in `dtype`. trainable=False: a reference, nothing requires a gradient. `ModelError` if it cannot be
+    used.
     """
     config = read_config(path)
     frozen = lora is not None or not trainable
