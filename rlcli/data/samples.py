@@ -19,6 +19,8 @@ from rlcli.types import Prompt, Verdict
 if TYPE_CHECKING:
     import numpy as np
 
+NEEDED = ("prompt_id", "sample", "outcome", "score")
+"""Columns without which a row is no sample."""
 _NUMBERS = re.compile(r"\d+")
 PART_EVERY_S = 1.0
 PART_SHARE = 0.01

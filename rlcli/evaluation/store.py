@@ -18,14 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlcli.data.samples import schema, write_table
+from rlcli.data.samples import NEEDED, schema, write_table
 from rlcli.errors import ConfigError, DataError, RlcliError
 from rlcli.runs.folder import evaluation_folder, write_json
 
 FORMAT = 1
 SETTINGS, REPORT, PARTS, HELD = "evaluation.json", "report.json", "parts", ".evaluation.lock"
-NEEDED = ("prompt_id", "sample", "outcome", "score")
-"""Columns without which a row is no sample."""
 SPLITS = ("test", "train", "validation", "valid", "val", "dev", "eval")
 
 

@@ -16,7 +16,7 @@ import os
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -121,15 +121,18 @@ class RunData:
         return self._rooms[kind].files(step, pattern)
 
     def table(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> Any:
-        """The samples of a step as a pyarrow.Table of `columns`, in the order of ranks. Columns that an older rlcli did
-        not write are null; files that cannot be read are left out with a note."""
+        """The samples of a step as a pyarrow.Table of `columns`, in the order of ranks. Columns that a file lacks are
+        null, with a note if every rlcli writes them. Files that cannot be read are left out with a note."""
         import pyarrow as pa
 
-        from rlcli.data.samples import schema
+        from rlcli.data.samples import NEEDED, schema
 
         known = schema()
         fields = [known.field(name) for name in columns]
-        tables = [self._columns(path, fields) for path in self.files(step, kind=kind)]
+        files = self.files(step, kind=kind)
+        if not files and self.files(step, ADVANTAGES, kind):
+            self.note(f"step {step} has no rank-*.parquet: its samples are missing")
+        tables = [self._columns(path, fields, NEEDED) for path in files]
         return pa.concat_tables([pa.schema(fields).empty_table(), *(one for one in tables if one is not None)])
 
     def rows(self, step: int, columns: Sequence[str], kind: Kind = "samples") -> list[dict[str, Any]]:
@@ -147,6 +150,7 @@ class RunData:
         for row in self._of_saved(step, ADVANTAGES, advantages_schema()):
             kept = {name: row.get(name) for name in ("advantage", "reward", "left_out")}
             found[key_of(row)] = kept | {"trained_step": row.get("step")}
+        self._note_missing(step, found.keys())
         return found
 
     def tokens(self, step: int) -> list[dict[str, Any]]:
@@ -163,13 +167,21 @@ class RunData:
         if len(self._notes) < MOST_NOTES:
             self._notes[text] = None
 
+    def _note_missing(self, step: int, trained: Set[Key]) -> None:
+        """Note if samples that were trained on are in none of the step's files, though these can be read."""
+        rows = self.rows(step, ("prompt_id", "group", "sample"))
+        missing = len(trained - {key_of(row) for row in rows})
+        noted = any(note.startswith(f"samples/step-{step:06d}") for note in self._notes)
+        if rows and missing and not noted:
+            self.note(f"step {step} has no file with {missing} of the {len(trained)} samples that were trained on")
+
     def _files(self) -> tuple[GrowingFile, ...]:
         return self.metrics.file, self._events.file, self.timeline.file
 
-    def _columns(self, path: Path, fields: Sequence[Any]) -> Any:
+    def _columns(self, path: Path, fields: Sequence[Any], needed: Sequence[str] = ()) -> Any:
         import pyarrow as pa
 
-        found = self._open(path, [field.name for field in fields])
+        found = self._open(path, [field.name for field in fields], needed)
         if found is None:
             return None
         arrays = []
@@ -215,9 +227,10 @@ class RunData:
         found = self._columns(path, fields)
         return [] if found is None else found.to_pylist()
 
-    def _open(self, path: Path, columns: Sequence[str]) -> Any:
+    def _open(self, path: Path, columns: Sequence[str], needed: Sequence[str]) -> Any:
         """The columns of a file that exist and can be read, None with a note if none can. It has all rows of the file
-        whatever the columns, so that rows may be chosen by some columns and shown with others."""
+        whatever the columns, so that rows may be chosen by some columns and shown with others. A note tells if it lacks
+        any of `needed`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -225,6 +238,8 @@ class RunData:
             with pq.ParquetFile(path) as file:
                 held = file.schema_arrow.names
                 wanted = [name for name in columns if name in held]
+                if lost := [name for name in needed if name not in held]:
+                    self.note(f"{self._relative(path)} is not as rlcli writes it: it lacks {', '.join(lost)}")
                 try:
                     if wanted:  # ParquetFile.read([]) gives a table without rows
                         return file.read(wanted, use_threads=False)

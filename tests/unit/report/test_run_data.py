@@ -11,6 +11,7 @@ import pytest
 from rlcli.errors import RlcliError
 from rlcli.report.api import Api
 from rlcli.report.source import RunData
+from rlcli.report.static import write_report
 from tests.report_runs import Settings, write_run, write_step
 
 
@@ -110,6 +111,34 @@ def test_a_damaged_file_of_samples_is_left_out_with_a_note(tmp_path: Path, conte
     run = opened(folder)
     assert len(run.rows(1, ["score"])) == 6
     assert run.notes == ["samples/step-000001/rank-0.parquet cannot be read: it is damaged or incomplete"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "note"),
+    [
+        ((1,), "step 2 has no file with 6 of the 12 samples that were trained on"),
+        ((0, 1), "step 2 has no rank-*.parquet: its samples are missing"),
+    ],
+)
+def test_a_missing_file_of_samples_is_noted(tmp_path: Path, ranks: tuple[int, ...], note: str) -> None:
+    folder = write_run(tmp_path / "run", steps=3)
+    for rank in ranks:
+        (folder / "samples" / "step-000002" / f"rank-{rank}.parquet").unlink()
+    run = opened(folder)
+    answer = Api([run]).answer("samples", {})
+    assert len(answer["rows"]) == 36 - 6 * len(ranks)
+    assert run.notes == [note]
+    assert write_report([opened(folder)], tmp_path / "report").notes == [f"run: {note}"]
+
+
+def test_samples_without_columns_of_all_versions_are_shown_with_a_note(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=1)
+    file = folder / "samples" / "step-000001" / "rank-1.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["prompt_id", "score"]), file)
+    written = write_report([opened(folder)], tmp_path / "report")
+    assert written.kept["run"]["samples"].groups > 1
+    lacks = "samples/step-000001/rank-1.parquet is not as rlcli writes it: it lacks prompt_id, score"
+    assert written.notes[0] == f"run: {lacks}"
 
 
 def test_a_file_damaged_in_one_column_keeps_its_rows(tmp_path: Path) -> None:
