@@ -130,8 +130,8 @@ class RunData:
         known = schema()
         fields = [known.field(name) for name in columns]
         files = self.files(step, kind=kind)
-        if not files and self.files(step, ADVANTAGES, kind):
-            self.note(f"step {step} has no rank-*.parquet: its samples are missing")
+        if not files and kind == "samples":
+            self.advantages(step)  # a note if these were samples of this step, and not of an earlier one that waited
         tables = [self._columns(path, fields, NEEDED) for path in files]
         return pa.concat_tables([pa.schema(fields).empty_table(), *(one for one in tables if one is not None)])
 
@@ -169,10 +169,14 @@ class RunData:
 
     def _note_missing(self, step: int, trained: Set[Key]) -> None:
         """Note if samples that were trained on are in none of the step's files, though these can be read."""
+        if not self.files(step):
+            if trained:
+                self.note(f"step {step} has no rank-*.parquet: its samples are missing")
+            return
         rows = self.rows(step, ("prompt_id", "group", "sample"))
         missing = len(trained - {key_of(row) for row in rows})
         noted = any(note.startswith(f"samples/step-{step:06d}") for note in self._notes)
-        if rows and missing and not noted:
+        if missing and not noted:
             self.note(f"step {step} has no file with {missing} of the {len(trained)} samples that were trained on")
 
     def _files(self) -> tuple[GrowingFile, ...]:

@@ -223,3 +223,14 @@ def test_a_sample_that_waited_has_the_advantage_of_a_later_step(tmp_path: Path) 
     assert len(run.advantages(3)) == 12
     assert run.token_keys(1) == {("sums/0", 0, 0), ("sums/0", 0, 1)}
     assert [row["step"] for row in run.tokens(1)] == [1, 3]
+
+
+def test_a_step_that_trained_on_waiting_samples_alone_lacks_nothing(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", steps=2)
+    first, second = (folder / "samples" / f"step-{step:06d}" for step in (1, 2))
+    for path in second.glob("*"):
+        path.unlink()
+    (first / "advantages.parquet").rename(second / "advantages.parquet")
+    run = opened(folder)
+    assert len(Api([run]).answer("samples", {})["rows"]) == 12
+    assert (run.notes, len(run.advantages(1))) == ([], 12)
