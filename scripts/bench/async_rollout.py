@@ -87,9 +87,11 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
     engine = worker.engine
     if engine is None or hasattr(engine, "recorded"):
         return
-    params, step, seed_of = engine._params, engine.step, rollout.sample_seed
-    engine.recorded, last, added = [], [0.0], [0]
+    params, step, abort, seed_of = engine._params, engine.step, engine.abort, rollout.sample_seed
+    engine.recorded, last, added, taken = [], [0.0], [0], [0]
     drawn: dict[int, float] = {}
+    begun_at: dict[int, int] = {}
+    """By request: its tokens at its begin, less the engine's steps until then."""
 
     def normal(*seed: int) -> float:
         return float(np.random.default_rng(seed).normal())
@@ -103,24 +105,33 @@ def give_lengths(worker: Any, middle: float, spread: float, samples: int) -> Non
         given, begun = params(request), 0 if request.begun is None else len(request.begun)
         length = round(middle * math.exp(spread * drawn[request.seed]))
         added[0] += len(request.prompt) + begun
+        begun_at[request.key] = len(request.prompt) + begun - taken[0]
         given.max_tokens = max(1, min(given.max_tokens, length - begun))
         given.ignore_eos, given.stop_token_ids = True, []
         return given
 
     def timed() -> Any:
         running, began = engine.unfinished, time.perf_counter()
+        tokens = sum(begun_at.values()) + len(begun_at) * taken[0]
         found = step()
         ended = time.perf_counter()
-        engine.recorded.append((running, added[0], ended - (last[0] or began)))
+        engine.recorded.append((running, tokens, added[0], ended - (last[0] or began)))
+        for one in found:
+            begun_at.pop(one.key, None)
         added[0] = 0
+        taken[0] += 1
         last[0] = ended if engine.unfinished else 0.0
         return found
 
-    engine._params, engine.step, rollout.sample_seed = bounded, timed, seeded
+    def aborted() -> Any:
+        begun_at.clear()
+        return abort()
+
+    engine._params, engine.step, engine.abort, rollout.sample_seed = bounded, timed, aborted, seeded
 
 
-def recorded(worker: Any) -> list[tuple[int, int, float]]:
-    """Within a worker: responses, tokens of new prompts, and seconds of each engine step so far."""
+def recorded(worker: Any) -> list[tuple[int, int, int, float]]:
+    """Within a worker, of each engine step so far: responses, all of their tokens, tokens of new prompts, seconds."""
     found = getattr(worker.engine, "recorded", [])
     return [found.pop() for _ in range(len(found))]
 
@@ -210,7 +221,7 @@ class Contest:
         whole = np.array([found[group] for group in sorted(found)], np.int64)
         return whole.reshape(-1, self.arguments.prompts, self.arguments.samples)
 
-    def recorded(self) -> list[list[tuple[int, int, float]]]:
+    def recorded(self) -> list[list[tuple[int, int, int, float]]]:
         """Of each worker's engine, the steps since this was read last."""
         import ray
 
@@ -222,18 +233,20 @@ class Contest:
 
         found = self.recorded()
         steps = np.array([step for one in found for step in one], np.float64)
-        steps = steps[steps[:, 2] < PAUSE * np.median(steps[:, 2])]
-        known = np.column_stack([np.ones(len(steps)), steps[:, :2]])
-        whole, each, prefill = np.linalg.lstsq(known, steps[:, 2], rcond=None)[0]
+        steps = steps[steps[:, 3] < PAUSE * np.median(steps[:, 3])]
+        known = np.column_stack([np.ones(len(steps)), steps[:, :3]])
+        whole, each, read, prefill = np.linalg.lstsq(known, steps[:, 3], rcond=None)[0]
         seen = self.seen[staleness]
         waits = ("time/generate_s", "time/wait_for_rollout_s", "time/sync_s")
-        update = median(one["time/step_s"] - sum(one[name] for name in waits) for one in seen)
-        sync = median(one["time/sync_s"] for one in seen)
-        print(
-            f"decode {whole:.5f} + {each:.7f}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}",
-            file=sys.stderr,
-        )
-        return Speeds(lambda running: float(whole + each * running), float(prefill), update, sync)
+        update = mean(one["time/step_s"] - sum(one[name] for name in waits) for one in seen)
+        sync = mean(one["time/sync_s"] for one in seen)
+        decoding = f"{whole:.5f} + {each:.7f} a response + {read:.9f} a token"
+        print(f"decode {decoding}, prefill {prefill:.7f}, update {update:.3f}, sync {sync:.3f}", file=sys.stderr)
+
+        def decode(running: int, tokens: float) -> float:
+            return float(whole + running * (each + read * tokens))
+
+        return Speeds(decode, float(prefill), update, sync)
 
 
 def make_data(folder: Path, options: ConvertOptions) -> Path:
@@ -281,7 +294,9 @@ def compared(
     def predicted(name: str, staleness: int, busy: bool) -> float:
         drawn = lengths[: contest.steps(staleness)]
         layout = Layout(2 if name == "shared" else 1, 256, name != "shared", staleness)
-        return simulate(drawn, speeds[name, busy and staleness > 0], layout, PROMPT_TOKENS).step_s
+        own = speeds[name, busy and staleness > 0]
+        own = dataclasses.replace(own, update=own.update * drawn.mean() / lengths.mean())
+        return simulate(drawn, own, layout, PROMPT_TOKENS).step_s
 
     rows = []
     for (name, staleness), seconds in measured.items():

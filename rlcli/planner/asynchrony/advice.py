@@ -102,11 +102,10 @@ def speeds_of(setting: Setting, mean: float) -> Speeds:
     seconds = {phase.name: phase.seconds for phase in times(setting)}
     if not seconds:
         raise ValueError("the device's rates are unknown")
-    length = setting.prompt_tokens + mean / 2
     generating = ("generate", "sync", "checkpoint")
     update = sum(each for name, each in seconds.items() if name not in generating)
     return Speeds(
-        decode=lambda running: decode_seconds(setting, running, length),
+        decode=lambda running, tokens: decode_seconds(setting, running, tokens),
         prefill=prefill_seconds(setting),
         update=update * (setting.prompt_tokens + mean) / setting.sample_tokens,
         sync=seconds.get("sync", 0.0),

@@ -90,18 +90,18 @@ def _fitted(
     config: RunConfig, lengths: NDArray[np.int64], seconds: Mapping[str, float], plan: Setting | None
 ) -> Speeds:
     """Speeds with which the simulated engines are busy as long as the measured ones: how an engine step depends on the
-    number of responses is the plan's, or else constant."""
+    responses and their tokens is the plan's, or else constant."""
     waited = seconds["generate"] + seconds["wait_for_rollout"]
     update = max(0.0, seconds["step"] - waited - seconds["sync"])
-    mean = float(lengths.mean())
     prompt_tokens = plan.prompt_tokens if plan else 0.0
-    one = decode_seconds(plan, 1, prompt_tokens + mean / 2) if plan and plan.device.has_rates else 1.0
-
-    def shape(running: int) -> float:
-        return decode_seconds(plan, running, prompt_tokens + mean / 2) / one if plan and one != 1.0 else 1.0
+    known = plan if plan and plan.device.has_rates else None
+    one = decode_seconds(known, 1, prompt_tokens + float(lengths.mean()) / 2) if known else 1.0
 
     def speeds(step_s: float) -> Speeds:
-        return Speeds(lambda running: step_s * shape(running), 0.0, update, seconds["sync"])
+        def decode(running: int, tokens: float) -> float:
+            return step_s * (decode_seconds(known, running, tokens) / one if known else 1.0)
+
+        return Speeds(decode, 0.0, update, seconds["sync"])
 
     layout = config.cluster.workers, config.rollout.workers, config.async_.staleness
     target = seconds["step"] - seconds["engine_idle"] if config.async_.staleness else seconds["generate"]

@@ -21,10 +21,11 @@ SLICE_S = 0.25
 
 @dataclass(frozen=True)
 class Speeds:
-    """decode: responses that an engine generates at once → seconds of one token of each. prefill: seconds of a token of
-    a prompt. update: seconds of training on one batch. sync: seconds until the engines have the new weights."""
+    """decode: responses that an engine generates at once, and tokens that each of them has on average, its prompt
+    included → seconds of one token of each. prefill: seconds of a token of a prompt. update: seconds of training on a
+    batch with as many tokens as batches have on average. sync: seconds until the engines have the new weights."""
 
-    decode: Callable[[int], float]
+    decode: Callable[[int, float], float]
     prefill: float
     update: float
     sync: float
@@ -57,15 +58,18 @@ class Simulated:
 
 @dataclass
 class _Engine:
-    """tokens: of each response that has run since the start. ends: (tokens at its end, at its begin, group). at:
-    seconds until when the engine is simulated. waiting: (group, length) without a slot."""
+    """prompt: tokens of each. tokens: of each response that has run since the start. ends: (tokens at its end, at its
+    begin, group); begins: the sum of the second. at: seconds until when the engine is simulated. waiting: (group,
+    length) without a slot."""
 
-    decode: Callable[[int], float]
+    decode: Callable[[int, float], float]
     slots: int
+    prompt: float
     tokens: float = 0.0
     at: float = 0.0
     busy: float = 0.0
     ends: list[tuple[float, float, int]] = field(default_factory=list)
+    begins: float = 0.0
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
     load: int = 0
 
@@ -74,29 +78,44 @@ class _Engine:
         while len(self.ends) < self.slots and (queue := self.waiting or shared):
             group, length = queue.popleft()
             heapq.heappush(self.ends, (self.tokens + length, self.tokens, group))
+            self.begins += self.tokens
+
+    def context(self, more: float = 0.0) -> float:
+        """Tokens that each running response has on average, once `more` are drawn."""
+        return self.prompt + self.tokens + more - self.begins / len(self.ends)
 
     def next_end(self) -> float:
         """When the next response is complete, in seconds."""
         if not self.ends:
             return np.inf
-        return self.at + (self.ends[0][0] - self.tokens) * self.decode(len(self.ends))
+        left = self.ends[0][0] - self.tokens
+        return self.at + left * self.decode(len(self.ends), self.context(left / 2))
 
     def run(self, until: float) -> None:
-        """Generate; no response is complete before then."""
+        """Generate; no response is complete before then. The seconds of a token grow with its place; k tokens take
+        k (first + slope k / 2)."""
         if self.ends and until > self.at:
-            self.tokens = min(self.tokens + (until - self.at) / self.decode(len(self.ends)), self.ends[0][0])
-            self.busy += until - self.at
+            seconds, running = until - self.at, len(self.ends)
+            first = self.decode(running, self.context())
+            guess = seconds / first
+            slope = (self.decode(running, self.context(guess)) - first) / guess
+            drawn = 2 * seconds / (first + math.sqrt(first**2 + 2 * slope * seconds))
+            self.tokens = min(self.tokens + drawn, self.ends[0][0])
+            self.busy += seconds
         self.at = max(self.at, until)
 
-    def complete(self) -> int:
-        """The group of the response that is complete now."""
-        _, _, group = heapq.heappop(self.ends)
+    def complete(self, at: float) -> int:
+        """The group of the response that is complete then."""
+        self.busy += at - self.at
+        self.at = at
+        self.tokens, begun, group = heapq.heappop(self.ends)
+        self.begins -= begun
         self.load -= 1
         return group
 
-    def paused(self, until: float, recomputed: float, prompt: float) -> None:
+    def paused(self, until: float, recomputed: float) -> None:
         """Nothing is generated until then, nor while what is running is computed again. recomputed: seconds a token."""
-        again = sum(prompt + self.tokens - begun for _, begun, _ in self.ends) * recomputed
+        again = len(self.ends) * self.context() * recomputed if self.ends else 0.0
         self.at = max(self.at, until) + again
 
 
@@ -105,7 +124,9 @@ class _Run:
         self.steps, self.batch, self.samples = lengths.shape
         self.lengths = lengths.reshape(-1, self.samples)
         self.speeds, self.layout, self.prompt = speeds, layout, prompt
-        self.engines = [_Engine(speeds.decode, layout.slots) for _ in range(layout.engines)]
+        trained = (prompt + lengths).sum(axis=(1, 2))
+        self.shares: list[float] = (trained / trained.mean()).tolist()
+        self.engines = [_Engine(speeds.decode, layout.slots, prompt) for _ in range(layout.engines)]
         self.shared: deque[tuple[int, int]] = deque()
         self.missing = [self.samples] * len(self.lengths)
         self.begun_by: list[int] = []
@@ -134,8 +155,7 @@ class _Run:
         while ends[0][0] <= until:
             at, place = heapq.heappop(ends)
             engine = self.engines[place]
-            engine.run(at)
-            group = engine.complete()
+            group = engine.complete(at)
             self.missing[group] -= 1
             left -= group in groups
             engine.fill(self.shared)
@@ -158,7 +178,7 @@ class _Run:
         if any(self.missing[group] for group in range(step * self.batch, (step + 1) * self.batch)):
             self.generate(step=step)
         self.trainer_idle += self.now - before
-        trained = self.now + self.speeds.update
+        trained = self.now + self.speeds.update * self.shares[step]
         if self.layout.apart and self.layout.staleness:
             self.generate(until=trained)
             self.trainer_idle += self.now - trained
@@ -167,13 +187,13 @@ class _Run:
         self.now = trained + self.speeds.sync
         again = self.speeds.prefill if self.layout.recompute else 0.0
         for engine in self.engines:
-            engine.paused(self.now, again, self.prompt)
+            engine.paused(self.now, again)
         return self.now
 
 
 def simulate(lengths: NDArray[np.int64], speeds: Speeds, layout: Layout, prompt_tokens: float = 0.0) -> Simulated:
     """lengths: `[steps, prompts, samples]`, with at least `layout.staleness` + 2 steps. Engines go on as responses end,
-    so a token takes as long as the responses at that moment require."""
+    so a token takes as long as the responses at that moment, and the tokens that they have by then, require."""
     run, first = _Run(lengths, speeds, layout, prompt_tokens), layout.staleness
     last = len(lengths) - layout.staleness  # later steps have less to generate beside them
     assert last - first >= 2, "too few steps to fill the pipeline"

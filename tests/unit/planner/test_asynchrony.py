@@ -97,10 +97,12 @@ class Ticks:
 def test_simulated_steps_are_those_counted_tick_by_tick(
     seed: int, layout: Layout, batch: int, samples: int, update: int, sync: int
 ) -> None:
-    lengths = np.random.default_rng(seed).integers(1, 30, size=(4 + 2 * layout.staleness, batch, samples))
+    random = np.random.default_rng(seed)
+    one = random.integers(1, 30, size=batch * samples)  # all steps train on as many tokens
+    lengths = np.stack([random.permutation(one).reshape(batch, samples) for _ in range(4 + 2 * layout.staleness)])
     ticks = Ticks(lengths, layout)
     ends = [ticks.step(step, update, sync) for step in range(len(lengths) - layout.staleness)]
-    found = simulate(lengths, Speeds(lambda running: 1.0, 0.0, float(update), float(sync)), layout)
+    found = simulate(lengths, Speeds(lambda running, tokens: 1.0, 0.0, float(update), float(sync)), layout)
     counted = ends[-1] - ends[layout.staleness]
     assert found.step_s == pytest.approx(counted / (len(ends) - 1 - layout.staleness), rel=1e-9)
     assert 0 <= found.age <= layout.staleness
@@ -110,7 +112,7 @@ def test_two_steps_overlap_as_worked_out_by_hand() -> None:
     """Generation takes 1 s, an update 0.4. With staleness 1 two steps take 1.4 s: a batch is begun when the step before
     it takes its own, and every second one is there already."""
     lengths = np.full((12, 2, 2), 100)
-    speeds = Speeds(lambda running: 0.01, 0.0, 0.4, 0.0)
+    speeds = Speeds(lambda running, tokens: 0.01, 0.0, 0.4, 0.0)
     assert simulate(lengths, speeds, Layout(1, 8)).step_s == pytest.approx(1.4)
     ahead = simulate(lengths[:11], speeds, Layout(1, 8, True, 1, slice_s=0.0))
     assert ahead.step_s == pytest.approx(0.7, rel=0.1)
@@ -119,16 +121,56 @@ def test_two_steps_overlap_as_worked_out_by_hand() -> None:
 
 def test_the_trainer_waits_for_the_end_of_a_slice() -> None:
     """An update takes 0.4 s and slices 0.25: the engines may be updated after 0.5."""
-    lengths, speeds = np.full((12, 2, 2), 100), Speeds(lambda running: 0.01, 0.0, 0.4, 0.0)
+    lengths, speeds = np.full((12, 2, 2), 100), Speeds(lambda running, tokens: 0.01, 0.0, 0.4, 0.0)
     sliced = simulate(lengths, speeds, Layout(1, 64, True, 4, slice_s=0.25))
     assert sliced.step_s == pytest.approx(0.5)
     assert sliced.trainer_idle == pytest.approx(0.2)
 
 
+def test_an_update_takes_as_long_as_its_tokens() -> None:
+    lengths = np.full((12, 2, 2), 100)
+    lengths[::2] = 300
+    speeds = Speeds(lambda running, tokens: 1e-12, 0.0, 1.0, 0.0)
+    found = simulate(lengths[:3], speeds, Layout(1, 8), prompt_tokens=20.0)
+    assert found.step_s == pytest.approx((120 + 320) / 2 / ((320 + 120 + 320) / 3))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 6), st.floats(0.0, 50.0))
+def test_tokens_take_longer_the_more_there_are(seed: int, slots: int, prompt: float) -> None:
+    """One engine, whose decoding step takes 1 s and 0.01 s for each token that its responses have; plain loops."""
+    lengths = np.random.default_rng(seed).integers(1, 30, size=(3, 2, 3))
+    seconds = []
+    for step in lengths:
+        waiting, running, spent = step.ravel().tolist(), list[list[int]](), 0.0
+        while waiting or running:
+            while waiting and len(running) < slots:
+                running.append([0, waiting.pop(0)])
+            for one in running:
+                one[0] += 1
+            # In the middle of the token: what is drawn during it counts by half.
+            spent += 1.0 + 0.01 * sum(prompt + one[0] - 0.5 for one in running)
+            running = [one for one in running if one[0] < one[1]]
+        seconds.append(spent)
+    speeds = Speeds(lambda running, tokens: 1.0 + 0.01 * running * tokens, 0.0, 0.0, 0.0)
+    found = simulate(lengths, speeds, Layout(1, slots), prompt)
+    assert found.step_s == pytest.approx(sum(seconds[1:]) / 2, rel=1e-9)
+
+
+def test_generation_goes_on_in_parts_as_in_one_piece() -> None:
+    """An engine that is looked at every 0.25 s draws as many tokens as one that is never looked at."""
+    lengths = np.tile(np.array([50, 400]), (12, 2, 1))
+    speeds = Speeds(lambda running, tokens: 0.001 + 0.00001 * running * tokens, 0.0, 0.0, 0.0)
+    whole, parts = (simulate(lengths, speeds, Layout(1, 8, True, 1, slice_s=one)).step_s for one in (0.0, 0.001))
+    assert parts == pytest.approx(whole, rel=0.01)
+
+
 def test_running_responses_are_computed_again_after_an_update() -> None:
     lengths = np.tile(np.array([10, 1000]), (12, 1, 1))
     tails = {
-        again: simulate(lengths, Speeds(lambda running: 0.01, 0.001, 1.0, 0.0), Layout(1, 8, True, 2, again), 50)
+        again: simulate(
+            lengths, Speeds(lambda running, tokens: 0.01, 0.001, 1.0, 0.0), Layout(1, 8, True, 2, again), 50
+        )
         for again in (True, False)
     }
     assert tails[True].step_s > tails[False].step_s
@@ -153,7 +195,9 @@ def test_measured_groups_are_drawn_whole() -> None:
 
 def speeds_of(decode: float, update: float) -> Callable[[int, int], Speeds]:
     """Of a run whose update takes that long on 8 devices."""
-    return lambda train, generate: Speeds(lambda running: decode * (1 + running / 50), 0.0, update * 8 / train, 0.5)
+    return lambda train, generate: Speeds(
+        lambda running, tokens: decode * (1 + running / 50), 0.0, update * 8 / train, 0.5
+    )
 
 
 def config(**sections: Any) -> RunConfig:
@@ -238,13 +282,13 @@ def test_a_run_measures_its_pace_and_what_other_layouts_would_make_of_it(stalene
     )
     groups = Lengths(400, 100.0, 1.0).draw(40, 8, 4)
     decode, update, sync = 0.03, 4.0, 0.25
-    whole = simulate(groups, Speeds(lambda running: decode, 0.0, update, sync), Layout(4, 256, True, staleness))
+    whole = simulate(groups, Speeds(lambda running, tokens: decode, 0.0, update, sync), Layout(4, 256, True, staleness))
     generate = whole.trainer_idle * whole.step_s
     line = {"time/step_s": whole.step_s, "time/generate_s": generate, "time/sync_s": sync}
     line["time/engine_idle_s"] = whole.engine_idle * whole.step_s
     pace = pace_of(own, groups.reshape(-1, 4).tolist(), [line] * 5, None)
     assert pace.advice is not None
-    together = simulate(groups, Speeds(lambda running: decode, 0.0, update / 2, sync), Layout(8, 256))
+    together = simulate(groups, Speeds(lambda running, tokens: decode, 0.0, update / 2, sync), Layout(8, 256))
     assert pace.advice.synchronous.step_s == pytest.approx(together.step_s, rel=0.1)
     if staleness:
         assert pace.gain == pytest.approx(together.step_s / whole.step_s, rel=0.1)
