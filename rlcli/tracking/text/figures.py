@@ -19,8 +19,8 @@ FIGURES = {
     "canary/max_abs_diff": "canary {:.2g}",
 }
 """Metric → its text in a step's line."""
-WITHIN = frozenset({"step", "verify_wait", "idle", "transfer", "check"})
-"""Times that are not phases: the whole step, and parts of phases."""
+WITHIN = frozenset({"step", "verify_wait", "idle", "trainer_idle", "engine_idle", "transfer", "check"})
+"""Times that are not phases: the whole step, and what lies within or beside phases."""
 
 
 def figures(metrics: Mapping[str, float], measure: Measure = REWARD) -> list[str]:
@@ -37,7 +37,7 @@ def figures(metrics: Mapping[str, float], measure: Measure = REWARD) -> list[str
 def phase_seconds(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Mean seconds of each phase of these steps, the longest first. A phase that a step lacks took none.
 
-    >>> phase_seconds([{"time/generate_s": 2.0, "time/step_s": 5.0, "time/update_s": 3.0}])
+    >>> phase_seconds([{"time/generate_s": 2.0, "time/trainer_idle_s": 2.0, "time/step_s": 5.0, "time/update_s": 3.0}])
     {'update': 3.0, 'generate': 2.0}
     """
     sums: dict[str, float] = {}
