@@ -244,12 +244,20 @@ def _sync(setting: Setting) -> PhaseTime:
     if setting.separate_adapter:
         size = FLOAT * setting.trained_parameters()
     over = setting.device.constants
-    copying = 2 * size / setting.device.read_rate * over.over_reading
-    if setting.shards == 1 and not setting.config.rollout.workers:
-        return PhaseTime("sync", copying, "memory")
-    rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)
-    moving = size / rate * over.over_links
-    return PhaseTime("sync", max(copying, moving), links if moving > copying else "memory")
+    copying, moving, links = 2 * size / setting.device.read_rate * over.over_reading, 0.0, ""
+    if setting.shards > 1 or setting.config.rollout.workers:
+        rate, links = setting.device.rate_among(setting.ranks if setting.config.rollout.workers else setting.shards)
+        moving = size / rate * over.over_links
+    seconds, bound = max((copying, "memory"), (moving, links))
+    slept = _slept(setting)
+    return PhaseTime("sync", seconds + slept, "host memory" if slept > seconds else bound)
+
+
+def _slept(setting: Setting) -> float:
+    """Seconds in which the base of an adapter goes to host memory when its engine begins to sleep, and comes back."""
+    if not (setting.separate_adapter and setting.hosts_engine) or setting.device.is_cpu:
+        return 0.0
+    return 2 * weights(setting) / _host_rate(setting)
 
 
 def _sync_of_copies(setting: Setting) -> PhaseTime:

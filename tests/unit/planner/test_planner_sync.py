@@ -40,3 +40,16 @@ def test_a_sync_of_changes_pays_where_links_are_slower_than_host_memory() -> Non
     assert seconds(450e9, "rollout.sync=delta") > seconds(450e9)
     ahead = "rollout.sync=ahead"
     assert seconds(1e9, "rollout.sync=delta_ahead") == seconds(450e9, ahead) < seconds(1e9, "rollout.sync=delta")
+
+
+def test_the_base_of_an_adapter_travels_to_host_memory_and_back() -> None:
+    def sync(*sets: str) -> tuple[float, str]:
+        one = setting(qwen_7b(), "h100:8", "lora.rank=32", "model.dtype=bfloat16", "async.staleness=1", *sets)
+        return next((phase.seconds, phase.bound) for phase in times(one) if phase.name == "sync")
+
+    (together, bound), (apart, _) = sync(), sync("rollout.workers=8")
+    one = setting(qwen_7b(), "h100:8")
+    host_rate = one.device.host_rate / one.device.constants.over_links
+    assert bound == "host memory"
+    assert together - apart == pytest.approx(2 * 2 * qwen_7b().parameters / host_rate, rel=0.01)
+    assert sync("rollout.tensor_parallel=4")[0] < together / 3
