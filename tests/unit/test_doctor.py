@@ -115,7 +115,7 @@ def test_torch_without_a_gpu_passes(install: Install) -> None:
     install("torch", CPU_TORCH)
     found = doctor.check_torch()
     assert found.status is Status.PASS
-    assert found.detail == "2.13.0+cpu, CPU build, no NVIDIA GPU here"
+    assert found.detail == "2.13.0+cpu, CPU build, no GPU here"
 
 
 @pytest.mark.usefixtures("tool")
@@ -124,6 +124,12 @@ def test_torch_names_its_gpus(install: Install) -> None:
     found = doctor.check_torch()
     assert found.status is Status.PASS
     assert found.detail == "2.11.0+cu130, CUDA 13.0, NVIDIA H200 (139 GiB), NVIDIA H200 (139 GiB)"
+
+
+@pytest.mark.usefixtures("tool")
+def test_a_torch_for_rocm_is_named(install: Install) -> None:
+    install("torch", TORCH.format(version="2.13.0+rocm7.2", cuda="None; hip = '7.2.1'", gpus=0))
+    assert doctor.check_torch().detail == "2.13.0+rocm7.2, ROCm 7.2.1, no GPU here"
 
 
 def test_a_cpu_torch_beside_a_gpu_is_a_warning(install: Install, tool: Tool) -> None:

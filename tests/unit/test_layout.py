@@ -118,6 +118,12 @@ def test_contributing_names_files_that_exist() -> None:
     assert [place for place in places if not (ROOT / place).exists()] == []
 
 
+def test_only_one_module_has_names_of_cuda() -> None:
+    names = r"torch\.cuda|cuda:nccl|ProcessGroupNCCL|[A-Z]+_VISIBLE_DEVICES"
+    found = [place for place, path in MODULES.items() if re.search(names, path.read_text(encoding="utf-8"))]
+    assert found == ["rlcli.machine.device"]
+
+
 def test_the_page_lists_every_package() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for place in PACKAGE.iterdir():

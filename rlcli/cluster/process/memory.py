@@ -97,27 +97,28 @@ class Device:
         self.unused = 0
 
     def begin(self) -> None:
-        import torch
+        from torch import accelerator
 
-        torch.cuda.reset_peak_memory_stats()
+        accelerator.reset_peak_memory_stats()
         self._at_begin = self.now()
 
     def peak(self) -> int:
-        import torch
+        from torch import accelerator
 
-        self.unused = max(self.unused, torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated())
-        return max(self._at_begin, self._outside() + int(torch.cuda.max_memory_allocated()))
+        most = int(accelerator.max_memory_allocated())
+        self.unused = max(self.unused, accelerator.max_memory_reserved() - most)
+        return max(self._at_begin, self._outside() + most)
 
     def now(self) -> int:
-        import torch
+        from torch import accelerator
 
-        return self._outside() + int(torch.cuda.memory_allocated())
+        return self._outside() + int(accelerator.memory_allocated())
 
     def _outside(self) -> int:
-        import torch
+        from torch import accelerator
 
-        free, total = torch.cuda.mem_get_info()
-        return int(total - free - torch.cuda.memory_reserved())
+        free, total = accelerator.get_memory_info()
+        return int(total - free - accelerator.memory_reserved())
 
 
 class Meter:

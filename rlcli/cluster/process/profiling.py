@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.cluster import watchdog
+from rlcli.machine.device import gpu_available
 
 MOST_EVENTS = 20_000
 """Number of events kept of one recording: the longest."""
@@ -64,10 +65,9 @@ class _Recording:
             self._stop_profiler()
 
     def _start_profiler(self) -> None:
-        import torch
         from torch.profiler import ProfilerActivity, profile
 
-        on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        on_gpu = [ProfilerActivity.CUDA] if gpu_available() else []
         with self._noting():
             profiler = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
             profiler.start()

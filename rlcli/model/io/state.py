@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from rlcli.errors import CheckpointError
 from rlcli.files import described
+from rlcli.machine.device import gpu_available, gpu_rng_state, set_gpu_rng_state
 
 Trained = Mapping[str, tuple[nn.Module, Optimizer]]
 """Models and their optimizers, by their name in the checkpoint."""
@@ -55,8 +56,8 @@ def rng_state() -> dict[str, Any]:
     kind, keys, *rest = np.random.get_state()
     numpy = (kind, np.asarray(keys).tolist(), *rest)
     state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if gpu_available():
+        state["cuda"] = gpu_rng_state()
     return state
 
 
@@ -67,8 +68,8 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(tuple(state["numpy"]))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if "cuda" in state and gpu_available():
+        set_gpu_rng_state(state["cuda"])
 
 
 def save_state(

@@ -59,7 +59,7 @@ class Offload:
 
     def __init__(self, kinds: frozenset[str], device: torch.device) -> None:
         self.kinds = kinds
-        self._stream = torch.cuda.Stream(device) if kinds and device.type == "cuda" else None
+        self._stream = torch.Stream(device=device) if kinds and device.type == "cuda" else None
         self._device = device
         self._groups: dict[str, _Group] = {}
 
@@ -149,7 +149,7 @@ class Offload:
         """Make the next computation wait for bytes in transit."""
         group = self._groups.get(name)
         if group is not None and group.arrives is not None:
-            torch.cuda.current_stream().wait_event(group.arrives)
+            torch.accelerator.current_stream().wait_event(group.arrives)
             group.arrives = None
 
     @contextlib.contextmanager
@@ -159,8 +159,8 @@ class Offload:
             if self._stream is None:
                 yield
                 return
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
+            self._stream.wait_stream(torch.accelerator.current_stream())
+            with self._stream:
                 yield
 
 
@@ -193,9 +193,7 @@ def growing_segments(on: bool) -> None:
     if "expandable_segments" in given:
         return
     # torch parses the settings as a whole: omitted ones are reset to their default.
-    setting = ",".join(filter(None, (given, f"expandable_segments:{on}")))
-    set_settings = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # from torch 2.10 on
-    (set_settings or torch.cuda.memory._set_allocator_settings)(setting)
+    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, (given, f"expandable_segments:{on}"))))
 
 
 def _states(optimizer: Optimizer) -> list[tuple[Tensor, bool]]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from rlcli.errors import ConfigError, VerifierError
 from rlcli.importing import python
+from rlcli.machine.device import HIDDEN
 from rlcli.redact import without_service_secrets
 from rlcli.sandbox import backend_name
 from rlcli.scoring.expression import Composition
@@ -223,7 +224,7 @@ def environment_of(sandbox: str) -> dict[str, str]:
     single_threaded = dict.fromkeys(_THREAD_VARIABLES, "1")
     # A fixed hash seed: sympy's set orders, and so rare verdicts, are the same in every run.
     chosen = {"RLCLI_SANDBOX": sandbox} if sandbox else {}
-    return {**kept, **single_threaded, **chosen, "CUDA_VISIBLE_DEVICES": "", "PYTHONHASHSEED": "0"}
+    return {**kept, **single_threaded, **chosen, **HIDDEN, "PYTHONHASHSEED": "0"}
 
 
 def _over(message: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rlcli.cluster.watchdog import progress
+from rlcli.machine.device import tensor_group
 from rlcli.workers.roles.weight_transfer import Named, buffer_bytes, packed, unpacked
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ class Broadcast:
         self._sizes = dist.ProcessGroupGloo(dist.PrefixStore("sizes", store), rank, world, timeout)
         self._tensors: Any = self._sizes
         if device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            self._tensors = dist.ProcessGroupNCCL(dist.PrefixStore("tensors", store), rank, world, options)
+            self._tensors = tensor_group(dist.PrefixStore("tensors", store), rank, world, timeout)
         self._store = store  # of rank 0, which serves it to the others
         self._syncs = 0
 
@@ -123,4 +122,4 @@ class Broadcast:
             if self._device.type == "cuda":
                 import torch
 
-                torch.cuda.synchronize()
+                torch.accelerator.synchronize()

@@ -326,7 +326,7 @@ class WeightSync:
         if self.spec.device == "cuda":
             import torch
 
-            torch.cuda.synchronize()
+            torch.accelerator.synchronize()
 
     @property
     def _policy(self) -> PolicyRole:

@@ -150,7 +150,7 @@ def test_the_largest_over_the_ranks_counts() -> None:
 
 
 class Gpu:
-    """What torch.cuda would say: of an allocator whose tensors in `pool` stay counted while the pool is unmapped."""
+    """What torch.accelerator would say, of an allocator whose tensors in `pool` stay counted while it is unmapped."""
 
     total = 1000
 
@@ -186,7 +186,7 @@ class Gpu:
     def reset_peak_memory_stats(self) -> None:
         self.peak, self.peak_reserved = self.memory_allocated(), self.memory_reserved()
 
-    def mem_get_info(self) -> tuple[int, int]:
+    def get_memory_info(self) -> tuple[int, int]:
         used = self.context + self.tensors + self.cached + (0 if self.asleep else self.pool)
         return self.total - used, self.total
 
@@ -196,7 +196,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     import torch
 
     made = Gpu()
-    monkeypatch.setattr(torch, "cuda", made)
+    monkeypatch.setattr(torch, "accelerator", made)
     return made
 
 

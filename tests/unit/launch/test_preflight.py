@@ -111,7 +111,7 @@ def test_the_device_is_one_that_machine_and_packages_support(
         return installed[name]
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_session, "_lists_a_gpu", lambda: gpu)
+    monkeypatch.setattr(ray_session, "has_gpu", lambda: gpu)
     monkeypatch.setattr(ray_session.metadata, "version", version)
     if says in ("cpu", "cuda"):
         assert ray_session.resolve_device(wanted, "") == says
