@@ -1,5 +1,4 @@
-"""The files of scripts/clusters: the Slurm script on two Ray nodes of one machine, with stand-ins for Slurm's programs;
-the RayJob's command."""
+"""The Slurm script of scripts/clusters on two Ray nodes of one machine, with stand-ins for Slurm's programs."""
 
 from __future__ import annotations
 
@@ -11,12 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from commands import ENVIRONMENT, SOON, end_started
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "clusters"
@@ -105,22 +102,3 @@ def test_a_slurm_job_that_is_told_to_stop_is_queued_again_and_goes_on(tiny: Path
     assert f"resuming from step-{done:06d}" in said
     assert max(steps()) == done + 1
     assert (state / "requeued").read_text() == "17\n", "a job that has ended is not queued again"
-
-
-def test_the_rayjobs_command_is_one_and_asks_for_the_gpus_that_it_has() -> None:
-    from rlcli.config.load import resolve
-
-    spec = yaml.safe_load((SCRIPTS / "rayjob.yaml").read_text())["spec"]
-    words = shlex.split(spec["entrypoint"])
-    options = {name: value for name, value in pairwise(words) if name.startswith("--")}
-    assert (words[:3], options["--ray-address"]) == (["rlcli", "train", "grpo"], "auto")
-    sets = [value for name, value in pairwise(words) if name == "--set"]
-    config = resolve("grpo", {"cluster.workers": int(options["--workers"])}, sets).config
-    gpus = [
-        group["replicas"] * int(container["resources"]["limits"]["nvidia.com/gpu"])
-        for group in spec["rayClusterSpec"]["workerGroupSpecs"]
-        for container in group["template"]["spec"]["containers"]
-    ]
-    assert config.cluster.workers == sum(gpus)
-    assert config.cluster.wait_s > 0, "pods start one after another"
-    assert "--continue" in words
