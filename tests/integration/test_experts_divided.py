@@ -9,11 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from test_model_sharded import ALIKE, CPU, assert_alike, free_port
+from test_model_sharded import CPU, ROWS, free_port
 
 from rlcli.cluster.dispatch import add_up, one_each
 from rlcli.model.io.state import save_state
@@ -23,6 +24,8 @@ from tests.model_fixtures import Row, save_tiny
 
 pytestmark = pytest.mark.timeout(900)
 FOUR = pytest.param(4, marks=pytest.mark.exhaustive)
+ALIKE: list[Row] = [*ROWS, *((np.concatenate([ROWS[0][0][:9], tokens[:20]]), 9) for tokens, _ in ROWS[1:4])]
+"""With three samples of one prompt, which is packed once where they meet."""
 FORWARD = {"temperature": 0.8, "want_entropy": True}
 ADAPTER = LoraSpec(rank=4, alpha=8.0, targets="all-linear")
 
@@ -133,6 +136,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[
         return [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(world)]
 
     return found
+
+
+def assert_alike(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
+    """ranks: what `divided` found on each. alone: on one rank."""
+    for way, first in ranks[0].items():
+        expected = alone[f"1 × 1 × 1, {way.rpartition(', ')[2]}"]
+        for number, step in enumerate(expected["sums"]):
+            sums = [rank[way]["sums"][number] for rank in ranks]
+            found = add_up(one_each(sums, [rank[way]["data_rank"] for rank in ranks]))
+            assert (found["loss"], found["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
+        for rank in ranks:
+            for name, weight in rank[way]["weights"].items():
+                assert torch.equal(weight, first["weights"][name]), (way, name)
+                off = (weight - expected["weights"][name]).norm()
+                assert off <= 1e-4 * expected["weights"][name].norm(), (way, name)
 
 
 @pytest.mark.parametrize("world", [2, FOUR])

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from rlcli.cluster.dispatch import add_up, one_each
 from rlcli.model.lora import LoraSpec
 from tests.export_fixtures import stored
 from tests.model_fixtures import Row, padded_log_probs, ragged_rows, save_tiny, tiny_config, tiny_lm
@@ -32,8 +31,6 @@ SPLITS: dict[int, list[list[list[list[int]]]]] = {
         [[list(range(10))], [[]]],
     ],
 }
-ALIKE: list[Row] = [*ROWS, *((np.concatenate([ROWS[0][0][:9], tokens[:20]]), 9) for tokens, _ in ROWS[1:4])]
-"""With three samples of one prompt, which is packed once where they meet."""
 LORA = LoraSpec(rank=4, alpha=8.0, targets="all-linear")
 
 
@@ -97,63 +94,6 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy.stream_weights()}
 
 
-def divided(rank: int, world: int, base: str) -> dict[str, dict[str, Any]]:
-    """An update of one micro-batch and two of two in each way to divide the ranks, through the backend: by replicate ×
-    shard × context and kind of model, what was reported, and the weights after the first update and the last."""
-    from types import SimpleNamespace
-
-    from rlcli.config.schema import RunConfig
-    from rlcli.model.packed import dummy, pack
-    from rlcli.model.parallel.dims import ParallelDims
-    from rlcli.workers.fsdp import FsdpLoader
-
-    config = RunConfig.model_validate({"train": {"max_grad_norm": 1e6, "beta2": 0.99, "weight_decay": 0.1}})
-    recomputing = config.changed(model={"gradient_checkpointing": True})
-    denominator = sum(len(tokens) - prompt for tokens, prompt in ALIKE)
-
-    def micro(own: list[Row]) -> Any:
-        return SimpleNamespace(packed=pack(own, CPU) if own else dummy(CPU), empty=not own)
-
-    def loss(_: Any, outputs: Any) -> Any:
-        other = getattr(outputs, "entropy", outputs[0])  # of a value model there is none
-        term = (outputs[0] + 0.1 * other).square().sum() / denominator
-        return term, {"loss": term.detach().double()}
-
-    kinds: dict[str, tuple[RunConfig, Any, dict[str, Any], dict[str, Any]]] = {
-        "policy": (config, "policy", {}, {"temperature": 0.8, "want_entropy": True}),
-        "adapter": (recomputing, "policy", {"lora": LORA}, {"temperature": 0.8, "want_entropy": True}),
-        "value": (recomputing, "value", {}, {}),
-    }
-    found = {}
-    for replicate, context in ((one, two) for one in (1, 2, 4) for two in (1, 2, 4) if world % (one * two) == 0):
-        dims = ParallelDims.of(world, replicate, context)
-        rows = ALIKE[dims.data_rank(rank) :: dims.data_size]
-        together, apart = [micro(rows)], [micro(rows[:3]), micro(rows[3:])]  # of four ranks, some have no fourth
-        # Whether the tokens are divided is all that could tell an adapter or a value model from a policy.
-        some = list(kinds) if context == world else ["policy"]
-        for kind, (how, model, options, forward) in ((kind, kinds[kind]) for kind in some):
-            torch.manual_seed(0)
-            backend = FsdpLoader(how, torch.float32, CPU, dims)(model, base, **options)
-            sums = [backend.update(together, loss, 1e-2, **forward)]
-            first = {name: tensor.clone() for name, tensor in backend.stream_weights()}
-            sums += [backend.update(apart, loss, 1e-2, **forward) for _ in range(2)]
-            weights = {name: tensor.clone() for name, tensor in backend.stream_weights()}
-            way = f"{dims.replicate} × {dims.shard} × {dims.context}, {kind}"
-            found[way] = {"sums": sums, "first": first, "weights": weights, "data_rank": dims.data_rank(rank)}
-    return found
-
-
-def four(rank: int, port: int, base: str, out: str) -> None:
-    from rlcli.model.parallel import fsdp
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
-    fsdp.WHOLE_BYTES = 0
-    torch.save(divided(rank, 4, base), Path(out) / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -191,7 +131,6 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
         most = max(len(micro) for micro in split)
         mine = split[rank] + [[]] * (most - len(split[rank]))
         result["runs"].append({"steps": train(policy, mine, world), "weights": weights_of(policy)})
-    result["divided"] = divided(rank, world, base)
     result["after"] = log_probs(policy)
     result["after_no_grad"] = weights_of(policy)
     export(write_model, policy, folder / "full", base, base, torch.float32)
@@ -278,21 +217,6 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def assert_alike(ranks: list[dict[str, Any]], alone: dict[str, Any]) -> None:
-    """ranks: what `divided` found on each. alone: on one rank."""
-    for way, first in ranks[0].items():
-        expected = alone[f"1 × 1 × 1, {way.rpartition(', ')[2]}"]
-        for number, step in enumerate(expected["sums"]):
-            sums = [rank[way]["sums"][number] for rank in ranks]
-            found = add_up(one_each(sums, [rank[way]["data_rank"] for rank in ranks]))
-            assert (found["loss"], found["grad_norm"]) == pytest.approx((step["loss"], step["grad_norm"]), rel=1e-5)
-        for rank in ranks:
-            for name, weight in rank[way]["weights"].items():
-                assert torch.equal(weight, first["weights"][name]), (way, name)
-                off = (weight - expected["weights"][name]).norm()
-                assert off <= 1e-4 * expected["weights"][name].norm(), (way, name)
-
-
 def everyone(runs: dict[int, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [*runs[1], *runs[2]]
 
@@ -337,24 +261,6 @@ def test_any_split_over_ranks_and_micro_batches_trains_alike(runs: Any) -> None:
         for name, weight in run["weights"].items():
             # AdamW divides by the gradient's own size, so where that is near 0 rounding shows more than elsewhere.
             assert (weight - first["weights"][name]).norm() <= 1e-4 * first["weights"][name].norm(), name
-
-
-def test_two_ranks_that_divide_weights_rows_or_tokens_train_as_one(runs: Any) -> None:
-    ranks = [result["divided"] for result in runs[2]]
-    assert len(ranks[0]) == 2 + 3
-    assert_alike(ranks, runs[1][0]["divided"])
-    # In one micro-batch both ways add the same two gradients; with more, copies add up their own first.
-    sharded, copied = (ranks[0][f"{way}, policy"]["first"] for way in ("1 × 2 × 1", "2 × 1 × 1"))
-    assert all(torch.equal(sharded[name], copied[name]) for name in sharded)
-
-
-@pytest.mark.long
-def test_four_ranks_divided_in_any_way_train_as_one(runs: Any, tmp_path: Path) -> None:
-    mp.spawn(four, (free_port(), str(runs[1][0]["base"]), str(tmp_path)), nprocs=4)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(4)]
-    ways = {"1 × 4 × 1", "2 × 2 × 1", "4 × 1 × 1", "1 × 2 × 2", "2 × 1 × 2", "1 × 1 × 4"}
-    assert {way.partition(", ")[0] for way in ranks[0]} == ways
-    assert_alike(ranks, runs[1][0]["divided"])
 
 
 def test_first_update_is_alike_to_float32_rounding(runs: Any) -> None:

@@ -1,0 +1,327 @@
+"""The runs of layouts.py: the product's own roles and backend, in one layout of the processes that are there.
+
+`Exact`, `.double()` and `reduced_as_float32` are all that makes it compute in float64: FSDP2 takes the dtype of the
+parameters when they are first gathered, and AdamW when it first steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import ray
+import torch
+import torch.distributed as dist
+from _layouts_plain import (
+    BETAS,
+    DECAY,
+    FEATURES,
+    LR,
+    STEPS,
+    TEMPERATURE,
+    VALUE_CLIP,
+    Exact,
+    Feature,
+    Found,
+    plain,
+)
+from torch import Tensor
+from transformers.utils import logging
+
+from rlcli.cluster.dispatch import add_up, one_each
+from rlcli.config.schema import RunConfig
+from rlcli.data.messages import Coefficients, MiniWork, StepWork
+from rlcli.data.packer import plan_batches
+from rlcli.data.shard import ShardBuilder
+from rlcli.data.trajectories import Trajectory
+from rlcli.model.decoder import whole
+from rlcli.model.io.state import save_state
+from rlcli.model.lora import is_adapter
+from rlcli.model.parallel import fsdp
+from rlcli.model.parallel.dims import ParallelDims
+from rlcli.workers.fsdp import FsdpBackend, FsdpLoader
+from rlcli.workers.roles.batch import TrainBatch
+from rlcli.workers.roles.critic import CriticRole
+from rlcli.workers.roles.policy import PolicyRole
+
+CPU = torch.device("cpu")
+SAVED = ("all, policy", "all, adapter", "all, critic")
+"""Features whose state is saved in each layout and loaded in each other one."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a process group computes. folder: of the models, the references and the states. kind: of its models, dense
+    or experts. loads: only loads what is there."""
+
+    folder: Path
+    kind: str
+    dtype: torch.dtype
+    features: tuple[str, ...]
+    loads: bool
+
+    def exactly(self) -> Any:
+        return Exact() if self.dtype == torch.float64 else nullcontext()
+
+
+def layouts(kind: str, world: int) -> list[ParallelDims]:
+    """All that divide `world` ranks; of a mixture of experts those that divide its four experts. One rank: alone."""
+    if world == 1:
+        return [ParallelDims.of(1, 1)]
+    sizes = (1, 2, 4)
+    found = [
+        ParallelDims.of(world, replicate, context, expert)
+        for replicate in sizes
+        for context in sizes
+        for expert in ((1,) if kind == "dense" else (2, 4))
+        if world % (replicate * context) == 0 and world // replicate % expert == 0
+    ]
+    return found
+
+
+def name_of(dims: ParallelDims) -> str:
+    parts = [f"{name} {size}" for name, size in vars(dims).items() if size > 1]
+    return " × ".join(parts) or "one process"
+
+
+def config_of(case: Case, feature: Feature) -> RunConfig:
+    models = case.folder / case.kind
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(models / "policy"), "gradient_checkpointing": feature.recomputed},
+            "rollout": {"temperature": TEMPERATURE},
+            "train": {
+                "max_grad_norm": feature.max_norm,
+                **{"beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": DECAY},
+            },
+            "algorithm": {"kl_coef": feature.kl, "entropy_coef": feature.entropy},
+            "lora": {"rank": feature.rank, "alpha": feature.alpha or 1.0},
+            "critic": {"path": str(models / "critic"), "clip": VALUE_CLIP},
+            "fault_tolerance": {"bad_grad_norm": None},
+        }
+    )
+
+
+def batch_of(feature: Feature, dims: ParallelDims, rank: int) -> TrainBatch:
+    """This rank's rows as a worker has them, planned for all data ranks."""
+    rows, builder = feature.rows(), ShardBuilder()
+    for row in rows:
+        response = row.tokens[row.prompt :]
+        builder.add(Trajectory.single(row.tokens[: row.prompt], response, row.engine.astype(np.float32)))
+    groups = [number // feature.samples for number in range(len(rows))]
+    plan = plan_batches(
+        [row.prompt for row in rows],
+        [row.drawn for row in rows],
+        groups,
+        minibatches=1,
+        ranks=dims.data_size,
+        tokens_per_microbatch=feature.budget,
+        max_response_tokens=16,
+        prompts=groups if feature.samples > 1 else None,
+    )
+    mini = plan.minibatches[0]
+    work = MiniWork(mini.tokens, mini.sequences, mini.groups, mini.max_length, mini.tokens)
+    columns = {"advantages": np.array([row.advantage for row in rows])}
+    columns |= {"shard": np.zeros(len(rows), np.int64), "row": np.arange(len(rows))}
+    with patch.object(ray, "get", lambda reference, timeout: reference):  # the shard lies here
+        own = plan.of_rank(dims.data_rank(rank))
+        batch = TrainBatch(own, StepWork([work], columns, 0, [builder.build()]), CPU)
+    batch.fill("returns", {number: row.returns for number, row in enumerate(rows)})
+    return batch
+
+
+class Training:
+    """A role of the product in a layout, and the batch that it trains on. Collective."""
+
+    def __init__(self, case: Case, feature: Feature, loader: FsdpLoader, rank: int) -> None:
+        self.case, self.feature, self.dims, self.rank = case, feature, loader.place.dims, rank
+        config = loader.config = config_of(case, feature)
+
+        def load(kind: Any, path: str, **how: Any) -> FsdpBackend:
+            backend = loader(kind, path, **how)
+            if case.dtype == torch.float64:
+                in_float64(backend.model)
+            return backend
+
+        torch.manual_seed(0)
+        with patch.object(fsdp, "WHOLE_BYTES", fsdp.WHOLE_BYTES if feature.whole else 0):
+            self.role: Any = PolicyRole(config, CPU, load) if feature.kind == "policy" else CriticRole(config, load)
+        self.backend: FsdpBackend = self.role.policy if feature.kind == "policy" else self.role.model
+        self.backend.optimizer.register_step_pre_hook(self._keep)
+        self.gradients: list[dict[str, Tensor]] = []
+        self.initial = self.weights()
+        with case.exactly():
+            self.batch = batch_of(feature, self.dims, rank)
+
+    def prepare(self) -> None:
+        """What is computed of the batch before its first update."""
+        with self.case.exactly():
+            if self.feature.kind == "critic":
+                self.role.infer(self.batch)
+                return
+            self.role.compute_old_log_probs(self.batch)
+            if self.role.algorithm.needs_reference:
+                self.role.compute_reference_log_probs(self.batch)
+
+    def update(self) -> tuple[float, float]:
+        """Loss and gradient norm."""
+        with self.case.exactly():
+            if self.feature.kind == "critic":
+                own = self.role.update(self.batch, 0, LR)
+            else:
+                own = self.role.update(self.batch, 0, Coefficients(LR, self.feature.kl, self.feature.entropy))
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, own)
+        sums = add_up(one_each(told, [self.dims.data_rank(rank) for rank in range(len(told))]))
+        assert "bad" not in sums, sums
+        terms = (
+            (sums["loss"],)
+            if self.feature.kind == "critic"
+            else (
+                sums["policy_loss"],
+                self.feature.kl * sums.get("kl", 0.0),
+                -self.feature.entropy * sums["entropy"],
+            )
+        )
+        return sum(terms) / sums["tokens"], sums["grad_norm"]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The trained ones, whole, in float64."""
+        return gathered((name, one) for name, one in self._trained())
+
+    def state(self) -> dict[str, Tensor]:
+        """All that a checkpoint holds, whole, in float64."""
+        return gathered(self.backend.state("own").items())
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, one) for name, one in self.backend.model.lm.named_parameters() if one.requires_grad)
+
+    def _keep(self, *_: object) -> None:
+        self.gradients.append(gathered((name, one.grad) for name, one in self._trained() if one.grad is not None))
+
+
+def in_float64(model: Any) -> None:
+    """In place. Layers enter `Exact` by themselves too: the backward pass, which recomputes them, does not keep it."""
+    model.double()
+    for layer in model.lm.base_model.layers:
+        layer.forward = partial(exactly, layer.forward)
+
+
+def reduced_as_float32() -> Any:
+    """Within it FSDP2 averages gradients in float64 as it does in float32. By itself it takes every other dtype for one
+    that overflows, divides before and after, and in groups of one rank (experts that all ranks divide) once too often.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    own = collectives._get_gradient_divide_factors
+
+    def factors(scatter: Any, reduce: Any, dtype: torch.dtype, *rest: Any) -> Any:
+        return own(scatter, reduce, torch.float32 if dtype == torch.float64 else dtype, *rest)
+
+    return patch.object(collectives, "_get_gradient_divide_factors", factors)
+
+
+def exactly(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    with Exact():
+        return forward(*given, **named)
+
+
+def gathered(named: Any) -> dict[str, Tensor]:
+    return {name: one.clone() for name, one in whole(named, torch.float64)}
+
+
+def apart(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[float, str]:
+    """The largest ‖found − wanted‖ / ‖wanted‖, and of which tensor; a tensor of zeros must be one."""
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    worst = [(_relative(found[name], wanted[name]), name) for name in wanted]
+    return max(worst)
+
+
+def _relative(found: Tensor, wanted: Tensor) -> float:
+    off, size = float((found - wanted).norm()), float(wanted.norm())
+    return off / size if size else off
+
+
+def compared(training: Training, losses: list[tuple[float, float]], wanted: Found, first: int) -> dict[str, Any]:
+    """Relative differences of losses, norms and gradients from the update `first` on."""
+    places = range(first, first + len(losses))
+    gradients = [apart(training.gradients[place - first], wanted.gradients[place]) for place in places]
+    return {
+        "loss": max(_number(loss, wanted.losses[place]) for (loss, _), place in zip(losses, places, strict=True)),
+        "norm": max(_number(norm, wanted.norms[place]) for (_, norm), place in zip(losses, places, strict=True)),
+        "gradients": max(gradients)[0],
+        "worst gradient": max(gradients)[1],
+    }
+
+
+def _number(found: float, wanted: float) -> float:
+    return abs(found - wanted) / abs(wanted)
+
+
+def trains(case: Case, name: str, loader: FsdpLoader, rank: int) -> dict[str, Any]:
+    """A feature in a layout, beside the reference, which one process makes. Saves its state for others."""
+    feature = FEATURES[name]
+    training = Training(case, feature, loader, rank)
+    place = case.folder / f"{case.kind}, {name}.pt"
+    if dist.get_world_size() == 1 and not place.exists():
+        adapter = {name: one for name, one in training.initial.items() if is_adapter(name)}
+        torch.save(plain(case.folder / case.kind, feature, adapter), place)
+    wanted: Found = torch.load(place, weights_only=False)
+    training.prepare()
+    losses = [training.update() for _ in range(STEPS - 1)]
+    weights, tensor = apart(training.weights(), wanted.weights)
+    found = compared(training, losses, wanted, 0) | {"weights": weights, "worst weight": tensor}
+    if name in SAVED:
+        folder = state_folder(case, name, name_of(loader.place.dims))
+        save_state(training.backend.state("own"), {}, folder, dist.group.WORLD)
+        state = training.state()
+        if rank == 0:
+            torch.save(state, folder / "whole.pt")
+    micros = training.batch.minibatches[0]
+    return found | {"micro-batches": len(micros), "idle": any(micro.empty for micro in micros)}
+
+
+def loads(case: Case, name: str, saver: Path, loader: FsdpLoader, rank: int) -> dict[str, Any]:
+    """Load what another layout has saved, compare all of it, and go on: the last update beside the reference's."""
+    training = Training(case, FEATURES[name], loader, rank)
+    training.prepare()  # with the weights of the start, as in the run that was saved
+    training.backend.load_state(saver, "own")
+    loaded, _ = apart(training.state(), torch.load(saver / "whole.pt"))
+    wanted: Found = torch.load(case.folder / f"{case.kind}, {name}.pt", weights_only=False)
+    found = compared(training, [training.update()], wanted, STEPS - 1)
+    weights, tensor = apart(training.weights(), wanted.last)
+    return found | {"loaded": loaded, "weights": weights, "worst weight": tensor, "from": saver.name}
+
+
+def state_folder(case: Case, name: str, layout: str) -> Path:
+    return case.folder / "states" / case.kind / name / layout
+
+
+def act(rank: int, world: int, port: int, case: Case, out: str) -> None:
+    """All layouts of `world` processes; `out`-`rank`.json gets what each run found."""
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    with reduced_as_float32():
+        rows = [row for dims in layouts(case.kind, world) for row in runs(case, dims, rank)]
+    Path(f"{out}-{rank}.json").write_text(json.dumps(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def runs(case: Case, dims: ParallelDims, rank: int) -> Iterator[dict[str, Any]]:
+    loader = FsdpLoader(RunConfig(), torch.float32, CPU, dims)
+    about = {"kind": case.kind, "layout": name_of(dims), "world": dist.get_world_size(), "rank": rank}
+    for name in case.features:
+        if not case.loads:
+            yield about | {"feature": name} | trains(case, name, loader, rank)
+        elif name in SAVED:
+            for saver in sorted(state_folder(case, name, "").iterdir()):
+                yield about | {"feature": name} | loads(case, name, saver, loader, rank)
