@@ -31,12 +31,13 @@ def most(rows: list[dict[str, Any]]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_as_one_in_float64(proof: dict[str, Any], tmp_path: Path) -> None:
-    """All layouts, with all features at once and with idle ranks; and load what each other one has saved."""
-    rows = proof["differences"](tmp_path, ["dense", "experts"], [2], ["idle ranks", *ALL], "float64")
+    """All layouts, with all features at once, of which some leave a rank idle; and load what each other one saved."""
+    rows = proof["differences"](tmp_path, ["dense"], [2], ["all, adapter", "all, critic"], "float64")
+    rows += proof["differences"](tmp_path, ["experts"], [2], ["all, policy"], "float64")
     dense = {("dense", name) for name in ("shard 2", "context 2", "replicate 2")}
     experts = {("experts", name) for name in ("shard 2 × expert 2", "context 2 × expert 2")}
     assert layouts(rows, 2) == dense | experts
-    assert all(row["micro-batches"] > 1 for row in rows if row["feature"] == "all, policy" and "from" not in row)
+    assert all(row["micro-batches"] > 1 for row in rows if "from" not in row)
     assert {row["layout"] for row in rows if row.get("idle")} >= {"shard 2", "replicate 2", "shard 2 × expert 2"}
     assert most(rows) <= 1e-10, max(rows, key=lambda row: most([row]))
     savers = {(row["kind"], row["layout"], row["from"]) for row in rows if "from" in row}
