@@ -273,10 +273,10 @@ def main() -> None:
                 found = on_ranks(measured, ranks, str(path), layout, given.repeats, given.cold)
                 rows.append({"size": size, "parameters": parameters, "layout": layout, **found})
                 table.add_row(*row_of(size, layout, found))
+                write_json(given.json, {"cold": given.cold, "rows": rows})  # a long run may be ended
     console = Console(highlight=False)
     console.width = max(console.width, 180)  # also into a file
     console.print(table)
-    write_json(given.json, {"cold": given.cold, "rows": rows})
 
 
 if __name__ == "__main__":
