@@ -62,8 +62,9 @@ def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) ->
     """Allocate a model that is on the meta device, sharded or not, and read this rank's rows of each parameter; buffers
     keep their values. Not collective."""
     _allocate(model, device)
+    model.lm.tie_weights()  # allocating memory untied tied parameters, which are to be read once
     with torch.no_grad():
-        for name, parameter in model.lm.named_parameters(remove_duplicate=False):
+        for name, parameter in model.lm.named_parameters():
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             rows = rows_of(parameter)
             if own.numel():
