@@ -74,4 +74,4 @@ def test_nothing_that_steps_leave_behind_grows_with_them() -> None:
         before = objects()
         for step in range(4, 14):
             trainer.after_step(step, trainer.step(step))
-        assert objects() - before < 100  # a step has 512 samples
+        assert objects() - before < 512  # the samples of one of ten steps
