@@ -6,6 +6,7 @@ generated; a verifier turns a `VerifyRequest` into a `Verdict`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,8 @@ from typing import Any, Literal, Protocol, get_args
 
 Message = Mapping[str, str]
 """One chat message: `{"role": "user", "content": "What is 2+2?"}`."""
+IMAGE = "<image>"
+"""Stands in a message's text for one of its prompt's pictures, in their order."""
 FinishReason = Literal["stop", "length"]
 Ended = Literal["done", "turns", "turn_tokens", "drawn_tokens", "tokens", "tool_calls", "seconds", "failed"]
 """Why a conversation ended: its environment was done, a limit was reached, or the environment failed twice.
@@ -26,6 +29,9 @@ ENDED: tuple[Ended | None, ...] = (None, *get_args(Ended))
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One row of a dataset.
+
+    images: encoded pictures (PNG, JPEG, …), as many as there are `IMAGE` markers in the messages, in that order.
+    Without any, such a marker is plain text.
 
     >>> Prompt(
     ...     id="openai/gsm8k:train:0",
@@ -45,6 +51,15 @@ class Prompt:
     verifier: str
     ground_truth: str
     extra_info: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def content(self) -> bytes:
+        """What a fingerprint of the prompt hashes. It is short: a digest stands for the pictures."""
+        return "".join((repr(self), *self.image_digests())).encode(errors="surrogatepass")
+
+    def image_digests(self) -> tuple[str, ...]:
+        """Hexadecimal, of each picture: equal for equal bytes."""
+        return tuple(hashlib.blake2b(image, digest_size=16).hexdigest() for image in self.images)
 
     def request(self, completion: str = "", finish_reason: FinishReason | Literal[""] = "") -> VerifyRequest:
         """The input of a verifier for a response to this prompt."""

@@ -59,7 +59,7 @@ def prompts_mark(prompts: Sequence[Prompt]) -> str:
     """A hexadecimal hash that changes with any prompt, its position or its verifier."""
     found = hashlib.blake2b(digest_size=16)
     for prompt in prompts:
-        found.update(repr(prompt).encode(errors="surrogatepass"))
+        found.update(prompt.content())
     return found.hexdigest()
 
 

@@ -78,11 +78,11 @@ def tokenized(
 
 def content_of(prompts: Sequence[Prompt]) -> str:
     """Hexadecimal hash of the rows and of the whole content of their files; empty if the rows are not from unchanged
-    files."""
+    files, or have pictures: those may be other files, and the tokens depend on more than the tokenizer."""
     if isinstance(prompts, JoinedPrompts):
         parts = [content_of(part) for part in prompts.parts]
         return _hashed(*parts) if all(parts) else ""
-    if not isinstance(prompts, PromptTable) or not prompts.is_current():
+    if not isinstance(prompts, PromptTable) or prompts.has_images or not prompts.is_current():
         return ""
     try:
         with prompts.origin.file.open("rb") as file:

@@ -223,7 +223,7 @@ def _written(prompts: Sequence[Prompt]) -> bytes:
 
 def _text(prompt: Prompt) -> bytes:
     """The entry of a prompt in the fingerprint."""
-    return repr(prompt).encode(errors="surrogatepass")
+    return prompt.content()
 
 
 def _are_many(prompts: Sequence[Prompt]) -> bool:

@@ -7,6 +7,7 @@
 | `ability`      | string                        | e.g. `math`                                             |
 | `reward_model` | struct<style, ground_truth>   | `style` is the verifier's name (verl's files say `rule`)|
 | `extra_info`   | struct                        | split, index and all else the converter keeps      |
+| `images`       | list<struct<bytes, path>>     | encoded pictures; only if some row has any               |
 
 Rows whose `extra_info` differ in shape cannot be a parquet struct without loss: they are stored as a struct of one
 field, `rlcli_json`, that holds the JSON text. `unpack_extra_info` turns both forms back into the dict.
@@ -36,20 +37,22 @@ def row(
     ground_truth: str,
     ability: str = "math",
     extra_info: Mapping[str, Any] | None = None,
+    images: Sequence[bytes] = (),
 ) -> dict[str, Any]:
-    """One parquet row, as `write_rows` takes it.
+    """One parquet row, as `write_rows` takes it. images: encoded, one for each `<image>` in the messages.
 
     >>> r = row(data_source="toy", messages=[{"role": "user", "content": "1+1="}], verifier="gsm8k", ground_truth="2")
     >>> r["reward_model"]
     {'style': 'gsm8k', 'ground_truth': '2'}
     """
-    return {
+    found = {
         "data_source": data_source,
         "prompt": [dict(message) for message in messages],
         "ability": ability,
         "reward_model": {"style": verifier, "ground_truth": ground_truth},
         "extra_info": dict(extra_info or {}),
     }
+    return found | ({"images": list(images)} if images else {})
 
 
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
@@ -61,6 +64,7 @@ def prompt_row(prompt: Prompt) -> dict[str, Any]:
         ground_truth=prompt.ground_truth,
         ability=prompt.ability,
         extra_info=prompt.extra_info,
+        images=prompt.images,
     )
 
 
@@ -122,7 +126,21 @@ def rows_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     }
     columns = {name: _column(name, [row[name] for row in rows], kind) for name, kind in types.items()}
     columns["extra_info"] = extra_info_column([row["extra_info"] for row in rows])
+    if any(row.get("images") for row in rows):
+        columns["images"] = image_column([row.get("images", ()) for row in rows])
     return pa.table(columns)
+
+
+def image_column(rows: Sequence[Sequence[bytes]]) -> Any:
+    """The encoded pictures of each row as a column of list<struct<bytes, path>>, without paths."""
+    import pyarrow as pa
+
+    kind = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    stored = ([{"bytes": image, "path": None} for image in images] for images in rows)
+    try:
+        return pa.chunked_array([pa.array([one], type=kind) for one in stored], type=kind)  # a chunk has at most 2 GiB
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"column 'images' is not {kind}: {error!s:.200}", "fix the converter") from error
 
 
 def _column(name: str, values: list[Any], kind: Any) -> Any:

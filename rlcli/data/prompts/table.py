@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from rlcli.data.prompts.schema import JSON_FIELD, unpack_extra_info
 from rlcli.errors import ConfigError, DataError
+from rlcli.images.rows import BadImage, content_text, marked, pictures
 from rlcli.scoring.expression import Composition, parse
 from rlcli.scoring.registry import of_row
-from rlcli.types import Prompt
+from rlcli.types import Message, Prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,9 @@ REQUIRED = ("data_source", "prompt", "reward_model")
 ROWS_AT_ONCE = 128
 """Rows that an iteration holds as Python objects. Few: a row may have megabytes of test cases."""
 READ_AT_ONCE = 1 << 16
+IMAGES = "images"
+IMAGE_ROWS_AT_ONCE = 64
+"""Rows with pictures that are read: more than 2 GiB at once cannot be."""
 
 
 def read_sets(
@@ -82,13 +86,16 @@ def _read(file: Path) -> Any:
             missing = [name for name in REQUIRED if name not in columns]
             if missing:
                 raise DataError(f"data: {file} has no column '{missing[0]}' (it has {', '.join(columns)})", hint)
-            wanted = [name for name in (*REQUIRED, "ability", "extra_info") if name in columns]
-            batches = list(parquet.iter_batches(READ_AT_ONCE, columns=wanted))
+            images = _image_column(parquet.schema_arrow)
+            wanted = [name for name in (*REQUIRED, "ability", "extra_info", images) if name in columns]
+            batches = list(parquet.iter_batches(IMAGE_ROWS_AT_ONCE if images else READ_AT_ONCE, columns=wanted))
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"data: {file} cannot be read as parquet: {str(error).rstrip('. '):.200}", hint) from error
     if not sum(map(len, batches)):
         raise DataError(f"data: {file} has no rows", hint)
     table = pyarrow.Table.from_batches(batches)
+    if images:
+        table = table.rename_columns([IMAGES if name == images else name for name in table.column_names])
     for name in table.column_names:
         try:
             table.column(name).validate(full=True)
@@ -98,6 +105,27 @@ def _read(file: Path) -> Any:
                 "store that row's text as UTF-8",
             ) from error
     return table
+
+
+def _image_column(schema: Any) -> str:
+    """The column that holds the rows' pictures: `images`, as in verl's files, or `image`, one for each row, as in some
+    of TRL's. Empty if there is none; columns of these names with other types are not read."""
+    import pyarrow.types as kinds
+
+    def is_binary(kind: Any) -> bool:
+        return bool(kinds.is_binary(kind) or kinds.is_large_binary(kind))
+
+    def is_one(kind: Any) -> bool:
+        return is_binary(kind) or (kinds.is_struct(kind) and not {"bytes", "path"}.isdisjoint(f.name for f in kind))
+
+    for name in (IMAGES, "image"):
+        if schema.get_field_index(name) < 0:
+            continue
+        kind = schema.field(name).type
+        many = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+        if is_one(kind) or (name == IMAGES and many and (is_one(kind.value_type) or _is_text_type(kind.value_type))):
+            return name
+    return ""
 
 
 def _row_of_bad_text(column: Any) -> str:
@@ -143,6 +171,7 @@ class PromptTable(Sequence[Prompt]):
         self.table, self.origin, self.first = table, origin, first
         self.places: np.ndarray = np.arange(len(table)) if places is None else places
         self._of_style = cache(lambda style: str(of_row(origin.expression, style)))
+        self.has_images = IMAGES in table.column_names
 
     def __len__(self) -> int:
         return len(self.places)
@@ -159,6 +188,9 @@ class PromptTable(Sequence[Prompt]):
         return self._prompt(at, row)
 
     def __iter__(self) -> Iterator[Prompt]:
+        if self.has_images and not _are_counts(self.table.column(IMAGES)):
+            yield from map(self.__getitem__, range(len(self)))  # one at a time, with its megabytes
+            return
         for start in range(0, len(self), ROWS_AT_ONCE):
             places = self.places[start : start + ROWS_AT_ONCE].tolist()
             low = places[0]
@@ -189,7 +221,11 @@ class PromptTable(Sequence[Prompt]):
         return PromptTable(self.table, self.origin, chosen, self.first)
 
     def without(self, column: str) -> PromptTable:
-        """The same rows without an optional column."""
+        """The same rows without an optional column. Without their images, the messages still have the markers."""
+        if column == IMAGES and self.has_images:
+            at = self.table.column_names.index(IMAGES)
+            counts = self.table.set_column(at, IMAGES, _image_counts(self.table.column(IMAGES)))
+            return PromptTable(counts, self.origin, self.places, self.first)
         names = [name for name in self.table.column_names if name != column]
         return PromptTable(self.table.select(names), self.origin, self.places, self.first)
 
@@ -223,7 +259,8 @@ class PromptTable(Sequence[Prompt]):
         columns = {name: self.table.column(name) for name in self.table.column_names}
         ability, extra, reward = columns.get("ability"), columns.get("extra_info"), columns["reward_model"]
         return (
-            _is_text(columns["data_source"])
+            not self.has_images
+            and _is_text(columns["data_source"])
             and _are_chats(columns["prompt"])
             and (ability is None or _is_text(ability, nulls=True) or kinds.is_null(ability.type))
             and (extra is None or _are_extras(extra))
@@ -258,9 +295,18 @@ class PromptTable(Sequence[Prompt]):
         def bad(what: str, hint: str = "fix that row, or make the file again with: rlcli prep NAME") -> DataError:
             return DataError(f"data: {self.origin.file}, row {number} (the first is 0): {what}", hint)
 
-        messages = row["prompt"]
-        if not _is_chat(messages):
-            raise bad(f"'prompt' must be a list of messages with role and content as text, and is {messages!r:.120}")
+        messages = _chat(row["prompt"])
+        if messages is None:
+            raise bad(
+                f"'prompt' must be a list of messages with role and content as text, and is {row['prompt']!r:.120}"
+            )
+        images: tuple[bytes, ...] = ()
+        if self.has_images or _are_parts(row["prompt"]):
+            try:
+                images, count = self._images(row.get(IMAGES))
+                messages = marked(messages, count)
+            except BadImage as error:
+                raise bad(str(error)) from error
         reward = row["reward_model"]
         if not isinstance(reward, dict) or not isinstance(reward.get("ground_truth"), str):
             raise bad(f"'reward_model' must hold 'ground_truth' as text, and is {reward!r:.120}")
@@ -271,13 +317,21 @@ class PromptTable(Sequence[Prompt]):
             raise bad(f"'extra_info' must be a struct, and is {extra!r:.120}")
         return Prompt(
             id=f"{self.origin.label}{'/' * bool(self.origin.label)}{source}:{self.origin.split}:{number}",
-            messages=tuple({"role": message["role"], "content": message["content"]} for message in messages),
+            messages=messages,
             data_source=source,
             ability=ability,
             verifier=self._verifier(reward.get("style"), bad),
             ground_truth=reward["ground_truth"],
             extra_info=unpack_extra_info(extra),
+            images=images,
         )
+
+    def _images(self, value: Any) -> tuple[tuple[bytes, ...], int]:
+        """The row's pictures and their number; of a table without its images, the number alone."""
+        if isinstance(value, int):
+            return (), value
+        found = pictures(value, self.origin.file.parent)
+        return found, len(found)
 
     def _verifier(self, style: Any, bad: Callable[..., DataError]) -> str:
         if not self.origin.expression.names_rows_own:
@@ -367,10 +421,41 @@ def verifiers_of(prompts: Sequence[Prompt]) -> dict[str, str]:
     return found
 
 
-def _is_chat(messages: Any) -> bool:
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        return False
-    return bool(messages) and all(isinstance(one.get(key), str) for one in messages for key in ("role", "content"))
+def _chat(messages: Any) -> tuple[Message, ...] | None:
+    """The messages with their content as text; None if it is no chat."""
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        return None
+    found = []
+    for message in messages:
+        role, content = message.get("role"), content_text(message.get("content"))
+        if not isinstance(role, str) or content is None:
+            return None
+        found.append({"role": role, "content": content})
+    return tuple(found)
+
+
+def _are_parts(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(not isinstance(message["content"], str) for message in messages)
+
+
+def _are_counts(images: Any) -> bool:
+    """Whether a table's column of images has only their numbers (see `PromptTable.without`)."""
+    import pyarrow.types as kinds
+
+    return bool(kinds.is_integer(images.type))
+
+
+def _image_counts(column: Any) -> Any:
+    """The number of pictures in each row of a column of them."""
+    import pyarrow.compute
+    import pyarrow.types as kinds
+
+    if _are_counts(column):
+        return column
+    kind = column.type
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        return pyarrow.compute.fill_null(pyarrow.compute.list_value_length(column), 0)
+    return pyarrow.compute.cast(column.is_valid(), "int64")
 
 
 def _is_verls(style: str) -> bool:
@@ -379,10 +464,13 @@ def _is_verls(style: str) -> bool:
 
 
 def _is_text(column: Any, nulls: bool = False) -> bool:
+    return _is_text_type(column.type) and (nulls or not column.null_count)
+
+
+def _is_text_type(kind: Any) -> bool:
     import pyarrow.types as kinds
 
-    text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
-    return text and (nulls or not column.null_count)
+    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
 def _has_texts(column: Any, *names: str) -> bool:

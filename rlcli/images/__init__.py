@@ -1,0 +1,1 @@
+"""Pictures of prompts: how rows hold them, and decoding them safely."""
