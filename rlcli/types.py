@@ -281,8 +281,9 @@ class ConvertOptions:
 
     source: a hub id, or a local folder or file. subset: a named part of the source (of a hub dataset, its
     configuration). task: which of a generator's tasks. difficulty, seed: of generated problems. count, test_count: rows
-    to generate for the train and for the test split. columns: our name of a column → its name in the source. verifier,
-    data_source, ability: values for every row. instruction: text added to each question.
+    to generate for the train and for the test split. kinds, cells, cell: of generated pictures, the kinds of question,
+    the cells on a side, and the pixels on a cell's side. columns: our name of a column → its name in the source.
+    verifier, data_source, ability: values for every row. instruction: text added to each question.
     """
 
     source: str | None = None
@@ -292,6 +293,9 @@ class ConvertOptions:
     seed: int | None = None
     count: int | None = None
     test_count: int | None = None
+    kinds: str | None = None
+    cells: int | None = None
+    cell: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     verifier: str | None = None
     data_source: str | None = None

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ConfigError, DataError
+from rlcli.images.rows import content_text, marked
 from rlcli.types import Converter, ConvertOptions, Message, Prompt, RawRow
+from rlcli_data_prep.images import images_of
 from rlcli_data_prep.sources import ENDINGS, read_splits, text
 
 OPTIONS = {
     "columns": "our names for its columns, e.g. prompt=question,answer=target (prompt=prompt,answer=answer); "
-    "ground_truth also means the answer; any other name goes into extra_info, response for a worked answer",
+    "ground_truth also means the answer, images the pictures; any other name goes into extra_info, response "
+    "for a worked answer",
     "verifier": "what scores the rows: a name or an expression; required",
     "instruction": "text to append to each question, such as the answer format that the verifier reads (none)",
     "data_source": "the rows' name in metrics (the source's own)",
@@ -30,13 +33,17 @@ def read(options: ConvertOptions) -> dict[str, Iterator[RawRow]]:
 
 
 def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
-    """The question (text or chat messages), the ground truth (text or number, else its JSON), and in `extra_info` the
-    other columns of `columns`, under our name."""
+    """The question (text or chat messages), the ground truth (text or number, else its JSON), pictures if `columns`
+    names them, and in `extra_info` the other columns of `columns`, under our name."""
     columns = dict(options.columns)
     messages = chat(row, _there(row, columns.pop("prompt", "prompt"), "prompt"))
     if options.instruction:
         last = messages[-1]
         messages = (*messages[:-1], {**last, "content": f"{last['content']}\n\n{options.instruction}"})
+    images: tuple[bytes, ...] = ()
+    if there := columns.pop("images", ""):
+        images = images_of(row, options, _there(row, there, "images"))
+        messages = marked(messages, len(images))
     # `answer` or `ground_truth` names the answer; with both, `answer` is one more column for extra_info.
     truth = _truth(row, _there(row, columns.pop("ground_truth", "") or columns.pop("answer", "answer"), "answer"))
     return Prompt(
@@ -47,6 +54,7 @@ def prompt(row: Mapping[str, Any], options: ConvertOptions) -> Prompt:
         verifier=options.verifier or "",
         ground_truth=truth,
         extra_info={name: _json(row, column) for name, column in columns.items()},
+        images=images,
     )
 
 
@@ -70,7 +78,13 @@ def chat(row: Mapping[str, Any], column: str) -> tuple[Message, ...]:
     for message in value:
         if not isinstance(message, Mapping):
             raise DataError(f"'{column}' holds no chat message: {message!r:.80}", "give role and content as text")
-    return tuple({"role": text(message, "role"), "content": text(message, "content")} for message in value)
+    return tuple({"role": text(message, "role"), "content": _content(message)} for message in value)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    """Text, or a list of parts as text with `<image>` markers."""
+    parts = message.get("content")
+    return (content_text(parts) if isinstance(parts, list) else None) or text(message, "content")
 
 
 def _there(row: Mapping[str, Any], column: str, ours: str) -> str:

@@ -174,7 +174,10 @@ def _dataset_rows(hub_id: str, split: str, dataset: Any) -> Iterator[RawRow]:
     sums = getattr(dataset.info, "download_checksums", None) or {}
     revision = next((match[1] for match in map(_REVISION.match, sums) if match), "")
     origin = f"{hub_id}@{revision[:12]}" if revision else hub_id
-    for number, values in enumerate(dataset):
+    # `datasets` would decode pictures; as Arrow, they stay encoded.
+    has_images = "Image(" in str(dataset.features)
+    rows = (one.to_pylist()[0] for one in dataset.with_format("arrow")) if has_images else dataset
+    for number, values in enumerate(rows):
         yield RawRow(values, f"{hub_id}, split {split}, {_row(number)}", origin)
 
 

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rlcli.types import Prompt
+from rlcli.types import IMAGE, Prompt
 
 NGRAM, SHARE = 13, 0.5
 """Defaults. On GSM8K, whose splits are disjoint, they remove 2 of the 7473 train rows."""
@@ -73,8 +73,12 @@ class EvaluationSet:
 
 
 def question(prompt: Prompt) -> str:
-    """The question: all messages except the system's."""
-    return "\n".join(message["content"] for message in prompt.messages if message["role"] != "system")
+    """The question: all messages except the system's. A digest stands for each picture: the same text about another
+    picture is another question."""
+    text = "\n".join(message["content"] for message in prompt.messages if message["role"] != "system")
+    for digest in prompt.image_digests():
+        text = text.replace(IMAGE, f" {digest} ", 1)
+    return text
 
 
 def normalised(text: str) -> str:

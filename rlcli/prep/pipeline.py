@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from rlcli.errors import DataError
+from rlcli.images.decoding import decode
+from rlcli.images.rows import BadImage
 from rlcli.prep import steps
 from rlcli.prep.decontaminate import NGRAM, SHARE
 from rlcli.prep.steps import EXAMPLES, REPORT_EVERY, OnProgress, Outcome, Row, Rows
@@ -141,6 +144,7 @@ def _convert(
             f"--split = {plan.split}: {converter.name} has only {', '.join(raw)}", "give that, or another --source"
         )
     rows, read, origins, bad = Rows(), dict[str, int](), dict[str, None](), list[DataError]()
+    removed = Counter[str]()
     for split in [plan.split] if plan.split is not None else raw:
         converted = rows[split] = []
         for index, one in enumerate(raw[split]):
@@ -148,19 +152,24 @@ def _convert(
             origins[one.origin] = None
             try:
                 converted.append(Row(_prompt(converter, one, options, split, index), one.where))
+            except BadImage as error:  # datasets of the web have some, which are no reason to stop
+                bad.append(DataError(f"{one.where}: {error}", "fix that row of the source"))
+                removed["bad image"] += 1
             except DataError as error:
                 if not plan.skip_bad:
                     raise DataError(error.message, f"{error.hint}, or leave such rows out with --skip-bad") from error
                 bad.append(error)
+                removed["malformed"] += 1
             if read[split] % REPORT_EVERY == 0:
                 on_progress(f"read {split}", read[split], None)
         if not converted:
-            why = f"all {len(bad)} rows are malformed, the first: {bad[0].message}" if bad else "it is empty"
+            what = "have bad images" if removed["bad image"] == len(bad) else "are malformed"
+            why = f"all {len(bad)} rows {what}, the first: {bad[0].message}" if bad else "it is empty"
             raise DataError(f"{converter.name}: no row of the {split} split: {why}", "check the source")
     done = [Step("read", read)]
     if bad:
         left = {split: len(some) for split, some in rows.items()}
-        done.append(Step("convert", left, {"malformed": len(bad)}, [error.message for error in bad[:EXAMPLES]]))
+        done.append(Step("convert", left, dict(removed), [error.message for error in bad[:EXAMPLES]]))
     return rows, done, [origin for origin in origins if origin]
 
 
@@ -169,8 +178,12 @@ def _prompt(converter: Converter, raw: RawRow, options: ConvertOptions, split: s
         raise DataError(f"{raw.where}: {raw.problem}", "fix that row of the source")
     try:
         prompt = converter.prompt(raw.values, options)
+        for image in prompt.images:
+            decode(image)
         json_ready = {"split": split, "index": index, **prompt.extra_info}
         return replace(prompt, id=f"{prompt.data_source}:{split}:{index}", extra_info=json_ready)
+    except BadImage:
+        raise
     # A short converter just accesses the values that it needs; a row without them is malformed.
     except (DataError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise located(raw.where, error) from error

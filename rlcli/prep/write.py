@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.data.prompts.provenance import stamped
-from rlcli.data.prompts.schema import prompt_row, rows_table, write_tables
+from rlcli.data.prompts.schema import image_column, prompt_row, rows_table, write_tables
+from rlcli.images.rows import content_parts
 from rlcli.types import Prompt
 
 
@@ -33,13 +34,16 @@ def _flat_table(prompts: Sequence[Prompt]) -> Any:
     A pyarrow table of `prompt` (messages), `solution` (the answer; in mathematics between $ signs, where TRL's
     accuracy_reward finds it), `answer` (unchanged), `data_source`, `verifier`, and the scalar fields of `extra_info`.
 
-    A field of `extra_info` with the name of another column becomes `extra_NAME`.
+    A field of `extra_info` with the name of another column becomes `extra_NAME`. If there are pictures, they are the
+    column `images`, and a message's content is a list of parts.
     """
     import pyarrow as pa
 
-    message = pa.struct([("role", pa.string()), ("content", pa.string())])
+    has_images = any(prompt.images for prompt in prompts)
+    part = pa.struct([("type", pa.string()), ("text", pa.string())])
+    message = pa.struct([("role", pa.string()), ("content", pa.list_(part) if has_images else pa.string())])
     columns: dict[str, Any] = {
-        "prompt": pa.array([[dict(one) for one in prompt.messages] for prompt in prompts], type=pa.list_(message)),
+        "prompt": pa.array([_messages(prompt, has_images) for prompt in prompts], type=pa.list_(message)),
         "solution": [_solution(prompt) for prompt in prompts],
         "answer": [prompt.ground_truth for prompt in prompts],
         "data_source": [prompt.data_source for prompt in prompts],
@@ -50,7 +54,26 @@ def _flat_table(prompts: Sequence[Prompt]) -> Any:
         values = [prompt.extra_info.get(name) for prompt in prompts]
         if all(value is None or isinstance(value, str | bool | int | float) for value in values):
             columns[f"extra_{name}" if name in columns else name] = _one_type(values)
-    return pa.table(columns)
+    return _with_images(columns, prompts) if has_images else pa.table(columns)
+
+
+def _messages(prompt: Prompt, as_parts: bool) -> list[dict[str, Any]]:
+    if not as_parts:
+        return [dict(one) for one in prompt.messages]
+    if not prompt.images:  # a marker without a picture is text
+        return [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in prompt.messages]
+    return [{**one, "content": content_parts(one["content"])} for one in prompt.messages]
+
+
+def _with_images(columns: dict[str, Any], prompts: Sequence[Prompt]) -> Any:
+    """The table with a column of pictures that `datasets` decodes: its metadata names the type."""
+    import datasets
+    import pyarrow as pa
+
+    table = pa.table({**columns, "images": image_column([prompt.images for prompt in prompts])})
+    features = datasets.Features.from_arrow_schema(table.schema)
+    features["images"] = datasets.List(datasets.Image())
+    return table.replace_schema_metadata(features.arrow_schema.metadata)
 
 
 def _solution(prompt: Prompt) -> str:

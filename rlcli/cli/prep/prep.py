@@ -84,6 +84,9 @@ Difficulty = Annotated[int | None, of_source(help="Difficulty of generated probl
 Seed = Annotated[int | None, of_source(help="Seed of generated problems.")]
 Count = Annotated[int | None, of_source(help="Generated rows of train.")]
 TestCount = Annotated[int | None, of_source(help="Generated rows of test.")]
+Kinds = Annotated[str | None, of_source(metavar="KIND,…", help="Kinds of generated questions.")]
+Cells = Annotated[int | None, of_source(help="Cells on a side of a generated picture.")]
+Cell = Annotated[int | None, of_source(help="Pixels on a side of such a cell.")]
 Split = Annotated[str | None, of_rows(help="Only this one: train or test.")]
 MinPromptChars = Annotated[int | None, of_rows(min=1)]
 MaxPromptChars = Annotated[int | None, of_rows(min=1)]
@@ -127,6 +130,9 @@ def prep(
     seed: Seed = None,
     count: Count = None,
     test_count: TestCount = None,
+    kinds: Kinds = None,
+    cells: Cells = None,
+    cell: Cell = None,
     split: Split = None,
     min_prompt_chars: MinPromptChars = None,
     max_prompt_chars: MaxPromptChars = None,
@@ -161,6 +167,7 @@ def prep(
 
     options = ConvertOptions(source=source, subset=subset, columns=_columns(columns or []))
     options = replace(options, task=task, difficulty=difficulty, seed=seed, count=count, test_count=test_count)
+    options = replace(options, kinds=kinds, cells=cells, cell=cell)
     options = replace(options, verifier=verifier, data_source=data_source, ability=ability, instruction=instruction)
     plan = Plan(split=split, dedup=dedup, shuffle=shuffle, limit=limit, check=not no_check, skip_bad=skip_bad)
     plan = replace(plan, min_chars=min_prompt_chars, max_chars=max_prompt_chars)

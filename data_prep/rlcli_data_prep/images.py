@@ -1,0 +1,28 @@
+"""Prompts about the pictures of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import DataError
+from rlcli.images.rows import marked, pictures
+from rlcli.types import ConvertOptions, Message
+from rlcli_data_prep.sources import first
+
+
+def images_of(row: Mapping[str, Any], options: ConvertOptions, *columns: str) -> tuple[bytes, ...]:
+    """The pictures in the first of `columns` that is not None, one or a list; paths are relative to the local source's
+    folder. Raises `DataError` if there is none, and `BadImage`."""
+    column, value = first(row, *columns)
+    source = Path(options.source or ".").expanduser()
+    found = pictures(value, source if source.is_dir() else source.parent)
+    if not found:
+        raise DataError(f"no image in column '{column}'", "fix that row, or give a source with that column")
+    return found
+
+
+def asked(question: str, images: tuple[bytes, ...]) -> tuple[Message, ...]:
+    """A user's question about the images, which come first if it has no markers."""
+    return marked(({"role": "user", "content": question},), len(images))
