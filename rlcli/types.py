@@ -310,9 +310,10 @@ class Converter:
     summary: one line for `rlcli prep list`. source: where the rows come from (a hub id, or "generated"). verifier: the
     one that scores them. read: the raw rows of each split ("train", "test"), possibly lazy; it raises `DataError` for a
     source that cannot be read and `ConfigError` for an option out of bounds. prompt: one row's values as a `Prompt`
-    with the id "" and the dataset's extra fields in `extra_info`; it raises `DataError` only about the values, and the
-    caller adds the row's position, its id, and `split` and `index` to `extra_info`. options: which fields of
-    `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others. reference: paper, licence, size.
+    with the id "" and the dataset's extra fields in `extra_info`; it raises `DataError` only about the values, or
+    `BadImage` about its pictures, and the caller adds the row's position, its id, and `split` and `index` to
+    `extra_info`. options: which fields of `ConvertOptions` it reads, name → help; `rlcli prep` refuses the others.
+    reference: paper, licence, size.
 
         def read(options: ConvertOptions) -> dict[str, list[RawRow]]:
             return {"train": [RawRow({"country": "France", "city": "Paris"}, "row 0")]}

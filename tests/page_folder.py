@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from PIL import Image
 
 from rlcli.cli.main import main
 from rlcli.config.load import Resolved, dump_toml, resolve
@@ -54,6 +55,8 @@ RAW: dict[str, dict[str, Any]] = {
         "test_imports": [],
         "test_list": ["assert double({a}) == 2 * {a}"],
     },
+    "geometry3k": {"images": ["figure.png"], "problem": "<image>Find {a} + {b}.", "answer": "{c}"},
+    "chartqa": {"image": "figure.png", "query": "What is {a} + {b}?", "label": ["{c}"]},
 }
 """A row of each dataset of the hub, in its form; a, b, c: two numbers and their sum."""
 REWARDS = """
@@ -103,6 +106,8 @@ def _raw(path: Path, name: str) -> None:
     for split, first in (("train", 0), ("test", ROWS)):
         rows = (_filled(json.dumps(RAW[name]), row) for row in range(first, first + ROWS))
         (path / f"{split}.jsonl").write_text("".join(row + "\n" for row in rows))
+    if "figure.png" in json.dumps(RAW[name]):
+        Image.new("RGB", (8, 8)).save(path / "figure.png")
 
 
 def _home(root: Path) -> None:
@@ -135,6 +140,8 @@ def _files(root: Path) -> None:
     row = {"question": "What is 6 × 7?", "target": "42", "completion": "It is 42"}
     row |= {"prompt": row["question"], "ground_truth": row["target"]}
     (root / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    row = {"question": "How many?", "target": "3", "files": ["raw/geometry3k/figure.png"] * 2}
+    (root / "pictures.jsonl").write_text(json.dumps(row) + "\n")
     (root / "grpo.yaml").write_bytes((FOREIGN / "trl_grpo.yaml").read_bytes())
     (root / "run_qwen2-7b.sh").write_bytes((FOREIGN / "verl_grpo.sh").read_bytes())
 

@@ -83,12 +83,13 @@ def _picture(value: Any, number: int, folder: Path) -> bytes:
     if not isinstance(path, str) or not path:
         raise BadImage(f"image {number} has neither bytes nor a path")
     file = folder / path
-    if not file.is_file():
-        raise BadImage(f"image {number}: no such file: {file}")
+    shown = f"{str(file)!a:.200}"
     try:
+        if not file.is_file():  # never a device or a pipe
+            raise BadImage(f"image {number}: no such file: {shown}")
         return file.read_bytes()
     except OSError as error:
-        raise BadImage(f"image {number}: {file} cannot be read: {error.strerror or error}") from error
+        raise BadImage(f"image {number}: {shown} cannot be read: {error.strerror or error}") from error
 
 
 def _part(part: Any) -> str | None:

@@ -112,8 +112,17 @@ def _file(path: Path) -> dict[str, Any]:
         "rows": parquet.metadata.num_rows,
         "columns": {field.name: str(field.type) for field in schema},
         "provenance": recorded(schema.metadata),
-        "first": first.to_pylist()[0] if first is not None and first.num_rows else None,
+        "first": _readable(first.to_pylist()[0]) if first is not None and first.num_rows else None,
     }
+
+
+def _readable(value: Any) -> Any:
+    """The value with the number of bytes in place of bytes, such as pictures."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict):
+        return {name: _readable(item) for name, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def _report_file(shown: dict[str, Any]) -> None:
