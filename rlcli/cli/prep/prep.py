@@ -152,8 +152,6 @@ def prep(
 
     Examples:
 
-      rlcli prep gsm8k
-
       rlcli prep gsm8k --source ~/downloads/gsm8k --out data/gsm8k
 
       rlcli prep arithmetic --difficulty 2 --seed 1
