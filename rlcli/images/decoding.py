@@ -31,7 +31,7 @@ _QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
 
 
 def decode(data: bytes) -> Image:
-    """The picture in RGB, upright, on white where it is transparent. Its greatest need is about 10 bytes a pixel.
+    """The picture in RGB, upright, on white where it is transparent. It needs at most about 16 bytes a pixel.
 
     Raises `BadImage` for what is no picture of `FORMATS`, is broken or truncated, is animated, or has too many pixels
     (`MAX_PIXELS`) or too thin a shape (`MAX_RATIO`).
