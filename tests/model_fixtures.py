@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlcli.model.names import fixed_weights
+
 VOCABULARY = 100
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -24,14 +26,34 @@ SIZES = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+EXPERTS = 6
+MIXTURES: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        "n_routed_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "routed_scaling_factor": 1.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "first_k_dense_replace": 1,
+        "num_hidden_layers": 3,
+    },
+    "mixtral": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    },
+}
+"""Two layers of each have experts."""
 Row = tuple[np.ndarray, int]
 
 
 def tiny_config(kind: str = "qwen2", **changes: Any) -> Any:
     from transformers import AutoConfig
 
-    own: dict[str, Any] = EXPERTS if kind == "qwen3_moe" else {}
+    own = MIXTURES.get(kind, {})
     if kind in ("gemma3_text", "olmo3"):  # by default most of their layers have windows
         layers = ["full_attention"] * changes.get("num_hidden_layers", SIZES["num_hidden_layers"])
         windowed = changes.get("sliding_window") is not None
@@ -48,6 +70,8 @@ def tiny_lm(kind: str = "qwen2", seed: int = 0, **changes: Any) -> Any:
     with torch.no_grad():
         for parameter in lm.parameters():  # the usual small initialisation would hide differences
             parameter.add_(torch.randn_like(parameter) * 0.05)
+        for _, bias in fixed_weights(lm):  # of the size of differences between scores: it changes many choices
+            bias.copy_(torch.randn_like(bias) * 0.1)
     return lm
 
 

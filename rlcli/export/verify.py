@@ -21,10 +21,10 @@ from rlcli.errors import CheckpointError, RlcliError, RunFailed
 from rlcli.export.source import Origin
 from rlcli.export.types import EXACT, ROUNDED, Change, Export, LogProbs, Options, manifest_digest
 from rlcli.export.weights import Stored, write_lora, write_merged, write_model, write_value
-from rlcli.model.experts import stored
 from rlcli.model.io.config import read_config
 from rlcli.model.io.loading import read_model, read_policy, read_value
 from rlcli.model.lora import LoraSpec
+from rlcli.model.names import stored
 from rlcli.model.value import HEAD, read_value_config
 from rlcli.runs.checkpoint import Checkpoint
 
@@ -133,7 +133,8 @@ def critic_of(checkpoint: Checkpoint) -> Stored:
 
 def _change_of_model(folder: Path, base: Mapping[str, Tensor]) -> Change:
     """Change of the weights in `folder` from `base`, in the folder's dtype, so that rounding does not count."""
-    base = dict(part for name, tensor in base.items() for part in stored(name, tensor))
+    kind = read_config(str(folder)).model_type
+    base = dict(part for name, tensor in base.items() for part in stored(name, tensor, kind))
     return _summed((tensor.float() - base[name].to(tensor.dtype).float()) for name, tensor in _tensors(folder))
 
 

@@ -18,10 +18,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM
 
 from rlcli.errors import ModelError
-from rlcli.model.experts import stored, stored_shapes
 from rlcli.model.io.config import read_config
 from rlcli.model.io.loading import read_model
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter, saved_names, write_adapter
+from rlcli.model.names import kept_dtype, named_weights, stored, stored_shapes
 from rlcli.model.value import read_value_config, value_class
 
 INDEX = "model.safetensors.index.json"
@@ -95,9 +95,10 @@ def write_merged(adapter: Path, base: str, dtype: torch.dtype, folder: Path, sto
     config = read_config(base)
     lm = read_model(AutoModelForCausalLM, base, config, dtype=torch.float32)
     merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload(safe_merge=True)
-    weights = dict(merged.named_parameters())  # a tied head is not among them
+    weights = dict(named_weights(merged))  # a tied head is not among them
     shapes = {name: weight.shape for name, weight in weights.items()}
-    _write_weights(shapes, lambda names: {name: weights[name].detach() for name in names}, dtype, folder)
+    kind = config.model_type
+    _write_weights(shapes, lambda names: {name: weights[name].detach() for name in names}, kind, dtype, folder)
     _write_config(config, type(merged).__name__, dtype, folder)
     _write_generation_config(base, config, folder, stops)
     write_tokenizer(base, folder)
@@ -119,9 +120,9 @@ def _skeleton(auto_class: Any, config: Any) -> nn.Module:
 
 
 def _write(lm: nn.Module, config: Any, stored: Stored, dtype: torch.dtype, folder: Path) -> None:
-    names = [name for name, _ in lm.named_parameters()]  # a tied head is not among them
+    names = [name for name, _ in named_weights(lm)]  # a tied head is not among them
     _check(stored, names, config._name_or_path)
-    _write_weights({name: stored.shapes[name] for name in names}, stored.read, dtype, folder)
+    _write_weights({name: stored.shapes[name] for name in names}, stored.read, config.model_type, dtype, folder)
     _write_config(config, type(lm).__name__, dtype, folder)
 
 
@@ -134,17 +135,19 @@ def _check(stored: Stored, names: Iterable[str], base: str) -> None:
         )
 
 
-def _write_weights(shapes: Mapping[str, torch.Size], read: Read, dtype: torch.dtype, folder: Path) -> None:
+def _write_weights(shapes: Mapping[str, torch.Size], read: Read, kind: str, dtype: torch.dtype, folder: Path) -> None:
     """Write safetensors files of bounded size, with one at a time in memory, and an index if there are several. The
-    experts of a layer, which are one tensor in `shapes`, are stored one by one."""
-    parts = {part: (name, own) for name, shape in shapes.items() for part, own in stored_shapes(name, shape).items()}
+    experts of a layer, which are one tensor in `shapes`, are stored one by one. kind: the `model_type`."""
+    parts = {
+        part: (name, own) for name, shape in shapes.items() for part, own in stored_shapes(name, shape, kind).items()
+    }
     plan = split_torch_state_dict_into_shards(
-        {part: torch.empty(own, dtype=dtype, device="meta") for part, (_, own) in parts.items()}
+        {part: torch.empty(own, dtype=kept_dtype(part, dtype), device="meta") for part, (_, own) in parts.items()}
     )
     for file, names in plan.filename_to_tensors.items():
         whole = read(list(dict.fromkeys(parts[part][0] for part in names)))
-        found = dict(one for name, tensor in whole.items() for one in stored(name, tensor))
-        tensors = {part: found[part].to(dtype).contiguous() for part in names}
+        found = dict(one for name, tensor in whole.items() for one in stored(name, tensor, kind))
+        tensors = {part: found[part].to(kept_dtype(part, dtype)).contiguous() for part in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}

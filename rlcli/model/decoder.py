@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rlcli.model.attention import ATTENTION, Segments
 from rlcli.model.experts import Replay
+from rlcli.model.names import named_weights
 from rlcli.model.packed import PackedBatch
 from rlcli.model.parallel.buckets import buckets
 from rlcli.model.parallel.context import ContextGroup, Run
@@ -54,9 +55,10 @@ class Decoder(nn.Module):
         """All weights, whole, one after another under their checkpoint names; a tied head is omitted.
 
         Collective: every rank iterates to the end, in step. A tensor may be the parameter itself: copy what must
-        outlast the next update. dtype: the dtype to cast to; unset: the model's own.
+        outlast the next update. dtype: the dtype to cast to; unset: the model's own. Fixed tensors keep
+        theirs (`rlcli.model.names`).
         """
-        return whole(self.lm.named_parameters(), dtype or self.dtype)
+        return whole(named_weights(self.lm), dtype or self.dtype)
 
 
 def whole(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

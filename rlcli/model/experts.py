@@ -1,20 +1,16 @@
-"""Mixture of experts: how transformers holds the experts of a layer, and how checkpoints store them.
+"""Mixtures of experts: how many tokens each expert computes, and routes that the engine chose.
 
-In memory they are fused: `experts.gate_up_proj` [E, 2 F, H], `experts.down_proj` [E, H, F], for E experts of width F.
-Files hold `gate_proj` and `up_proj` [F, H] and `down_proj` [H, F] of each expert. Training, sync and checkpoints use
-the first form, which vLLM loads too; exported models the second, which everyone reads.
+A router returns of T tokens its logits [T, E], the weights of the chosen experts [T, K] and their ids [T, K]. Only some
+layers may have one: all counts and routes are of these layers, in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 class Load:
@@ -31,7 +27,6 @@ class Load:
             router.register_forward_hook(partial(self._count, layer))
 
     def _count(self, layer: int, router: Any, given: Any, found: tuple[Tensor, Tensor, Tensor]) -> None:
-        """found: of T tokens the router's logits [T, E], weights and ids of the chosen experts [T, K]."""
         if not torch.is_grad_enabled():
             return
         own = torch.bincount(found[2].flatten(), minlength=found[0].shape[-1])
@@ -69,11 +64,8 @@ class Replay:
         routes = self.routes[:, layer].long()
         known = (routes >= 0).all(-1, keepdim=True)
         chosen = torch.where(known, routes, own)
-        weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
-        if router.norm_topk_prob:
-            weights = weights / weights.sum(-1, keepdim=True)
         self._count(own, chosen, known)
-        return logits, weights.to(own_weights.dtype), chosen
+        return logits, _weights(router, logits, chosen).to(own_weights.dtype), chosen
 
     def _count(self, own: Tensor, chosen: Tensor, known: Tensor) -> None:
         if not torch.is_grad_enabled():
@@ -99,9 +91,20 @@ def replay_metrics(counts: Tensor) -> dict[str, float]:
     return {"routes_known": replayed / max(made, 1), "routes_differ": others / max(replayed, 1)}
 
 
+def _weights(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    """As `router` computes them, [T, K] float32: a router with a bias for its choice scores by sigmoid (DeepSeek-V3,
+    arXiv 2412.19437, section 2.1.2), others by softmax; Mixtral's always normalises."""
+    sigmoid = hasattr(router, "e_score_correction_bias")
+    scores = logits.float().sigmoid() if sigmoid else logits.softmax(-1, dtype=torch.float32)
+    weights = scores.gather(-1, chosen)
+    if getattr(router, "norm_topk_prob", True):
+        weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if sigmoid else 0))
+    return weights * getattr(router, "routed_scaling_factor", 1.0)
+
+
 def _routers(model: nn.Module) -> list[nn.Module]:
-    """Of the layers, in their order."""
-    return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
+    """Of the layers that have one, in their order."""
+    return [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
 
 
 def load_metrics(counts: Tensor) -> dict[str, float]:
@@ -113,29 +116,3 @@ def load_metrics(counts: Tensor) -> dict[str, float]:
     """
     even = counts.sum(-1, keepdim=True).clamp(min=1) / counts.shape[-1]
     return {"busiest_expert": float((counts / even).max()), "unused_experts": float((counts == 0).float().mean())}
-
-
-def stored_shapes(name: str, shape: Sequence[int]) -> dict[str, list[int]]:
-    """The tensors of a file for the parameter `name`, with their shapes: one of the same name, unless it has experts.
-
-    >>> stored_shapes("mlp.experts.gate_up_proj", [1, 8, 6])
-    {'mlp.experts.0.gate_proj.weight': [4, 6], 'mlp.experts.0.up_proj.weight': [4, 6]}
-    """
-    if name.endswith(DOWN):
-        return {one: list(shape[1:]) for one in _names(name, DOWN, shape[0], ("down_proj",))}
-    if name.endswith(UP):
-        half = [shape[1] // 2, *shape[2:]]
-        return dict.fromkeys(_names(name, UP, shape[0], ("gate_proj", "up_proj")), half)
-    return {name: list(shape)}
-
-
-def stored(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file for the parameter `name`: views of `tensor`."""
-    parts = tensor.unbind() if name.endswith((UP, DOWN)) else [tensor]
-    halves = [half for part in parts for half in (part.chunk(2) if name.endswith(UP) else [part])]
-    yield from zip(stored_shapes(name, tensor.shape), halves, strict=True)
-
-
-def _names(name: str, fused: str, experts: int, kinds: Sequence[str]) -> list[str]:
-    layer = name.removesuffix(fused)
-    return [f"{layer}.experts.{expert}.{kind}.weight" for expert in range(experts) for kind in kinds]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from rlcli.errors import ModelError
-from rlcli.model.experts import DOWN
+from rlcli.model.names import fixed_weights, has_experts
 from rlcli.model.parallel.buckets import buckets
 
 _PREFIX = "base_model.model."
@@ -56,7 +56,10 @@ def target_names(lm: nn.Module, targets: str) -> list[str]:
 
 
 def _linear_names(lm: nn.Module) -> set[str]:
-    return {name.rpartition(".")[2] for name, module in lm.named_modules() if isinstance(module, nn.Linear)}
+    """Last parts of the names of layers that can have an adapter: in a mixture of experts those of attention."""
+    mixture = has_experts(lm)
+    linear = [name for name, module in lm.named_modules() if isinstance(module, nn.Linear)]
+    return {name.rpartition(".")[2] for name in linear if not (mixture and ".mlp." in name)}
 
 
 def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftModel:
@@ -66,7 +69,7 @@ def add_lora(lm: nn.Module, spec: LoraSpec, base: str, *, meta: bool) -> PeftMod
     """
     names = target_names(lm, spec.targets)
     every: Any = "all-linear"
-    if any(name.endswith(DOWN) for name, _ in lm.named_parameters()):  # by itself peft would adapt experts, too
+    if has_experts(lm):  # by itself peft would adapt experts, too
         every = sorted(_linear_names(lm) - {"lm_head"})
     config = LoraConfig(
         r=spec.rank,
@@ -124,6 +127,7 @@ def merged(lm: nn.Module, scale: float) -> Iterator[tuple[str, Tensor]]:
             yield f"{layer}.weight", _added(parameter, up, factors[f"{layer}.lora_A.default.weight"], scale)
         elif not is_adapter(name):
             yield (f"{layer}.{rest}" if has_base else name), parameter
+    yield from fixed_weights(lm)
 
 
 def base_of(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -131,6 +135,7 @@ def base_of(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in lm.named_parameters():
         if not is_adapter(name):
             yield name.replace(".base_layer.", "."), parameter
+    yield from fixed_weights(lm)
 
 
 def _added(base: Tensor, up: Tensor, down: Tensor, scale: float) -> Tensor:

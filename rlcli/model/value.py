@@ -42,6 +42,11 @@ class ValueModel(Decoder):
 def read_value_config(path: str) -> Any:
     """The config of the value model at `path`: one label, whatever the checkpoint had."""
     config = read_config(path, "critic.path")
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        raise ModelError(
+            f"{path}: transformers has no value model of the architecture '{config.model_type}'",
+            "give a critic.path of another one with the same tokenizer, or a recipe without a critic",
+        )
     config.num_labels = 1
     return config
 

@@ -7,7 +7,9 @@ With b bytes per number in compute dtype, and w a width, torch keeps for each to
     rotation        nothing: cosines and sines are shared by all layers
     gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in total
     experts         for each expert that the token passes through, a gated unit, and if they are trained its input b w;
-                    b w for the weight of its output; of the router 4 for each expert, and its choice
+                    b w for the weight of its output; of the router 4 for each expert, and its choice; of experts that
+                    all tokens pass through, and of layers without others, a gated unit, whose last linear is trained
+                    with all weights alone
 
 and for each place in attention, where a shared prompt is repeated before each of its samples,
 
@@ -69,6 +71,7 @@ def layer_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     )
     factors = run.lora_rank * len(adapted) * run.bytes_each
     gated = _experts(shape, run) if shape.experts else 3 * run.bytes_each * shape.intermediate
+    gated += run.bytes_each * shape.shared * (3 + (not run.lora_rank))
     return pack.tokens * (inputs + factors + gated + _norms(shape, run)) + pack.places * _attention(shape, run)
 
 
@@ -127,6 +130,7 @@ def rotation_bytes(shape: ModelShape, run: Pass) -> float:
 def kept_bytes(shape: ModelShape, run: Pass, pack: Pack) -> float:
     """Bytes kept of a whole forward pass until its backward pass, on the device."""
     if not run.checkpointing:
-        return shape.layers * layer_bytes(shape, run, pack) + ends_bytes(shape, run, pack)
+        dense = shape.dense_layers * layer_bytes(shape.dense_layer, run, pack) if shape.dense_layers else 0
+        return shape.expert_layers * layer_bytes(shape, run, pack) + dense + ends_bytes(shape, run, pack)
     inputs = 0 if run.offload else shape.layers * pack.tokens * run.bytes_each * shape.hidden
     return inputs + ends_bytes(shape, run, pack)

@@ -38,9 +38,8 @@ def weights(setting: Setting) -> float:
     shape, shared = setting.policy, setting.config.rollout.tensor_parallel
     if setting.device.is_cpu:
         return setting.bytes_each * (shape.parameters + shape.embedding_parameters) / shared
-    layers = shape.layers * shape.layer_parameters
     each = 1 if setting.config.rollout.quantization == "fp8" else setting.bytes_each
-    return (each * layers + setting.bytes_each * shape.root_parameters) / shared
+    return (each * shape.all_layer_parameters + setting.bytes_each * shape.root_parameters) / shared
 
 
 def kv_per_token(setting: Setting) -> float:

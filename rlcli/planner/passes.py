@@ -185,7 +185,9 @@ def _backward_of_head(setting: Setting, shape: ModelShape) -> float:
 
 
 def _trained(setting: Setting, shape: ModelShape, run: Pass) -> float:
-    return shape.layers * _trained_per_layer(setting, shape, run) + (0 if run.lora_rank else shape.root_parameters)
+    if run.lora_rank:
+        return shape.layers * _trained_per_layer(setting, shape, run)
+    return shape.parameters
 
 
 def _trained_per_layer(setting: Setting, shape: ModelShape, run: Pass) -> float:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcli.errors import ModelError
+from rlcli.model.io.config import check_place, check_sizes, dense_layers, expert_count, plain_config, read_config
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class ModelShape:
     has one row in place of them (`value`). norms: elements of the norms of one layer; layer_norms: how many of them are
     as wide as the layer. head_norm: `none`; `head`, one norm of a head's width, as in Qwen3; or `all`, one over all
     heads, as in OLMo 2. experts: of each layer, of which a token passes through `chosen`; 0 in a dense model.
-    intermediate: width of the feed-forward part, or of one expert.
+    intermediate: width of the feed-forward part, or of one expert. shared: width of the experts that every token passes
+    through. dense_layers: of a mixture, those at its beginning that have a feed-forward part of width `dense` in place
+    of experts.
     """
 
     kind: str
@@ -54,6 +57,9 @@ class ModelShape:
     experts: int = 0
     chosen: int = 0
     layer_norms: int = 2
+    shared: int = 0
+    dense_layers: int = 0
+    dense: int = 0
 
     @property
     def query(self) -> int:
@@ -73,7 +79,7 @@ class ModelShape:
     @property
     def passed(self) -> int:
         """Width of the feed-forward parts that a token passes through, together."""
-        return self.intermediate * max(1, self.chosen)
+        return self.intermediate * max(1, self.chosen) + self.shared
 
     @property
     def largest_matrix(self) -> int:
@@ -90,9 +96,25 @@ class ModelShape:
         return self.experts * self.hidden
 
     @property
+    def expert_layers(self) -> int:
+        """Layers of a mixture that have experts; all of a dense model."""
+        return self.layers - self.dense_layers
+
+    @property
+    def dense_layer(self) -> ModelShape:
+        """As if all layers were like the first ones of a mixture."""
+        return replace(self, experts=0, chosen=0, shared=self.dense, intermediate=0, dense_layers=0)
+
+    @property
     def layer_parameters(self) -> int:
-        own = sum(linear.parameters for linear in self.linears) + self.norms
+        """Of a layer; of a mixture, of one that has experts."""
+        own = sum(linear.parameters for linear in self.linears) + self.norms + 3 * self.hidden * self.shared
         return own + self.experts * self.expert_parameters + self.router_parameters
+
+    @property
+    def all_layer_parameters(self) -> int:
+        dense = self.dense_layers * self.dense_layer.layer_parameters if self.dense_layers else 0
+        return self.expert_layers * self.layer_parameters + dense
 
     @property
     def embedding_parameters(self) -> int:
@@ -112,13 +134,14 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.layer_parameters + self.root_parameters
+        return self.all_layer_parameters + self.root_parameters
 
     @property
     def matrix_parameters(self) -> int:
         """Weights that each token is multiplied with in a forward pass, without the head: 2 operations each."""
         dense = sum(linear.inputs * linear.outputs for linear in self.linears)
-        return self.layers * (dense + self.chosen * self.expert_parameters + self.router_parameters)
+        passed = self.chosen * self.expert_parameters + self.router_parameters + 3 * self.hidden * self.shared
+        return self.layers * dense + self.expert_layers * passed + self.dense_layers * 3 * self.hidden * self.dense
 
     def adapter_layer_parameters(self, rank: int, targets: str) -> int:
         """Parameters of a LoRA adapter on one layer."""
@@ -137,23 +160,26 @@ class ModelShape:
 def shape_of(config: Any) -> ModelShape:
     """The shape of a model from its config, as returned by `rlcli.model.io.config.read_config`."""
     heads = config.num_attention_heads
-    experts = getattr(config, "num_experts", None) or 0
+    experts, before = expert_count(config), dense_layers(config)
     shape = ModelShape(
         kind=config.model_type,
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
-        intermediate=config.moe_intermediate_size if experts else config.intermediate_size,
+        intermediate=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocab=config.vocab_size,
         positions=config.max_position_embeddings,
         tied=bool(getattr(config, "tie_word_embeddings", False)),
-        head_norm=HEAD_NORM.get(config.model_type, "none"),
+        head_norm="head" if getattr(config, "use_qk_norm", False) else HEAD_NORM.get(config.model_type, "none"),
         linears=(),
         experts=experts,
         chosen=config.num_experts_per_tok if experts else 0,
         layer_norms=4 if config.model_type in ("gemma3_text", "glm4") else 2,
+        shared=config.n_shared_experts * config.moe_intermediate_size if hasattr(config, "n_shared_experts") else 0,
+        dense_layers=before,
+        dense=config.intermediate_size if before else 0,
     )
     return replace(shape, linears=_linears(shape, config))
 
@@ -161,8 +187,6 @@ def shape_of(config: Any) -> ModelShape:
 def read_shape(path: str, key: str = "model.path") -> ModelShape:
     """The shape of the model at `path`, a folder with a config.json or a hub id; no weights are read. Raises
     `ModelError` if there is none or it cannot be trained. key: the config key that gives the path."""
-    from rlcli.model.io.config import check_place, check_sizes, plain_config, read_config
-
     if not path:
         raise ModelError("no model is given", "name a folder or hub id with --model")
     check_place(path, key)
@@ -175,7 +199,7 @@ def _linears(shape: ModelShape, config: Any) -> tuple[Linear, ...]:
     hidden, wide = shape.hidden, shape.intermediate
     bias = bool(getattr(config, "attention_bias", False))
     qkv_bias = bias or shape.kind == "qwen2"
-    out_bias = bias and shape.kind not in ("qwen2", "glm4")
+    out_bias = bias and shape.kind not in ("qwen2", "glm4", "glm4_moe")
     mlp_bias = bool(getattr(config, "mlp_bias", False))
     out = Linear("o_proj", shape.query, hidden, out_bias)
     separate = (

@@ -153,7 +153,7 @@ def _sent_to_experts(setting: Setting, tokens: float) -> float:
     experts, and as many outputs back."""
     shape, ranks = setting.policy, setting.config.parallel.expert
     pairs = tokens / setting.ranks * shape.chosen
-    return shape.layers * 2 * pairs * shape.hidden * setting.bytes_each * (ranks - 1) / ranks
+    return shape.expert_layers * 2 * pairs * shape.hidden * setting.bytes_each * (ranks - 1) / ranks
 
 
 def _staying(setting: Setting) -> float:
@@ -162,7 +162,7 @@ def _staying(setting: Setting) -> float:
     if ranks == 1:
         return 0.0
     own, beside = shape.experts * shape.expert_parameters / ranks, setting.shards // ranks
-    return shape.layers * (setting.elsewhere(shape) + own / beside)
+    return shape.expert_layers * (setting.elsewhere(shape) + own / beside)
 
 
 def _update(setting: Setting) -> PhaseTime:

@@ -121,12 +121,14 @@ class TransformersEngine:
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         import torch
 
-        parameters = dict(self._lm.named_parameters())
+        from rlcli.model.names import named_weights
+
+        own = dict(named_weights(self._lm))
         self._received = set()
         with torch.no_grad():
             for name, tensor in weights:
-                if name in parameters:  # `verify` reports another one
-                    parameters[name].copy_(tensor)
+                if name in own:  # `verify` reports another one
+                    own[name].copy_(tensor)
                     self._received.add(name)
 
     def load_adapter(self, folder: str) -> None:
@@ -137,11 +139,12 @@ class TransformersEngine:
 
     def verify(self, sent: Mapping[str, Sent]) -> Verified:
         """All tensors are kept as they are sent, so that each is compared by itself, exactly."""
+        from rlcli.model.names import named_weights
         from rlcli.model.weight_check.checksum import Checksums
         from rlcli.model.weight_check.engine_weights import Verified
 
         sums = Checksums()
-        for _ in sums.of(self._lm.named_parameters()):
+        for _ in sums.of(named_weights(self._lm)):
             pass
         held = sums.sent()
         differences = [f"{name} was not loaded" for name in sent if name not in held]

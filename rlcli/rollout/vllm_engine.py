@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlcli.data.routes import route_type
 from rlcli.errors import SetupError
+from rlcli.model.io.config import dense_layers
 from rlcli.rollout import sampling as own_sampling
 from rlcli.rollout.engine import ENGINE_KEYS, EngineSpec, Generation, GenerationRequest, Sampling, shared_memory_prefix
 from rlcli.rollout.vllm_hooks import base_layout, borrowed_classes, cpu_kernels, process_state, speculation
@@ -202,13 +203,17 @@ class VllmEngine:
         return _prompt_log_probs(tokens, output)
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        from rlcli.model.names import for_vllm
         from rlcli.model.weight_check.engine_weights import Recorder
 
+        kind = self._engine.vllm_config.model_config.hf_config.model_type
+
         if self._layout is not None:
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": for_vllm(weights, kind)})
         else:
             with Recorder(self._model) as recorder:
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": recorder.given(weights)})
+                given = for_vllm(recorder.given(weights), kind)
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": given})
             self._layout = recorder.layout()
         if self.spec.device == "cpu":
             self._llm.apply_model(cpu_kernels.repack)
@@ -347,8 +352,9 @@ class VllmEngine:
             routes = self._recorder.of(name, prompt + len(output.token_ids) - 1)
         elif self.spec.routes:
             routes = np.concatenate(routes_so_far) if routes is None and len(routes_so_far) else routes
-            experts = self._engine.vllm_config.model_config.get_num_experts()
-            routes = None if routes is None else routes.astype(route_type(experts))  # vLLM's has no place for unknown
+            config = self._engine.vllm_config.model_config
+            if routes is not None:  # vLLM's have no place for unknown ones, and zeros for layers without experts
+                routes = routes[:, dense_layers(config.hf_text_config) :].astype(route_type(config.get_num_experts()))
         return Generation(
             key=self._keys[name],
             tokens=np.asarray(output.token_ids, dtype=np.int32),

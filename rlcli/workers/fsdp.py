@@ -253,7 +253,9 @@ class FsdpBackend:
         return self.model.stream_weights()
 
     def stream_changes(self, last: LastSent, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        return last.changes(self.model.lm.named_parameters(), self.dtype, most_bytes)
+        from rlcli.model.names import named_weights
+
+        return last.changes(named_weights(self.model.lm), self.dtype, most_bytes)
 
     def stream_base(self) -> Iterator[tuple[str, Tensor]]:
         return self.model.stream_base()

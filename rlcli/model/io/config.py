@@ -13,12 +13,19 @@ from rlcli.errors import ModelError
 from rlcli.registry import near
 
 SUPPORTED = (
-    *("gemma3_text", "glm4", "llama", "mistral", "olmo2", "olmo3", "phi3"),
+    *("gemma3_text", "glm4", "glm4_moe", "llama", "mistral", "mixtral", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "qwen3_moe", "smollm3"),
 )
 """`model_type`s whose packed log-probs are tested against their own padded forward pass."""
 WINDOWED = ("gemma3_text", "mistral", "olmo3", "phi3")
 """Those whose windows are tested, too."""
+
+REFUSED = {
+    "deepseek_v3": "in its latent attention a head's keys are wider than its values",
+    "gpt_oss": "its attention has sinks, and its experts have biases and are stored in MXFP4",
+    "qwen3_next": "its linear attention carries a state along a packed row, from one sample into the next",
+}
+"""Why well-known `model_type`s are not supported."""
 
 THEIR_CONFIG = "use the config.json that these weights came with"
 
@@ -62,7 +69,7 @@ def read_config(path: str, key: str = "model.path") -> Any:
 SIZES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size"),
     *("num_hidden_layers", "vocab_size", "max_position_embeddings"),
-    *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("num_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
 )
 """Sizes in config.json; none may be 0."""
 MOST = 1 << 31
@@ -89,17 +96,40 @@ def _check_config(path: str, config: Any) -> None:
 
     check_sizes(path, config)
     if config.model_type not in SUPPORTED:
-        refuse(f"the architecture '{config.model_type}' is not supported", near(config.model_type, SUPPORTED))
+        why = f": {REFUSED[config.model_type]}" if config.model_type in REFUSED else ""
+        refuse(f"the architecture '{config.model_type}' is not supported{why}", near(config.model_type, SUPPORTED))
     _check_attention(config, refuse)
     if getattr(config, "final_logit_softcapping", None):
         refuse("its logits are capped (final_logit_softcapping)")
-    if getattr(config, "num_experts", 0):
-        if config.num_experts_per_tok > config.num_experts:
-            refuse(f"{config.num_experts_per_tok} of {config.num_experts} experts cannot be chosen", THEIR_CONFIG)
-        if getattr(config, "decoder_sparse_step", 1) != 1 or getattr(config, "mlp_only_layers", None):
-            refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
+    _check_experts(config, refuse)
     if getattr(config, "quantization_config", None):
         refuse("the weights are quantised and cannot be trained", "choose the unquantised model")
+
+
+def expert_count(config: Any) -> int:
+    """Experts of each layer that has some; 0 in a dense model."""
+    return int(getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0) or 0)
+
+
+def dense_layers(config: Any) -> int:
+    """How many layers of a mixture of experts come before the first one that has experts."""
+    return int(getattr(config, "first_k_dense_replace", 0)) if expert_count(config) else 0
+
+
+def _check_experts(config: Any, refuse: Callable[..., None]) -> None:
+    experts = expert_count(config)
+    if not experts:
+        return
+    chosen, groups = config.num_experts_per_tok, getattr(config, "n_group", 1)
+    if experts % groups:
+        refuse(f"its {experts} experts are not divisible into {groups} groups (n_group)", THEIR_CONFIG)
+    at_most = experts // groups * (config.topk_group if groups > 1 else 1)
+    if chosen > at_most:
+        refuse(f"{chosen} of {at_most} experts cannot be chosen", THEIR_CONFIG)
+    if dense_layers(config) >= config.num_hidden_layers:
+        refuse(f"none of its layers has experts (first_k_dense_replace = {dense_layers(config)})", THEIR_CONFIG)
+    if getattr(config, "decoder_sparse_step", 1) != 1 or getattr(config, "mlp_only_layers", None):
+        refuse("only some of its layers have experts (decoder_sparse_step, mlp_only_layers)")
 
 
 def _check_attention(config: Any, refuse: Callable[..., None]) -> None:

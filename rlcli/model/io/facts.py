@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import ModelError
-from rlcli.model.io.config import THEIR_CONFIG, cached_config, first_line, read_config
+from rlcli.model.io.config import THEIR_CONFIG, cached_config, expert_count, first_line, read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ def check_model(path: str, key: str = "model.path") -> ModelFacts:
     tokenizer_size = _check_tokenizer(path, config.vocab_size)
     shapes = _local_shapes(folder) if folder.is_dir() else None
     if shapes is not None:
-        _check_shapes(path, _parameters(AutoModelForCausalLM, config), shapes)
+        _check_shapes(path, _parameters(AutoModelForCausalLM, config), shapes, config.model_type)
     return ModelFacts(
         vocab_size=config.vocab_size,
         tokenizer_size=tokenizer_size,
         max_positions=config.max_position_embeddings,
         parameters=None if shapes is None else sum(prod(shape) for shape in shapes.values()),
         heads=config.num_attention_heads,
-        experts=getattr(config, "num_experts", 0),
+        experts=expert_count(config),
         kind=config.model_type,
     )
 
@@ -72,7 +72,7 @@ def check_value_model(path: str, tokenizer_size: int) -> int:
             f"{config.vocab_size - 1}",
             "give a value model of the policy's family, or leave critic.path out",
         )
-    experts = int(getattr(config, "num_experts", 0))
+    experts = expert_count(config)
     shapes = _local_shapes(Path(path)) if Path(path).is_dir() else None
     if shapes is None:
         return experts
@@ -83,7 +83,7 @@ def check_value_model(path: str, tokenizer_size: int) -> int:
             raise foreign_head(path, name, shape)
     if not has_head(config) and f"{HEAD}.weight" not in shapes:
         del wanted[f"{HEAD}.weight"]  # it is newly created
-    _check_shapes(path, wanted, shapes)
+    _check_shapes(path, wanted, shapes, config.model_type)
     return experts
 
 
@@ -211,8 +211,10 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
-    """Name and shape of every parameter in the model of `config`."""
+    """Name and shape of every weight in the model of `config`."""
     from accelerate import init_empty_weights
+
+    from rlcli.model.names import named_weights
 
     with init_empty_weights():
         try:
@@ -223,16 +225,16 @@ def _parameters(auto_class: Any, config: Any) -> dict[str, list[int]]:
                 THEIR_CONFIG,
             ) from error
     lm.tie_weights()  # moving parameters to the meta device untied them
-    return {name: list(parameter.shape) for name, parameter in lm.named_parameters()}
+    return {name: list(tensor.shape) for name, tensor in named_weights(lm)}
 
 
-def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, list[int]]) -> None:
+def _check_shapes(path: str, wanted: dict[str, list[int]], shapes: dict[str, list[int]], kind: str) -> None:
     """Refuse weights that do not match the config: missing ones would be filled with random numbers."""
-    from rlcli.model.experts import stored_shapes
+    from rlcli.model.names import stored_shapes
 
     hint = THEIR_CONFIG
     if not wanted.keys() <= shapes.keys():  # experts are fused in memory only
-        wanted = {part: own for name, shape in wanted.items() for part, own in stored_shapes(name, shape).items()}
+        wanted = {part: own for name, shape in wanted.items() for part, own in stored_shapes(name, shape, kind).items()}
     for name, shape in wanted.items():
         if shapes.get(name, shape) != shape:
             raise ModelError(f"{path}: {name} is {shapes[name]} in the weights and {shape} by config.json", hint)

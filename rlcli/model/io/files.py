@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlcli.errors import ModelError
-from rlcli.model.experts import DOWN, UP, stored_shapes
 from rlcli.model.io.facts import weight_files
+from rlcli.model.names import expert_names, file_name, stored_shapes
 from rlcli.model.weight_check.finite import check_finite
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -20,11 +20,11 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 class WeightFiles:
     """The safetensors files of the model at `path`, under the names of its parameters, of which some may be within an
-    adapter's layers. Nothing is read at first. tied: its head is its embedding. new: parameters that are in no file, by
+    adapter's layers. Nothing is read at first. tied: its head is its embedding. kind: its `model_type`. new: parameters that are in no file, by
     name, whole."""
 
-    def __init__(self, path: str, files: Iterable[Path], *, tied: bool) -> None:
-        self._path, self._tied = path, tied
+    def __init__(self, path: str, files: Iterable[Path], *, tied: bool, kind: str = "") -> None:
+        self._path, self._tied, self._kind = path, tied, kind
         self.new: Mapping[str, Tensor] = {}
         self._opened: dict[str, Any] = {}
         try:
@@ -35,13 +35,14 @@ class WeightFiles:
             raise ModelError(f"{file}: not a complete safetensors file: {error}", "download it again") from error
 
     @classmethod
-    def find(cls, path: str, *, tied: bool) -> WeightFiles | None:
+    def find(cls, path: str, *, tied: bool, kind: str = "") -> WeightFiles | None:
         """The files of a folder, or of a hub id in the cache; None if they are of another kind, or not all there."""
         try:
             files = weight_files(path)
         except ModelError:
             return None
-        return cls(path, files, tied=tied) if files and all(file.suffix == ".safetensors" for file in files) else None
+        readable = files and all(file.suffix == ".safetensors" for file in files)
+        return cls(path, files, tied=tied, kind=kind) if readable else None
 
     @property
     def names(self) -> set[str]:
@@ -52,7 +53,7 @@ class WeightFiles:
         """Whether a parameter of this name and shape is there."""
         if name in self.new:
             return tuple(self.new[name].shape) == tuple(shape)
-        wanted = stored_shapes(self._own(name), shape)
+        wanted = stored_shapes(self._own(name), shape, self._kind)
         return all(
             part in self._opened and self._opened[part].get_slice(part).get_shape() == own
             for part, own in wanted.items()
@@ -64,14 +65,10 @@ class WeightFiles:
         if name in self.new:
             return self.new[name][begin : begin + count]
         name = self._own(name)
-        if name.endswith((UP, DOWN)):
-            layer, _, kind = name.rpartition(".")
-            kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
-            found = [
-                torch.cat([self._whole(f"{layer}.{expert}.{one}.weight") for one in kinds])
-                for expert in range(begin, begin + count)
-            ]
-            return torch.stack(found)
+        experts = [expert_names(name, expert, self._kind) for expert in range(begin, begin + count)]
+        if any(experts):
+            return torch.stack([torch.cat([self._whole(one) for one in names]) for names in experts])
+        name = file_name(name, self._kind)
         part: Tensor = self._opened[name].get_slice(name)[begin : begin + count]
         check_finite(self._path, [(name, part)])
         return part

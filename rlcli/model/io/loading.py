@@ -24,6 +24,7 @@ from rlcli.model.decoder import Decoder
 from rlcli.model.io.config import read_config
 from rlcli.model.io.files import WeightFiles
 from rlcli.model.lora import LoraSpec, add_lora, is_adapter
+from rlcli.model.names import named_weights
 from rlcli.model.parallel.context import ContextGroup
 from rlcli.model.parallel.fsdp import fill_from_files, fill_from_rank0, shard
 from rlcli.model.policy import PolicyModel
@@ -64,7 +65,7 @@ def load_policy(
         policy.requires_grad_(False)
     policy.train(trainable)  # gradient checkpointing works in training mode only
     checkpointing = gradient_checkpointing if trainable else False
-    files = WeightFiles.find(path, tied=config.tie_word_embeddings)
+    files = WeightFiles.find(path, tied=config.tie_word_embeddings, kind=config.model_type)
     if lora is not None and _on_all_ranks(files is not None):
         assert files is not None
         files.new = _new_adapters(path, config, lora)
@@ -100,7 +101,7 @@ def load_value(
 
 def _value_files(path: str, config: Any) -> WeightFiles | None:
     """The files of a value model, if there is nothing in them that `read_value` would refuse."""
-    files = WeightFiles.find(path, tied=False)
+    files = WeightFiles.find(path, tied=False, kind=config.model_type)
     head = f"{HEAD}.weight"
     if files is None or not all(name.startswith(("model.", "lm_head.")) for name in files.names - {head}):
         return None
@@ -151,7 +152,7 @@ def _place(
     sharded = meshes[0].size() > 1 or model.dtype != torch.float32
     if sharded:
         shard(model, *meshes)
-    if _on_all_ranks(files is not None and all(files.hold(name, p.shape) for name, p in model.lm.named_parameters())):
+    if _on_all_ranks(files is not None and all(files.hold(name, own.shape) for name, own in named_weights(model.lm))):
         assert files is not None
         fill_from_files(model, files, device)
     else:
@@ -182,7 +183,7 @@ def _checkpoint_layers(lm: Any, *, offload: bool) -> None:
 def read_policy(path: str, config: Any, lora: LoraSpec | None) -> dict[str, Tensor]:
     """Every parameter by its name, in the dtype of the files, with new adapters if requested."""
     lm = read_model(AutoModelForCausalLM, path, config)
-    check_finite(path, lm.named_parameters())
+    check_finite(path, named_weights(lm))
     if lora:
         add_lora(lm, lora, path, meta=False)
     return dict(lm.state_dict())
@@ -234,10 +235,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_dropout(config: Any) -> Any:
-    """Rollout has no dropout: with it, the trainer's log-probs would be those of another policy."""
+    """Rollout has neither dropout nor noise before its routers: with them, the trainer's log-probs would be those of another policy."""
     config = copy.deepcopy(config)
     for name, value in vars(config).items():
-        if name.endswith(("dropout", "pdrop")) and isinstance(value, float):
+        if name.endswith(("dropout", "pdrop", "jitter_noise")) and isinstance(value, float):
             setattr(config, name, 0.0)
     return config
 

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from rlcli.errors import CheckpointError
 from rlcli.files import described
 from rlcli.machine.device import gpu_available, gpu_rng_state, set_gpu_rng_state
+from rlcli.model.names import fixed_weights
 
 Trained = Mapping[str, tuple[nn.Module, Optimizer]]
 """Models and their optimizers, by their name in the checkpoint."""
@@ -29,13 +30,14 @@ Trained = Mapping[str, tuple[nn.Module, Optimizer]]
 
 def trained_state(trained: Trained) -> dict[str, Tensor]:
     """The trained parameters and their optimizer states, by name: no copies, sharded as they are. Frozen parameters
-    (the base of an adapter) are omitted, and tied ones are included once."""
+    (the base of an adapter) are omitted, tied ones are included once, and fixed tensors with them."""
     state: dict[str, Tensor] = {}
     for owner, (model, optimizer) in trained.items():
         for name, parameter in _parameters(model, optimizer):
             state[f"{owner}.model.{name}"] = parameter.detach()
             for key, value in optimizer.state.get(parameter, {}).items():
                 state[f"{owner}.optimizer.{name}.{key}"] = value
+        state |= {f"{owner}.model.{name}": tensor for name, tensor in fixed_weights(model)}
     return state
 
 
@@ -114,6 +116,9 @@ def load_state(
             if not held:
                 del optimizer.state[parameter]
             wanted |= {prefix + name: value for name, value in optimizer.state.get(parameter, {}).items()}
+        for name, tensor in fixed_weights(model):
+            _check_fits(folder, f"{owner}.model.{name}", tensor, saved)
+            wanted[f"{owner}.model.{name}"] = tensor
         optimizer.zero_grad(set_to_none=True)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # each rank reads for itself

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from rlcli.model.names import kept_dtype
 from rlcli.model.parallel.dims import BESIDE, EXPERT
 
 Named = tuple[str, Tensor]
@@ -52,7 +53,7 @@ def buckets(named: Iterable[Named], dtype: torch.dtype, most_bytes: int = BUCKET
 def _landed(flying: _Gather | list[Named], dtype: torch.dtype) -> list[Named]:
     if isinstance(flying, _Gather):
         return flying.whole()
-    return [(name, _whole(tensor, dtype)) for name, tensor in flying]
+    return [(name, _whole(tensor, kept_dtype(name, dtype))) for name, tensor in flying]
 
 
 def _whole(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rlcli.model.names import kept_dtype
 from rlcli.model.parallel.buckets import BUCKET_BYTES, Named, Rows, buckets, rows_of
 from rlcli.model.weight_check.checksum import INTEGERS, Sent, columns_of, keys, part_checksum, to_host
 
@@ -64,7 +65,9 @@ class LastSent:
         _add_over_ranks(parts, counts, sums)
         changed = dict(zip((part.name for part in parts), to_host(counts), strict=True))
         totals = zip(parts, to_host(sums), strict=True)
-        self.sums = {part.name: Sent(total, part.parameter.numel(), dtype) for part, total in totals}
+        self.sums = {
+            part.name: Sent(total, part.parameter.numel(), kept_dtype(part.name, dtype)) for part, total in totals
+        }
         self.changed, self.total = sum(changed.values()), sum(part.parameter.numel() for part in parts)
         known = {part.name for part in parts if part.name in self._parts}
         few = [part for part in parts if part.name in known and changed[part.name] <= MOST * part.parameter.numel()]
@@ -142,11 +145,11 @@ class _Part:
         return self.rows is not None and self.rows.ranks
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """This rank's values, flat. May be the parameter's own memory."""
+        """This rank's values, flat. May be the parameter's own memory. dtype: of the model."""
         own = self.parameter
         if isinstance(own, DTensor):
             own = own.to_local() if self.rows is not None or own.device_mesh.size() == 1 else own.full_tensor()
-        return own.to(dtype).reshape(-1)
+        return own.to(kept_dtype(self.name, dtype)).reshape(-1)
 
     def checksum(self, values: Tensor) -> Tensor:
         """The contribution of this rank's values to the checksum of the whole tensor: int64 scalar."""

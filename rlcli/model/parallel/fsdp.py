@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from rlcli.model.decoder import Decoder
+from rlcli.model.names import named_weights
 from rlcli.model.parallel.buckets import note_copy, rows_of
 from rlcli.model.parallel.experts import divide_experts
 
@@ -59,12 +60,12 @@ def _reshard_without_backward(model: FSDPModule, *_: object) -> None:
 
 
 def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) -> None:
-    """Allocate a model that is on the meta device, sharded or not, and read this rank's rows of each parameter; buffers
-    keep their values. Not collective."""
+    """Allocate a model that is on the meta device, sharded or not, and read this rank's rows of each parameter, and
+    what is fixed; other buffers keep their values. Not collective."""
     _allocate(model, device)
     model.lm.tie_weights()  # allocating memory untied tied parameters, which are to be read once
     with torch.no_grad():
-        for name, parameter in model.lm.named_parameters():
+        for name, parameter in named_weights(model.lm):
             own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             rows = rows_of(parameter)
             if own.numel():
@@ -72,10 +73,11 @@ def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) ->
 
 
 def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Allocate a sharded model that is on the meta device and load rank 0's weights; buffers keep their values.
+    """Allocate a sharded model that is on the meta device and load rank 0's weights; buffers that no
+    file holds keep their values.
 
-    Collective. state, on rank 0: every parameter under its name in `model.lm`, tied ones under each of their names;
-    empty on other ranks.
+    Collective. state, on rank 0: every parameter and fixed tensor under its name in `model.lm`, tied ones under
+    each of their names; empty on other ranks.
     """
     # Broadcast tensor by tensor, each rank keeping its part: no rank but the first ever holds the whole model.
     _allocate(model, device)

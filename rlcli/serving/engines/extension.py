@@ -43,18 +43,21 @@ class Extension:
 
     def rlcli_load(self, folder: str) -> dict[str, Any]:
         """Load all safetensors files of a folder, under checkpoint names. Returns the number of tensors, or `error`."""
+        from rlcli.model.names import for_vllm
         from rlcli.model.weight_check.engine_weights import Recorder
         from rlcli.rollout.vllm_hooks.cpu_kernels import repack
 
         files, model, loaded = sorted(Path(folder).glob("*.safetensors")), self.model_runner.get_model(), list[str]()
+        kind = self.model_config.hf_config.model_type
         if not files:
             return {"error": f"this server sees no weights in {folder}"}
         try:
             if hasattr(self, "rlcli_layout"):
-                self.reload_weights(weights_iterator=_tensors(files, loaded))
+                self.reload_weights(weights_iterator=for_vllm(_tensors(files, loaded), kind))
             else:
                 with Recorder(model) as recorder:
-                    self.reload_weights(weights_iterator=recorder.given(_tensors(files, loaded)))
+                    given = recorder.given(_tensors(files, loaded))
+                    self.reload_weights(weights_iterator=for_vllm(given, kind))
                 self.rlcli_layout = recorder.layout()
             if self.device.type == "cpu":
                 repack(model)

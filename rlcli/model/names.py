@@ -1,0 +1,101 @@
+"""A model's tensors by name: in memory, in its files and in vLLM.
+
+In memory the experts of a layer are fused: `experts.gate_up_proj` [E, 2 F, H], `experts.down_proj` [E, H, F], for E
+experts of width F. Files hold three matrices of each expert: gate and up [F, H] and down [H, F]. Training, sync and
+checkpoints use the first form, which vLLM loads too; exported models the second, which everyone reads.
+
+The bias with which a router of GLM-4 chooses experts is no parameter: no gradient reaches it. It is a buffer in float32
+whatever the model is in, and belongs to the weights: it is read, sent, saved and exported with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+FIXED = ".e_score_correction_bias"
+
+
+@dataclass(frozen=True)
+class FileNames:
+    """Names in a family's files. block: of the part of a layer that has experts. gate, up, down: of an expert's
+    matrices."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+
+
+FILES = {"mixtral": FileNames("block_sparse_moe", "w1", "w3", "w2")}
+"""By `model_type`; others have the default."""
+
+
+def named_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters, tied ones once, and the fixed tensors."""
+    return chain(lm.named_parameters(), fixed_weights(lm))
+
+
+def fixed_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Weights that are never trained: buffers, whole on every rank."""
+    return ((name, buffer) for name, buffer in lm.named_buffers() if name.endswith(FIXED))
+
+
+def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """In which a tensor is sent and stored if the model's is `dtype`.
+
+    >>> kept_dtype("mlp.gate.e_score_correction_bias", torch.bfloat16)
+    torch.float32
+    """
+    return torch.float32 if name.endswith(FIXED) else dtype
+
+
+def has_experts(lm: nn.Module) -> bool:
+    return any(name.endswith(DOWN) for name, _ in lm.named_parameters())
+
+
+def file_name(name: str, kind: str) -> str:
+    """Of a tensor that is not fused. kind: the `model_type`.
+
+    >>> file_name("layers.0.mlp.gate.weight", "mixtral")
+    'layers.0.block_sparse_moe.gate.weight'
+    """
+    return name.replace(".mlp.", f".{FILES.get(kind, FileNames()).block}.")
+
+
+def for_vllm(named: Iterable[tuple[str, Tensor]], kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors as in memory, under the names for which vLLM's loader looks: it calls a layer's parts as the files do."""
+    return ((file_name(name, kind), tensor) for name, tensor in named)
+
+
+def expert_names(name: str, expert: int, kind: str) -> list[str]:
+    """Of one expert's matrices in the fused parameter `name`, in their order; none if it is not fused."""
+    files = FILES.get(kind, FileNames())
+    matrices = (files.gate, files.up) if name.endswith(UP) else (files.down,) if name.endswith(DOWN) else ()
+    experts = file_name(name, kind).rpartition(".")[0]
+    return [f"{experts}.{expert}.{matrix}.weight" for matrix in matrices]
+
+
+def stored_shapes(name: str, shape: Sequence[int], kind: str = "") -> dict[str, list[int]]:
+    """The tensors of a file for the parameter `name`, with their shapes: one, unless it has experts.
+
+    >>> stored_shapes("mlp.experts.gate_up_proj", [1, 8, 6])
+    {'mlp.experts.0.gate_proj.weight': [4, 6], 'mlp.experts.0.up_proj.weight': [4, 6]}
+    """
+    if not expert_names(name, 0, kind):
+        return {file_name(name, kind): list(shape)}
+    names = [one for expert in range(shape[0]) for one in expert_names(name, expert, kind)]
+    matrix = [shape[1] // 2 if name.endswith(UP) else shape[1], *shape[2:]]
+    return {one: list(matrix) for one in names}
+
+
+def stored(name: str, tensor: Tensor, kind: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file for the parameter `name`: views of `tensor`."""
+    parts = tensor.unbind() if expert_names(name, 0, kind) else [tensor]
+    halves = [half for part in parts for half in (part.chunk(2) if name.endswith(UP) else [part])]
+    yield from zip(stored_shapes(name, tensor.shape, kind), halves, strict=True)
