@@ -114,6 +114,8 @@ def save_runs(root: Path) -> Path:
     mixture = save_tiny(root / "mixture-base", "qwen3_moe")
     save_run(root / "mixture", mixture)
     save_run(root / "mixture-lora", mixture, *LORA)
+    for kind in ("mixtral", "glm4_moe"):
+        save_run(root / kind, save_tiny(root / f"{kind}-base", kind), dtype=torch.bfloat16)
     save_run(root / "lora", base, *LORA)
     save_run(root / "half", base, dtype=torch.bfloat16)
     save_run(root / "unmoved", base, moved_by=0.0)

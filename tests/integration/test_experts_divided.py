@@ -4,7 +4,6 @@ tokens and experts. What is divided trains, is streamed, saved and clipped as on
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +18,7 @@ from test_model_sharded import CPU, ROWS, free_port
 from rlcli.cluster.dispatch import add_up, one_each
 from rlcli.model.io.state import save_state
 from rlcli.model.lora import LoraSpec
+from rlcli.model.names import named_weights
 from rlcli.model.parallel.delta import LastSent, WeightCopy
 from tests.model_fixtures import Row, save_tiny
 
@@ -94,7 +94,7 @@ def trained(backend: Any, together: list[Any], apart: list[Any]) -> dict[str, An
 
 
 def copy_changes(backend: Any, last: LastSent, copy: WeightCopy) -> None:
-    for bucket in last.changes(backend.model.lm.named_parameters(), torch.float32):
+    for bucket in last.changes(named_weights(backend.model.lm), torch.float32):
         copy.take(bucket)
 
 
@@ -122,11 +122,14 @@ def child(rank: int, world: int, port: int, base: str, out: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, Any]]]:
-    """A number of processes → what each found. Run once."""
+@pytest.fixture(
+    scope="module",
+    params=["qwen3_moe", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("mixtral", "glm4_moe"))],
+)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A number of processes → what each found. Run once a family."""
     root = tmp_path_factory.mktemp("experts")
-    base = save_tiny(root / "base", kind="qwen3_moe")
+    base = save_tiny(root / "base", kind=request.param)
 
     @functools.cache
     def found(world: int) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class WeightFiles:
-    """The safetensors files of the model at `path`, under the names of its parameters, of which some may be within an
-    adapter's layers. Nothing is read at first. tied: its head is its embedding. kind: its `model_type`. new: parameters that are in no file, by
-    name, whole."""
+    """The safetensors files of the model at `path`, under the names of its weights, of which some may be within an
+    adapter's layers. Nothing is read at first. tied: its head is its embedding. kind: its `model_type`. new: parameters
+    that are in no file, by name, whole."""
 
     def __init__(self, path: str, files: Iterable[Path], *, tied: bool, kind: str = "") -> None:
         self._path, self._tied, self._kind = path, tied, kind

@@ -235,7 +235,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_dropout(config: Any) -> Any:
-    """Rollout has neither dropout nor noise before its routers: with them, the trainer's log-probs would be those of another policy."""
+    """Rollout has neither dropout nor noise before routers: with them, the trainer's log-probs would be those of another
+    policy."""
     config = copy.deepcopy(config)
     for name, value in vars(config).items():
         if name.endswith(("dropout", "pdrop", "jitter_noise")) and isinstance(value, float):

@@ -61,6 +61,23 @@ def test_each_expert_is_exported_by_itself(
     assert log_probs(out) == pytest.approx(stored_log_probs(saved_runs / "mixture"), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe"])
+def test_other_families_are_exported_under_the_names_of_their_files(
+    saved_runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """In bfloat16, but for the bias of GLM-4's routers, which is not trained and stays in float32."""
+    out = tmp_path / "out"
+    export(saved_runs / kind, "--out", out, "--json")
+    said = json.loads(capsys.readouterr().out)
+    written, base = (load_file(each / "model.safetensors") for each in (out, saved_runs / f"{kind}-base"))
+    assert written.keys() == base.keys()
+    fixed = {name for name in written if name.endswith("e_score_correction_bias")}
+    assert len(fixed) == (2 if kind == "glm4_moe" else 0)
+    assert {name for name, tensor in written.items() if tensor.dtype == torch.float32} == fixed
+    assert all(torch.equal(written[name], base[name]) for name in fixed)
+    assert said["change"]["moved"] == len(written) - len(fixed)
+
+
 @pytest.mark.long
 def test_the_pipeline_that_the_card_shows_answers(tmp_path: Path) -> None:
     from rlcli.model.io.tiny import make_tiny_model

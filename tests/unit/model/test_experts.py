@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,18 +11,22 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from rlcli.errors import ConfigError, ModelError
-from rlcli.model.experts import Load, Replay, load_metrics, stored, stored_shapes
+from rlcli.model.experts import Load, Replay, load_metrics
 from rlcli.model.io.config import read_config
 from rlcli.model.io.facts import check_model
 from rlcli.model.io.tiny import make_tiny_model
 from rlcli.model.lora import LoraSpec, add_lora
+from rlcli.model.names import stored, stored_shapes
 from rlcli.model.packed import pack
 from rlcli.model.policy import PolicyModel
-from tests.model_fixtures import EXPERTS, ragged_rows, save_tiny, tiny_lm
+from rlcli.model.value import read_value_config
+from tests.model_fixtures import EXPERTS, MIXTURES, ragged_rows, save_tiny, tiny_lm
 
 CPU = torch.device("cpu")
+KINDS = pytest.mark.parametrize("kind", MIXTURES)
 
 
 def test_a_file_has_each_expert_and_together_they_are_the_parameter() -> None:
@@ -37,12 +42,18 @@ def test_a_file_has_each_expert_and_together_they_are_the_parameter() -> None:
     assert dict(stored("lm_head.weight", up)) == {"lm_head.weight": up}
 
 
-def test_the_load_is_what_the_routers_chose() -> None:
-    lm, rows = tiny_lm("qwen3_moe"), ragged_rows(5)
+def blocks_of(lm: Any) -> list[Any]:
+    """The parts of layers that have experts."""
+    return [layer.mlp for layer in lm.model.layers if hasattr(layer.mlp, "experts")]
+
+
+@KINDS
+def test_the_load_is_what_the_routers_chose(kind: str) -> None:
+    lm, rows = tiny_lm(kind), ragged_rows(5)
     load, chosen = Load(lm), list[Any]()
     policy = PolicyModel(lm, dtype=torch.float32, source="tiny")
-    for layer in lm.model.layers:
-        layer.mlp.gate.register_forward_hook(lambda module, given, found: chosen.append(found[2].tolist()))
+    for block in blocks_of(lm):
+        block.gate.register_forward_hook(lambda module, given, found: chosen.append(found[2].tolist()))
     with torch.no_grad():
         policy(pack(rows, CPU))
     assert load.take() is None, "what has no gradient trains no expert"
@@ -54,7 +65,7 @@ def test_the_load_is_what_the_routers_chose() -> None:
     assert counts is not None
     for layer in (0, 1):
         flat = [one for found in chosen[layer::2] for token in found for one in token]
-        assert counts[layer].tolist() == [flat.count(expert) for expert in range(EXPERTS["num_experts"])]
+        assert counts[layer].tolist() == [flat.count(expert) for expert in range(EXPERTS)]
     assert load.take() is None
     assert Load(tiny_lm()).take() is None
 
@@ -63,8 +74,8 @@ def own_routes(policy: PolicyModel, batch: Any) -> torch.Tensor:
     """What the routers choose by themselves, [T, layers, K]."""
     found: list[torch.Tensor] = []
     hooks = [
-        layer.mlp.gate.register_forward_hook(lambda module, given, out: found.append(out[2]))
-        for layer in policy.lm.model.layers
+        block.gate.register_forward_hook(lambda module, given, out: found.append(out[2]))
+        for block in blocks_of(policy.lm)
     ]
     with torch.no_grad():
         policy(batch)
@@ -80,8 +91,9 @@ def gradients(policy: PolicyModel, batch: Any) -> tuple[torch.Tensor, dict[str, 
     return log_probs.detach(), {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
-def test_the_routers_own_routes_change_nothing() -> None:
-    policy, batch = PolicyModel(tiny_lm("qwen3_moe"), dtype=torch.float32, source="tiny"), pack(ragged_rows(5), CPU)
+@KINDS
+def test_the_routers_own_routes_change_nothing(kind: str) -> None:
+    policy, batch = PolicyModel(tiny_lm(kind), dtype=torch.float32, source="tiny"), pack(ragged_rows(5), CPU)
     own, expected = own_routes(policy, batch), gradients(policy, batch)
     policy.replay = Replay(policy)
     log_probs, found = gradients(policy, replace(batch, routes=own))
@@ -95,31 +107,36 @@ def test_the_routers_own_routes_change_nothing() -> None:
     assert policy.replay.take() is None
 
 
+@KINDS
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_other_routes_are_taken_with_live_weights(checkpointed: bool) -> None:
+def test_other_routes_are_taken_with_live_weights(kind: str, checkpointed: bool) -> None:
     """Against a plain loop over the tokens and their experts, in which the weights are those of the live router."""
-    lm, rows = tiny_lm("qwen3_moe"), ragged_rows(5)
+    lm, rows = tiny_lm(kind), ragged_rows(5)
     policy, batch = PolicyModel(lm, dtype=torch.float32, source="tiny"), pack(rows, CPU)
     own = own_routes(policy, batch)
-    routes = (own + 1) % EXPERTS["num_experts"]
+    routes = (own + 1) % EXPERTS
     routes[::3] = -1  # the router chooses
 
     def plain(module: Any, layer: int, hidden: torch.Tensor) -> torch.Tensor:
         states, outputs = hidden.reshape(-1, hidden.shape[-1]), []
         for token, state in enumerate(states):
             logits = module.gate.weight @ state
+            scores = logits.sigmoid() if kind == "glm4_moe" else logits.softmax(-1)
             chosen = routes[token, layer]
             if (chosen < 0).any():
-                chosen = logits.topk(routes.shape[-1]).indices
-            weights = logits.softmax(-1)[chosen]
+                bias = module.gate.e_score_correction_bias if kind == "glm4_moe" else 0
+                chosen = (scores + bias).topk(routes.shape[-1]).indices
+            weights = scores[chosen] / scores[chosen].sum() * (1.5 if kind == "glm4_moe" else 1)
             output = torch.zeros_like(state)
-            for weight, expert in zip(weights / weights.sum(), chosen.tolist(), strict=True):
+            if kind == "glm4_moe":
+                output = module.shared_experts(state)
+            for weight, expert in zip(weights, chosen.tolist(), strict=True):
                 gate, up = (module.experts.gate_up_proj[expert] @ state).chunk(2)
                 output = output + weight * (module.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
             outputs.append(output)
         return torch.stack(outputs).view_as(hidden)
 
-    blocks = [layer.mlp for layer in lm.model.layers]
+    blocks = blocks_of(lm)
     kept = [block.forward for block in blocks]
     for layer, block in enumerate(blocks):
         block.forward = partial(plain, block, layer)
@@ -149,26 +166,32 @@ def test_a_collapsed_router_is_seen() -> None:
     assert load_metrics(torch.zeros(2, 4, dtype=torch.int64)) == {"busiest_expert": 0.0, "unused_experts": 1.0}
 
 
-def test_adapters_are_on_attention_alone() -> None:
-    lm = tiny_lm("qwen3_moe")
+@KINDS
+def test_adapters_are_on_attention_alone(kind: str) -> None:
+    lm = tiny_lm(kind)
     add_lora(lm, LoraSpec(4, 8.0), "tiny", meta=False)
     adapted = {name.rpartition(".lora_")[0].rpartition(".")[2] for name, p in lm.named_parameters() if p.requires_grad}
     assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
     with pytest.raises(ModelError, match="no linear layer 'down_proj'"):
-        add_lora(tiny_lm("qwen3_moe"), LoraSpec(4, 8.0, "down_proj"), "tiny", meta=False)
+        add_lora(tiny_lm(kind), LoraSpec(4, 8.0, "down_proj"), "tiny", meta=False)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("kind", "changes", "says"),
     [
-        ({"num_experts_per_tok": 7}, "7 of 6 experts cannot be chosen"),
-        ({"decoder_sparse_step": 2}, "only some of its layers have experts"),
-        ({"mlp_only_layers": [0]}, "only some of its layers have experts"),
-        ({"moe_intermediate_size": 0}, "moe_intermediate_size = 0"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "7 of 6 experts cannot be chosen"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "only some of its layers have experts"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "only some of its layers have experts"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size = 0"),
+        ("mixtral", {"num_experts_per_tok": 7}, "7 of 6 experts cannot be chosen"),
+        ("mixtral", {"sliding_window": 16}, "attention is not full in every layer"),
+        ("glm4_moe", {"n_group": 4}, "6 experts are not divisible into 4 groups"),
+        ("glm4_moe", {"n_group": 6}, "2 of 1 experts cannot be chosen"),
+        ("glm4_moe", {"first_k_dense_replace": 3}, "none of its layers has experts"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    folder = save_tiny(tmp_path / "mixture", "qwen3_moe")
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, kind: str, changes: dict[str, Any], says: str) -> None:
+    folder = save_tiny(tmp_path / "mixture", kind)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(ModelError) as refused:
@@ -176,16 +199,47 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, changes: dict[str, An
     assert says in refused.value.message
 
 
-def test_a_mixture_without_one_expert_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("qwen3_moe", "model.layers.0.mlp.experts.3.up_proj.weight"),
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.3.w3.weight"),
+        ("glm4_moe", "model.layers.1.mlp.gate.e_score_correction_bias"),
+    ],
+)
+def test_a_mixture_without_one_of_its_tensors_is_refused(tmp_path: Path, kind: str, name: str) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = save_tiny(tmp_path / "mixture", "qwen3_moe")
+    folder = save_tiny(tmp_path / "mixture", kind)
     check_model(str(folder))
     weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.0.mlp.experts.3.up_proj.weight"]
+    del weights[name]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"experts\.3\.up_proj\.weight, which config\.json requires"):
+    with pytest.raises(ModelError, match=f"{re.escape(name)}, which config.json requires"):
         check_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("deepseek_v3", "keys are wider than its values"),
+        ("gpt_oss", "attention has sinks"),
+        ("qwen3_next", "linear attention carries a state"),
+    ],
+)
+def test_a_family_that_is_not_supported_is_refused_with_the_reason(tmp_path: Path, kind: str, says: str) -> None:
+    folder = tmp_path / kind
+    AutoConfig.for_model(kind).save_pretrained(folder)
+    with pytest.raises(ModelError) as refused:
+        read_config(str(folder))
+    assert f"the architecture '{kind}' is not supported" in refused.value.message
+    assert says in refused.value.message
+
+
+def test_a_value_model_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no value model of the architecture 'glm4_moe'"):
+        read_value_config(str(save_tiny(tmp_path / "glm", "glm4_moe")))
+    read_value_config(str(save_tiny(tmp_path / "mixtral", "mixtral")))
 
 
 def test_a_tiny_mixture_is_made(tmp_path: Path) -> None:

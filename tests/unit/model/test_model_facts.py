@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlcli.errors import ModelError
-from rlcli.model.experts import stored
 from rlcli.model.io.config import SUPPORTED
 from rlcli.model.io.facts import check_model
 from rlcli.model.lora import LoraSpec, add_lora
+from rlcli.model.names import named_weights, stored
 from tests.model_fixtures import VOCABULARY, save_tiny, save_tokenizer, tiny_config, tiny_lm
 
 
@@ -35,14 +35,14 @@ def test_facts_of_a_sound_model(model: Path) -> None:
 
 @pytest.mark.parametrize("kind", SUPPORTED)
 def test_checkpoint_names_are_parameter_names(kind: str, tmp_path: Path) -> None:
-    """What is streamed goes by the names of `named_parameters`: files must use the same ones, but for experts."""
+    """What is streamed goes by the names in memory: files must use the same ones, but for experts."""
     from safetensors import safe_open
 
     lm = tiny_lm(kind)
     lm.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    expected = dict(part for name, parameter in lm.named_parameters() for part in stored(name, parameter))
+    expected = dict(part for name, weight in named_weights(lm) for part in stored(name, weight, kind))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 

@@ -149,6 +149,21 @@ def test_an_adapter_is_saved_without_its_base_and_tied_weights_once(mesh: Any, b
     assert size["adapter"] < size["full"] / 5
 
 
+def test_what_is_fixed_is_saved_with_the_weights(mesh: Any, tmp_path: Path) -> None:
+    """A checkpoint of a mixture of GLM-4's has its routers' biases, so that it can be exported by itself."""
+    path = str(save_tiny(tmp_path / "base", "glm4_moe"))
+    first, other = (Learning(mesh, path, seed=seed) for seed in (0, 7))
+    expected = whole({"policy": first})
+    fixed = {name for name in expected if name.endswith("e_score_correction_bias")}
+    assert len(fixed) == 2
+    save({"policy": first}, tmp_path / "policy")
+    for layer in (1, 2):
+        other.model.lm.model.layers[layer].mlp.gate.e_score_correction_bias.zero_()
+    load_state(trained({"policy": other}), tmp_path / "policy")
+    found = whole({"policy": other})
+    assert all(expected[name].any() and torch.equal(found[name], expected[name]) for name in fixed)
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_policy_that_had_not_stepped_has_not_stepped_after_loading(
     mesh: Any, base: str, tmp_path: Path, steps: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,22 @@ from rlcli.model.io import loading
 from rlcli.model.io.config import read_config
 from rlcli.model.io.files import WeightFiles
 from rlcli.model.lora import LoraSpec
+from rlcli.model.names import fixed_weights
 from rlcli.model.value import read_value_config, value_class
-from tests.model_fixtures import save_tiny, tiny_lm
+from tests.model_fixtures import MIXTURES, save_tiny, tiny_lm
 
 CPU = torch.device("cpu")
 
 
 def loaded(folder: Path, mesh: Any) -> dict[str, torch.Tensor]:
     policy = loading.load_policy(str(folder), dtype=torch.float32, device=CPU, mesh=mesh)
-    return {name: parameter.detach() for name, parameter in policy.lm.named_parameters(remove_duplicate=False)}
+    return weights_of(policy.lm)
+
+
+def weights_of(lm: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """With tied ones under each of their names."""
+    weights = chain(lm.named_parameters(remove_duplicate=False), fixed_weights(lm))
+    return {name: weight.detach() for name, weight in weights}
 
 
 @pytest.fixture
@@ -42,13 +50,13 @@ def read_whole(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "changes"),
-    [("qwen2", {}), ("llama", {"tie_word_embeddings": False}), ("phi3", {}), ("qwen3_moe", {})],
+    [("qwen2", {}), ("llama", {"tie_word_embeddings": False}), ("phi3", {}), *((kind, {}) for kind in MIXTURES)],
 )
 def test_a_model_holds_what_its_files_do(
     mesh: Any, tmp_path: Path, read_whole: list[str], kind: str, changes: dict[str, Any]
 ) -> None:
     found = loaded(save_tiny(tmp_path / kind, kind, **changes), mesh)
-    expected = dict(tiny_lm(kind, **changes).named_parameters(remove_duplicate=False))
+    expected = weights_of(tiny_lm(kind, **changes))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert read_whole == []
