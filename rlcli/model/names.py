@@ -2,7 +2,7 @@
 
 In memory the experts of a layer are fused: `experts.gate_up_proj` [E, 2 F, H], `experts.down_proj` [E, H, F], for E
 experts of width F. Files hold three matrices of each expert: gate and up [F, H] and down [H, F]. Training, sync and
-checkpoints use the first form, which vLLM loads too; exported models the second, which everyone reads.
+checkpoints use the first form, which vLLM mostly loads too; exported models the second, which everyone reads.
 
 The bias with which a router of GLM-4 chooses experts is no parameter: no gradient reaches it. It is a buffer in float32
 whatever the model is in, and belongs to the weights: it is read, sent, saved and exported with them.
@@ -68,11 +68,6 @@ def file_name(name: str, kind: str) -> str:
     return name.replace(".mlp.", f".{FILES.get(kind, FileNames()).block}.")
 
 
-def for_vllm(named: Iterable[tuple[str, Tensor]], kind: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as in memory, under the names for which vLLM's loader looks: it calls a layer's parts as the files do."""
-    return ((file_name(name, kind), tensor) for name, tensor in named)
-
-
 def expert_names(name: str, expert: int, kind: str) -> list[str]:
     """Of one expert's matrices in the fused parameter `name`, in their order; none if it is not fused."""
     files = FILES.get(kind, FileNames())
@@ -99,3 +94,11 @@ def stored(name: str, tensor: Tensor, kind: str = "") -> Iterator[tuple[str, Ten
     parts = tensor.unbind() if expert_names(name, 0, kind) else [tensor]
     halves = [half for part in parts for half in (part.chunk(2) if name.endswith(UP) else [part])]
     yield from zip(stored_shapes(name, tensor.shape, kind), halves, strict=True)
+
+
+def for_vllm(named: Iterable[tuple[str, Tensor]], kind: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors `named` for vLLM's loader: as in memory, which needs the fewest calls, or as in the files (views)
+    where these have names of their own, by which the loader knows a layer's parts."""
+    return (
+        part for name, tensor in named for part in (stored(name, tensor, kind) if kind in FILES else [(name, tensor)])
+    )

@@ -65,8 +65,8 @@ class WeightFiles:
         if name in self.new:
             return self.new[name][begin : begin + count]
         name = self._own(name)
-        experts = [expert_names(name, expert, self._kind) for expert in range(begin, begin + count)]
-        if any(experts):
+        if expert_names(name, begin, self._kind):
+            experts = (expert_names(name, expert, self._kind) for expert in range(begin, begin + count))
             return torch.stack([torch.cat([self._whole(one) for one in names]) for names in experts])
         name = file_name(name, self._kind)
         part: Tensor = self._opened[name].get_slice(name)[begin : begin + count]

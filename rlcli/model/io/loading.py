@@ -235,7 +235,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_dropout(config: Any) -> Any:
-    """Rollout has neither dropout nor noise before routers: with them, the trainer's log-probs would be those of another
+    """Rollout has no dropout, and no noise before routers: with it, the trainer's log-probs would be those of another
     policy."""
     config = copy.deepcopy(config)
     for name, value in vars(config).items():

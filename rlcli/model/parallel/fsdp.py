@@ -73,8 +73,8 @@ def fill_from_files(model: Decoder, files: WeightFiles, device: torch.device) ->
 
 
 def fill_from_rank0(model: Decoder, state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Allocate a sharded model that is on the meta device and load rank 0's weights; buffers that no
-    file holds keep their values.
+    """Allocate a sharded model that is on the meta device and load rank 0's weights; buffers that are
+    not fixed weights keep their values.
 
     Collective. state, on rank 0: every parameter and fixed tensor under its name in `model.lm`, tied ones under
     each of their names; empty on other ranks.
