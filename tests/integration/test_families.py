@@ -59,7 +59,7 @@ def test_the_engine_samples_from_what_is_trained(
         torch.nn.init.normal_(bias, std=0.1)
     save_model(lm, model)
     if kind in MIXTURES:  # in float32 trainer and engine choose alike: one route at another layer's place would show
-        monkeypatch.setenv("CATALOG_SETS", "rollout.replay_routes=true parallel.expert=2")
+        monkeypatch.setenv("CATALOG_SETS", "rollout.replay_routes=true train.minibatches=1 parallel.expert=2")
     steps = train(model, sums, tmp_path / "runs", 2, ["grpo"])["grpo"]["steps"]
     assert len(steps) == 2
     for step in steps:
