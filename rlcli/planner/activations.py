@@ -7,7 +7,8 @@ With b bytes per number in compute dtype, and w a width, torch keeps for each to
     rotation        nothing: cosines and sines are shared by all layers
     gated unit      b (gate + its activation + up); with the input of the last linear 4 b intermediate in total
     experts         for each expert that the token passes through, a gated unit, and if they are trained its input b w;
-                    b w for the weight of its output; of the router 4 for each expert, and its choice; of experts that
+                    b w for the weight of its output; of the router 4 for each expert, and its choice, and if it
+                    computes in float32 while the rest does not, its input in that; of experts that
                     all tokens pass through, and of layers without others, a gated unit, whose last linear is trained
                     with all weights alone
 
@@ -36,6 +37,9 @@ OLMO = ("olmo2", "olmo3")
 """Their layers begin without a norm, and rotate in float32."""
 SCALED_IN_FLOAT = ("gemma3_text", *OLMO)
 """Models whose norms multiply in float32 and cast the result."""
+
+ROUTED_IN_FLOAT = ("glm4_moe",)
+"""Models whose routers copy their input to float32."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ def _experts(shape: ModelShape, run: Pass) -> float:
     """Of one token: what its experts and the router keep. Frozen experts do not keep their input."""
     trained = not run.lora_rank
     pair = run.bytes_each * (shape.hidden * (1 + trained) + shape.intermediate * (3 + trained)) + FLOAT + 2 * INDEX
-    return shape.chosen * pair + FLOAT * shape.experts
+    copied = trained and run.bytes_each < FLOAT and shape.kind in ROUTED_IN_FLOAT
+    return shape.chosen * pair + FLOAT * shape.experts + FLOAT * shape.hidden * copied
 
 
 def _norm(shape: ModelShape, width: int, run: Pass, scales: int = 1) -> float:
